@@ -1,0 +1,1 @@
+"""The flow that wires the stages, and the `penstock` command line."""

@@ -1,0 +1,90 @@
+"""What is a cached dataset? The committed description of its shards, as small JSON that every later stage reads."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from penstock.config import Section
+
+__all__ = ["SPLITS", "ColumnInfo", "DatasetManifest", "FeedSchema", "ShardInfo", "UnitInfo"]
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class ColumnInfo(Section):
+    """One fixed-shape column."""
+
+    name: str
+    dtype: str
+    """numpy name: float32, uint8, int64, ... Booleans are kept as uint8."""
+    shape: tuple[int, ...] = ()
+    """Shape of one row's value; () for a scalar."""
+
+
+class FeedSchema(Section):
+    """What a recipe's `build_model(schema)` sees: the columns of a batch, without the leading row dimension."""
+
+    columns: tuple[ColumnInfo, ...]
+    label: str | None = None
+    num_classes: int | None = None
+    """Number of classes if the label is an integer class index, else None."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes in index order, where they are known."""
+
+    def __getitem__(self, name: str) -> ColumnInfo:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"no column {name!r}; the dataset has {[c.name for c in self.columns]}")
+
+    @property
+    def features(self) -> tuple[ColumnInfo, ...]:
+        """Every column but the label."""
+        return tuple(column for column in self.columns if column.name != self.label)
+
+
+class ShardInfo(Section):
+    """One Arrow IPC file that holds one record batch."""
+
+    path: str
+    """Relative to the storage root."""
+    split: Split
+    rows: int
+    size_bytes: int
+    digest: str
+    """blake2b of the file (penstock.digest.file_digest)."""
+    unit: str
+    """Key of the commit unit that made it."""
+
+
+class UnitInfo(Section):
+    """One commit unit: the source files whose rows were prepared and committed together."""
+
+    key: str
+    files: tuple[str, ...]
+    rows_read: int
+    rows_dropped: int = 0
+    """Rows left out under `data.invalid: drop`."""
+
+
+class DatasetManifest(Section):
+    """The committed description of a cached dataset; its presence is what makes the dataset exist."""
+
+    version: Literal[1] = 1
+    key: str
+    """The materialize stage's key."""
+    feed_schema: FeedSchema
+    rows: dict[Split, int]
+    shards: tuple[ShardInfo, ...]
+    """In row order: the rows of a split are its shards' rows, one after the other."""
+    units: tuple[UnitInfo, ...]
+    content_digest: str
+    """Digest over the shards' digests in order: the same rows prepared the same way give the same digest."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    def shards_of(self, split: Split) -> tuple[ShardInfo, ...]:
+        """The shards of one split, in row order."""
+        return tuple(shard for shard in self.shards if shard.split == split)

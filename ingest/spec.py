@@ -1,0 +1,97 @@
+"""What may a pipeline file say about data: where rows are, how they are prepared, cached and shuffled?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from penstock.config import Section
+
+__all__ = ["DataSpec", "ImagesOptions", "MaterializeSpec", "ShuffleSpec", "SplitRule", "TextOptions"]
+
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class SplitRule(Section):
+    """Take a part of the train files as a held-out split, by a hash that no other row influences."""
+
+    fraction: Fraction
+    """Share of the rows, 0 to 1."""
+    by: str = "row"
+    """`row` hashes the whole row's content, so exact duplicates stay together; a column name hashes that column, so groups do."""
+
+
+class TextOptions(Section):
+    """How a text file becomes rows."""
+
+    rows: Literal["line", "file", "chunk"] = "line"
+    """One row per line, per file, or per fixed-length chunk of characters (the last, shorter one of a file is left out)."""
+    chunk_chars: PositiveInt = 128
+    """Length of a chunk in characters; only for `rows: chunk`."""
+
+
+class ImagesOptions(Section):
+    """How images in class folders become rows: column `image` holds the file's bytes, `label` the folder's name."""
+
+    size: tuple[PositiveInt, PositiveInt] | None = None
+    """Resize to (height, width) pixels when decoding; None needs images of one size."""
+    mode: Literal["RGB", "L"] = "RGB"
+    """Colour (3 channels) or grey (1 channel)."""
+
+
+class DataSpec(Section):
+    """Where the rows are."""
+
+    format: Literal["parquet", "csv", "json", "arrow", "images", "text"]
+    """Format of every source file; `json` means one object per line."""
+    train: str
+    """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file."""
+    validation: SplitRule | str | None = None
+    """A rule that takes rows from `train`, or a URI of its own."""
+    test: SplitRule | str | None = None
+    """A rule that takes rows from `train`, or a URI of its own."""
+    label: str | None = None
+    """The target column."""
+    columns: list[str] | None = None
+    """Read only these columns; None reads all."""
+    types: dict[str, str] = Field(default_factory=dict)
+    """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
+    invalid: Literal["error", "drop"] = "error"
+    """What happens to a row with a null or NaN feature or label, or an unknown label: stop, or leave it out and count it."""
+    text: TextOptions = TextOptions()
+    """Options of `format: text`."""
+    images: ImagesOptions = ImagesOptions()
+    """Options of `format: images`, and of a Parquet column that holds encoded images."""
+
+
+class MaterializeSpec(Section):
+    """How prepared rows are kept between preparation and training."""
+
+    cache: Literal["disk", "memory", "none"] = "disk"
+    """`disk`: Arrow shards in the storage; `memory`: Ray's object store; `none`: prepared again every epoch by Ray Data."""
+    unit_bytes: PositiveInt = 8 << 20
+    """Source files smaller than this are grouped into one commit unit of about this many bytes."""
+    shard_bytes: PositiveInt = 64 << 20
+    """A shard is closed at about this many bytes of rows, so that one damaged shard is cheap to rebuild."""
+
+
+class ShuffleSpec(Section):
+    """The order in which training sees the rows."""
+
+    mode: Literal["none", "windowed", "global"] = "global"
+    """`global`: one permutation of all rows each epoch; `windowed`: shuffled groups, then rows inside a window; `none`: as stored."""
+    seed: int = 0
+    """Seed of the order, of weight initialisation and of augmentation."""
+    window_rows: Annotated[int, Field(ge=2)] = 1 << 18
+    """Rows in one window of `windowed`; more rows mix better and keep more on the node's disk."""
+
+
+class StepSpec(Section):
+    """One `preprocess` step: its kind (the YAML key) and its options."""
+
+    kind: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+__all__ += ["StepSpec"]

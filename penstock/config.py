@@ -1,0 +1,46 @@
+"""What is a section of the pipeline file, and which of its fields may change when a run continues?
+
+Every component owns a `Section` beside its code. Each field is tagged `FREE`, `WARN` or `FORBIDDEN`: what a change of it means to
+a run that already has a checkpoint. An untagged field is forbidden, so forgetting a tag is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["OnResume", "Section", "resume_rules"]
+
+
+class OnResume(Enum):
+    """What a changed field means to a run that has a checkpoint. Use inside `Annotated[...]`."""
+
+    FREE = "free"
+    WARN = "warn"
+    FORBIDDEN = "forbidden"
+
+
+class Section(BaseModel):
+    """A frozen part of the pipeline file; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def resume_rules(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, OnResume]]:
+    """Yield (dotted path, rule) for every leaf field of a section and of the sections inside it."""
+    for name, info in model.model_fields.items():
+        path = f"{prefix}{name}"
+        rule = next((m for m in info.metadata if isinstance(m, OnResume)), None)
+        inner = _section_in(info.annotation)
+        if rule is None and inner is not None:
+            yield from resume_rules(inner, f"{path}.")
+        else:
+            yield path, rule or OnResume.FORBIDDEN
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    candidates = (annotation, *get_args(annotation))
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)

@@ -1,0 +1,45 @@
+"""How does penstock name content? blake2b over canonical bytes, in one place, so that every digest is made the same way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["DIGEST_BYTES", "bytes_digest", "canonical_json", "digest_of", "file_digest", "stream_digest"]
+
+DIGEST_BYTES = 16
+"""128 bits: collisions by accident are out of reach, and a name still fits on a line."""
+
+
+def canonical_json(value: Any) -> str:
+    """Serialise JSON-able `value` so that equal values give equal text in every process."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=True)
+
+
+def digest_of(value: Any) -> str:
+    """Digest a JSON-able value: 32 hex characters."""
+    return bytes_digest(canonical_json(value).encode())
+
+
+def bytes_digest(data: bytes | memoryview) -> str:
+    """Digest bytes: 32 hex characters."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def stream_digest(chunks: Iterable[bytes | memoryview]) -> str:
+    """Digest the concatenation of `chunks`: 32 hex characters."""
+    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def file_digest(file: str | Path | IO[bytes]) -> str:
+    """Digest a file's content without holding it in memory."""
+    if isinstance(file, (str, Path)):
+        with open(file, "rb") as handle:
+            return file_digest(handle)
+    return stream_digest(iter(lambda: file.read(1 << 20), b""))

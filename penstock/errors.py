@@ -1,0 +1,123 @@
+"""Which ways can penstock fail, and what does each mean to a script that called it?
+
+    PenstockError                      1
+      SpecError                        2   the YAML file is wrong; every problem is listed
+      PreflightError                   3   resources or services refuse before anything is spent
+        ServiceError                   3   a configured Prefect, Ray, MLflow or storage endpoint does not answer
+      DataError                        4   the rows are wrong
+      TrainingError                    5   training failed after its retries
+        CheckpointError                5   a checkpoint cannot be written or none can be read
+      ResumeError                      6   going on would break a promise
+        LeaseHeldError                 6   somebody else works on this run
+      Interrupted                    130/143   SIGINT or SIGTERM, after saving
+
+Every class survives a trip through pickle, because Ray carries errors between processes.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "Interrupted",
+    "LeaseHeldError",
+    "PenstockError",
+    "PreflightError",
+    "ResumeError",
+    "ServiceError",
+    "SpecError",
+    "TrainingError",
+]
+
+
+class PenstockError(Exception):
+    """An error a user can act on.
+
+    Args:
+        message: the thing, its value and the rule it broke, in one or two sentences.
+        problems: further findings, one line each, reported together.
+        next_step: the command or the edit that leads on.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, problems: Sequence[str] = (), next_step: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.problems = tuple(problems)
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        lines = [self.message, *(f"  - {problem}" for problem in self.problems)]
+        if self.next_step:
+            lines.append(f"Next: {self.next_step}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _rebuild(kind: type[PenstockError], state: dict[str, object]) -> PenstockError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, state["message"])
+    error.__dict__.update(state)
+    return error
+
+
+class SpecError(PenstockError):
+    """The pipeline file is wrong; `problems` holds one line per problem."""
+
+    exit_code = 2
+
+
+class PreflightError(PenstockError):
+    """Something needed is missing, and nothing has been spent yet."""
+
+    exit_code = 3
+
+
+class ServiceError(PreflightError):
+    """A configured server or store does not answer, or refuses the credentials."""
+
+
+class DataError(PenstockError):
+    """The source rows break a rule; the message names the first file and row."""
+
+    exit_code = 4
+
+
+class TrainingError(PenstockError):
+    """The training stage failed and its retries are used up."""
+
+    exit_code = 5
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint cannot be written, or none of those present can be believed."""
+
+
+class ResumeError(PenstockError):
+    """Continuing this run would break a promise (see docs/resume.md)."""
+
+    exit_code = 6
+
+
+class LeaseHeldError(ResumeError):
+    """Another living process owns the run."""
+
+
+class Interrupted(PenstockError):
+    """A signal asked the run to stop; the work up to `signum` is saved."""
+
+    def __init__(self, signum: int, message: str = "", *, next_step: str = "") -> None:
+        name = signal.Signals(signum).name
+        super().__init__(message or f"stopped by {name}", next_step=next_step)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """128 + signal number, as shells report it."""
+        return 128 + self.signum

@@ -1,0 +1,209 @@
+"""Where does penstock keep state, and how does a write become visible all at once?
+
+One `Storage` is a root (a local directory or any fsspec URL) and paths below it. On a local disk a write is a temporary file,
+fsync, rename; on an object store a put is atomic by itself. Callers write the manifest that makes other files count last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import fsspec
+from fsspec.spec import AbstractFileSystem
+
+from penstock.errors import ServiceError
+
+__all__ = ["Storage", "filesystem_of", "is_local"]
+
+
+def is_local(uri: str) -> bool:
+    """Tell whether `uri` is a path on this machine (no scheme, or `file://`)."""
+    return "://" not in uri or uri.startswith("file://")
+
+
+def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
+    """Resolve `uri` to (fsspec filesystem, path inside it). Listings are never cached: another process may have written."""
+    options: dict[str, Any] = {} if is_local(uri) else {"use_listings_cache": False}
+    if uri.startswith(("s3://", "s3a://")):
+        options["skip_instance_cache"] = False
+    fs, path = fsspec.core.url_to_fs(uri, **options)
+    return fs, path
+
+
+class Storage:
+    """Files below one root URI. Picklable: it holds the URI only, and opens its filesystem on first use in each process.
+
+    All paths are relative, with `/`. Paths that do not exist raise FileNotFoundError; a store that does not answer raises
+    ServiceError naming the root.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root.removeprefix("file://")) if is_local(root) else root.rstrip("/")
+        self._fs: AbstractFileSystem | None = None
+        self._base = ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Storage, (self.root,)
+
+    def __repr__(self) -> str:
+        return f"Storage({self.root!r})"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files lie on this machine's own disks (or a mount that looks like them)."""
+        return is_local(self.root)
+
+    def uri(self, path: str = "") -> str:
+        """The absolute URI of `path`, as a user may paste it."""
+        return f"{self.root}/{path}" if path else self.root
+
+    def child(self, path: str) -> Storage:
+        """The storage rooted at `path` below this one."""
+        return Storage(self.uri(path))
+
+    def _locate(self, path: str) -> tuple[AbstractFileSystem, str]:
+        if ".." in PurePosixPath(path).parts:
+            raise ValueError(f"path {path!r} leaves the storage root")
+        if self._fs is None:
+            self._fs, self._base = filesystem_of(self.root)
+        return self._fs, f"{self._base.rstrip('/')}/{path}" if path else self._base
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or a non-empty folder is at `path`."""
+        fs, full = self._locate(path)
+        return bool(fs.exists(full))
+
+    def size(self, path: str) -> int:
+        """Size of the file in bytes."""
+        fs, full = self._locate(path)
+        return int(fs.info(full)["size"])
+
+    def read_bytes(self, path: str) -> bytes:
+        """The whole file."""
+        fs, full = self._locate(path)
+        return bytes(fs.cat_file(full))
+
+    def open(self, path: str) -> IO[bytes]:
+        """Open for reading, as a binary stream."""
+        fs, full = self._locate(path)
+        return fs.open(full, "rb")  # type: ignore[no-any-return]
+
+    def read_json(self, path: str) -> Any:
+        """Parse the file as JSON. Raises ValueError on text that is no JSON."""
+        return json.loads(self.read_bytes(path))
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Replace `path` with `data`; a reader sees the old file or the new one, never a part."""
+        if not self.is_local:
+            fs, full = self._locate(path)
+            fs.pipe_file(full, data)
+            return
+        target = self.local_path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            with open(temporary, "wb") as handle:
+                handle.write(data)
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_directory(target.parent)
+
+    def write_json(self, path: str, value: Mapping[str, Any] | list[Any]) -> None:
+        """Replace `path` with indented JSON of `value`."""
+        self.write_bytes(path, (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+    def put_file(self, local: str | Path, path: str) -> None:
+        """Move or upload a finished local file to `path`, visible all at once. The local file may be gone afterwards."""
+        if not self.is_local:
+            fs, full = self._locate(path)
+            fs.put_file(str(local), full)
+            return
+        target = self.local_path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(local, "rb") as handle:
+            os.fsync(handle.fileno())
+        if os.stat(local).st_dev == os.stat(target.parent).st_dev:
+            os.replace(local, target)
+        else:
+            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+            shutil.copyfile(local, temporary)
+            os.replace(temporary, target)
+        _sync_directory(target.parent)
+
+    def get_file(self, path: str, local: str | Path) -> None:
+        """Download (or copy) `path` to a local file."""
+        fs, full = self._locate(path)
+        fs.get_file(full, str(local))
+
+    def create_exclusive(self, path: str, data: bytes) -> bool:
+        """Create `path` only if nothing is there; False when somebody was first.
+
+        Local: a hard link of a finished file, which is atomic. Object stores: a conditional put; stores that let several racers
+        win are caught by reading back (see penstock/lease.py).
+        """
+        if self.is_local:
+            target = self.local_path(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+            temporary.write_bytes(data)
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+            return True
+        fs, full = self._locate(path)
+        if fs.exists(full):
+            return False
+        try:
+            fs.pipe_file(full, data, mode="create")
+        except (FileExistsError, OSError) as error:
+            if fs.exists(full):
+                return False
+            raise ServiceError(f"cannot write {self.uri(path)}: {error}") from error
+        return True
+
+    def list(self, path: str = "") -> list[str]:
+        """Names (not paths) of the files and folders directly in `path`; hidden and temporary ones left out. Empty if absent."""
+        fs, full = self._locate(path)
+        try:
+            entries = fs.ls(full, detail=False)
+        except FileNotFoundError:
+            return []
+        names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")}
+        return sorted(name for name in names if name and not name.startswith("."))
+
+    def delete(self, path: str) -> None:
+        """Remove a file or a folder with all below it; nothing happens if it is not there."""
+        fs, full = self._locate(path)
+        try:
+            fs.rm(full, recursive=True)
+        except FileNotFoundError:
+            return
+
+    def local_path(self, path: str = "") -> Path:
+        """The path on disk. Raises ValueError for a remote root."""
+        if not self.is_local:
+            raise ValueError(f"{self.root} is not a local directory")
+        if ".." in PurePosixPath(path).parts:
+            raise ValueError(f"path {path!r} leaves the storage root")
+        return Path(self.root, path)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename itself durable: without it a power cut may forget the new name."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Training: recipes, the loop, checkpoints and tracking. No Prefect."""

@@ -1,0 +1,92 @@
+"""What may a pipeline file say about training, evaluation and registration?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from penstock.config import OnResume, Section
+
+__all__ = ["BestSpec", "CheckpointSpec", "EvaluateSpec", "RegisterSpec", "TrainSpec"]
+
+
+class BestSpec(Section):
+    """Which checkpoint is the best one, kept besides the newest."""
+
+    metric: Annotated[str, OnResume.WARN] = "val/loss"
+    """A validation metric, as MLflow shows it."""
+    mode: Annotated[Literal["min", "max"], OnResume.WARN] = "min"
+    """Whether lower or higher is better."""
+
+
+class CheckpointSpec(Section):
+    """When training saves itself."""
+
+    every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
+    """Save every so many optimizer steps."""
+    every_s: Annotated[PositiveFloat | None, OnResume.FREE] = 60.0
+    """Save when so many seconds have passed since the last checkpoint."""
+    every_epoch: Annotated[bool, OnResume.FREE] = True
+    """Save at the end of each epoch."""
+    keep: Annotated[PositiveInt, OnResume.FREE] = 3
+    """Newest checkpoints kept; at least two protect against a damaged newest one."""
+    best: Annotated[BestSpec | None, OnResume.WARN] = None
+    """Keep the best by a validation metric, and register that one; None registers the last."""
+
+
+class TrainSpec(Section):
+    """What is trained, and on what."""
+
+    framework: Literal["torch"] = "torch"
+    """The training framework."""
+    recipe: str
+    """`path/to/file.py:Name` or `package.module:Name`: the user's class (see training/recipe.py)."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Constructor arguments of the recipe."""
+    epochs: Annotated[PositiveInt, OnResume.FREE] = 1
+    """Passes over the train split."""
+    max_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
+    """Stop after so many optimizer steps, whatever the epochs say."""
+    batch_rows: PositiveInt = 256
+    """Rows of one optimizer step over all workers."""
+    workers: Annotated[PositiveInt, OnResume.WARN] = 1
+    """Ray Train workers. Changing it between attempts keeps the order of rows, not the bits."""
+    gpus: Annotated[Literal["auto"] | NonNegativeInt, OnResume.WARN] = "auto"
+    """GPUs per worker; `auto` uses one per worker when the cluster has that many."""
+    cpus_per_worker: Annotated[PositiveFloat, OnResume.WARN] = 1.0
+    """CPUs reserved per worker; also its number of torch threads."""
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "fp32"
+    """Arithmetic of the forward pass (autocast); fp16 adds a gradient scaler."""
+    compile: Annotated[bool, OnResume.WARN] = False
+    """Run the model through torch.compile."""
+    accumulate: PositiveInt = 1
+    """Micro-batches each worker's share of a step is split into, to save memory."""
+    clip_norm: Annotated[PositiveFloat | None, OnResume.WARN] = None
+    """Clip the gradients' global norm to this value."""
+    learning_rate: Annotated[PositiveFloat, OnResume.WARN] = 1e-3
+    """Learning rate of the default optimizer (AdamW), for recipes that define no `optimizer`."""
+    validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
+    """Validate also every so many steps; the end of each epoch always does."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """When training saves itself."""
+    retries: Annotated[NonNegativeInt, OnResume.FREE] = 3
+    """Restarts of the worker group within one attempt."""
+
+
+class EvaluateSpec(Section):
+    """What is measured on held-out rows."""
+
+    metrics: Annotated[list[str] | None, OnResume.FREE] = None
+    """Names from training/metrics.py (accuracy, f1, auroc, mse, ...); None picks by the label's kind."""
+    figures: Annotated[bool, OnResume.FREE] = True
+    """Draw the confusion matrix and curves."""
+
+
+class RegisterSpec(Section):
+    """Under which name the model is registered."""
+
+    name: Annotated[str | None, OnResume.FREE] = None
+    """Registered model name; None takes the pipeline's name."""
+    alias: Annotated[str | None, OnResume.FREE] = "candidate"
+    """Alias set on the new version."""
