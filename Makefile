@@ -1,0 +1,62 @@
+# Everything a developer runs. Each target makes what it needs first, so every one of them works on a fresh clone.
+#
+#   PYTHON       interpreter for the environment, 3.11 to 3.13 (default: the first one found that runs)
+#   VENV         where the environment goes (default .venv)
+#   TORCH_INDEX  package index that torch is taken from (default: wherever pip is configured to look);
+#                give PyTorch's CPU index here on a Linux machine without a GPU to save gigabytes
+#   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-m 'not slow'"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+PYTHON ?=
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := penstock ingest training tasks flows
+
+.PHONY: help install demo test check lint types imports format clean
+
+help: ## show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(READY) ## make the environment in .venv
+
+# Remade when what to install changes; otherwise `make` costs nothing.
+$(READY): pyproject.toml constraints.txt .ci/make-venv
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" .ci/make-venv "$(VENV)"
+	@touch $@
+
+demo: $(READY) ## make a project with real data in demo/, run it, say where to look
+	@[ -e demo/pipeline.yaml ] || $(BIN)/penstock init demo --template images
+	@$(BIN)/penstock run demo/pipeline.yaml
+	@echo
+	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
+	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
+
+test: $(READY) ## every test, the slow ones too
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types imports test ## lint, types, import direction, every test
+
+lint: $(READY) ## ruff
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(READY) ## let ruff rewrite
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(READY) ## mypy
+	@$(BIN)/mypy
+
+imports: $(READY) ## flows -> tasks -> training -> ingest -> penstock, and nothing back
+	@$(BIN)/python -m pytest -q tests/test_imports_point_one_way.py
+
+clean: ## remove the environment, the demo and every cache
+	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(SOURCES) tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
