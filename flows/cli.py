@@ -1,0 +1,254 @@
+"""The `penstock` command: verbs, `--json`, and exit codes. Scripts rely on all three.
+
+Logs and progress go to stderr; with `--json` the last line of stdout is one JSON object. Heavy libraries are imported inside the verbs,
+so that `penstock --help` and `penstock schema` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from penstock import __version__
+from penstock.errors import Interrupted, PenstockError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="penstock",
+    help="From rows in object storage to a trained, registered model: one file, one command, exact resume.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_err = Console(stderr=True, highlight=False)
+
+File = Annotated[Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
+
+
+class Template(str, Enum):
+    """The projects `init` can make."""
+
+    tabular = "tabular"
+    images = "images"
+    text = "text"
+
+
+class Until(str, Enum):
+    """The stages `run --until` can stop after."""
+
+    read = "read"
+    preprocess = "preprocess"
+    materialize = "materialize"
+    shuffle = "shuffle"
+    train = "train"
+    evaluate = "evaluate"
+    register = "register"
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="Folder to make.")],
+    template: Annotated[Template, typer.Option(help="Which kind of project.")] = Template.tabular,
+    as_json: Json = False,
+) -> None:
+    """Make a runnable project with real data."""
+
+    def work() -> dict[str, Any]:
+        from flows.init import create_project
+
+        files = create_project(directory, template.value)
+        _err.print(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}", markup=False)
+        return {"status": "done", "directory": str(directory), "files": [str(file) for file in files]}
+
+    _answer(work, as_json)
+
+
+@app.command()
+def check(file: File, overrides: Set = None, as_json: Json = False) -> None:
+    """Check spec, sources, recipe and resources with one real batch; runs no stage."""
+
+    def work() -> dict[str, Any]:
+        from flows.check import check_pipeline
+
+        return check_pipeline(file, overrides or [], lambda line: _err.print(line, markup=False))
+
+    _answer(work, as_json)
+
+
+@app.command()
+def plan(file: File, overrides: Set = None, as_json: Json = False) -> None:
+    """Say for each stage whether it would be reused, resumed or run, and which input differs."""
+
+    def work() -> dict[str, Any]:
+        from flows.plan import plan_pipeline, show_plan
+
+        result = plan_pipeline(file, overrides or [])
+        show_plan(result, _err)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def run(
+    file: File,
+    overrides: Set = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run instead of continuing the last one.")] = False,
+    until: Annotated[Until | None, typer.Option(help="Stop after this stage.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the pipeline, or continue it where it stopped."""
+
+    def work() -> dict[str, Any]:
+        from flows.launch import run_pipeline
+
+        return run_pipeline(file, overrides or [], fresh=fresh, until=until.value if until else None)
+
+    _answer(work, as_json, again=f"penstock run {file}" + "".join(f" --set {text}" for text in overrides or []))
+
+
+@app.command()
+def status(
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file; the current folder's .penstock without one.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs of a storage, and repair what killed processes left in Prefect and MLflow."""
+
+    def work() -> dict[str, Any]:
+        from flows.status import collect_status, show_status
+
+        result = collect_status(file)
+        show_status(result, _err)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def ui(
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file; the current folder's .penstock without one.")] = None,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page on 127.0.0.1; 0 picks a free one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Open MLflow and Prefect on the same state; Ctrl-C closes them."""
+
+    def work() -> dict[str, Any]:
+        from flows.ui import serve_ui
+
+        return serve_ui(file, mlflow_port, lambda line: _err.print(line, markup=False))
+
+    _answer(work, as_json)
+
+
+@app.command()
+def deploy(
+    file: File,
+    cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday", UTC.')],
+    pool: Annotated[str, typer.Option(help="Work pool; made as a process pool if absent.")] = "penstock",
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Make a Prefect deployment of the pipeline on a schedule."""
+
+    def work() -> dict[str, Any]:
+        from flows.deploy import deploy_pipeline
+
+        return deploy_pipeline(file, cron, pool, overrides or [], lambda line: _err.print(line, markup=False))
+
+    _answer(work, as_json)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a pipeline file, for editors."""
+    from flows.spec_file import schema_json
+
+    print(schema_json(), end="")
+
+
+@app.command()
+def doctor(
+    storage: Annotated[str | None, typer.Option(help="Also check this storage, such as s3://bucket/prefix.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check versions, servers, ports, credentials and disks; exit code 3 on trouble."""
+
+    def work() -> dict[str, Any]:
+        from flows.doctor import diagnose, show_findings
+
+        findings = diagnose(storage)
+        show_findings(findings, _err)
+        healthy = all(finding.status != "fail" for finding in findings)
+        return {"status": "done" if healthy else "trouble", "findings": [finding.model_dump() for finding in findings]}
+
+    _answer(work, as_json, code=lambda result: 0 if result["status"] == "done" else 3)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Hold the options of the command itself."""
+    if show:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def _answer(
+    work: Callable[[], dict[str, Any]],
+    as_json: bool,
+    *,
+    code: Callable[[dict[str, Any]], int] = lambda _result: 0,
+    again: str = "",
+) -> None:
+    """Do the work, report in the form asked for, and exit with the code the contract gives."""
+    try:
+        result = work()
+        exit_code = code(result)
+    except PenstockError as error:
+        result, exit_code = _failure(error), error.exit_code
+        _err.print(f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True)
+        if isinstance(error, Interrupted) and again:
+            _err.print(f"continue with: {again}", markup=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        result, exit_code = {"status": "interrupted"}, 130
+        if again:
+            _err.print(f"continue with: {again}", markup=False, soft_wrap=True)
+    except Exception as error:
+        # Not one of ours: a defect. Show it whole, and keep the contract of one JSON line.
+        traceback.print_exc(file=sys.stderr)
+        result, exit_code = {"status": "failed", "error": {"kind": type(error).__name__, "message": str(error)}}, 1
+    if as_json:
+        print(json.dumps(result, default=str), flush=True)
+    raise typer.Exit(exit_code)
+
+
+def _failure(error: PenstockError) -> dict[str, Any]:
+    partial = getattr(error, "result", {})
+    status = "interrupted" if isinstance(error, Interrupted) else "failed"
+    described = {
+        "kind": type(error).__name__,
+        "message": error.message,
+        "problems": list(error.problems),
+        "next": error.next_step,
+    }
+    return {**partial, "status": status, "error": described}
+
+
+def main() -> None:
+    """Entry point of the `penstock` command."""
+    # Prefect and MLflow read these when first imported; defaults only, a user's own setting wins.
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    app()

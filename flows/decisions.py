@@ -1,0 +1,108 @@
+"""Which run does a command continue, and what may have changed since? Pure decisions; flows/pipeline.py acts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config import OnResume, resume_rules
+from tasks.keys import StageKey, changed_inputs
+from tasks.runs import Run
+from training.spec import TrainSpec
+
+__all__ = ["Continue", "NewRun", "Refuse", "choose_run"]
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """Begin a new run."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Go on with `run`; `warnings` say which promises the changes cost."""
+
+    run: Run
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Going on would break a promise; the changes are named."""
+
+    run: Run
+    changes: tuple[str, ...]
+
+
+def choose_run(
+    current: Run | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, has_checkpoint: bool, fresh: bool
+) -> NewRun | Continue | Refuse:
+    """Decide what a `run` command does.
+
+    Args:
+        current: the pipeline's newest run, if any.
+        train: the new spec's train section, as JSON.
+        keys: the new stage keys.
+        has_checkpoint: whether `current` holds a committed checkpoint.
+        fresh: the user asked to start over.
+    """
+    if fresh or current is None:
+        return NewRun("asked for by --fresh" if fresh else "the first run of this pipeline")
+    if not has_checkpoint:
+        return Continue(current)
+    data = _data_changes(current, keys)
+    changes = _field_changes(current.spec.get("train", {}), train)
+    forbidden = [*data, *changes[OnResume.FORBIDDEN]]
+    warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys, str(train.get("recipe")))]
+    if current.status != "done":
+        return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
+    if forbidden:
+        return NewRun(f"the last run is done, and since then {forbidden[0]}")
+    if warn and not _goes_further(current.spec.get("train", {}), train):
+        return NewRun(f"the last run is done, and since then {warn[0]}")
+    return Continue(current, tuple(warn))
+
+
+def _data_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    stages = ("read", "preprocess", "materialize", "shuffle")
+    if all(stage in current.keys and current.keys[stage].key == keys[stage].key for stage in stages):
+        return []
+    found: list[str] = []
+    for stage in stages:
+        if stage in current.keys:
+            found += changed_inputs(current.keys[stage].inputs, keys[stage].inputs)
+    return found
+
+
+def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[OnResume, list[str]]:
+    found: dict[OnResume, list[str]] = {rule: [] for rule in OnResume}
+    for path, rule in resume_rules(TrainSpec):
+        if path == "recipe":
+            continue
+        before, after = _at(old, path), _at(new, path)
+        if before != after:
+            found[rule].append(f"train.{path}: {before} -> {after}")
+    return found
+
+
+def _recipe_changes(current: Run, keys: Mapping[str, StageKey], recipe: str) -> list[str]:
+    if "train" not in current.keys:
+        return []
+    before, after = current.keys["train"].inputs, keys["train"].inputs
+    names = [name for name in sorted({*before, *after}) if name.startswith(("code.", "version.", "train.recipe"))]
+    return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+
+
+def _goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    limits = [(old.get(name), new.get(name)) for name in ("epochs", "max_steps")]
+    return any(after is None or after > before for before, after in limits if before is not None and before != after)
+
+
+def _at(section: Mapping[str, Any], path: str) -> Any:
+    value: Any = section
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

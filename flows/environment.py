@@ -1,0 +1,31 @@
+"""In which environment did an attempt run? Versions, platform and the code's commit, as text that goes into the MLflow run."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import distributions
+from pathlib import Path
+
+__all__ = ["describe_environment", "git_commit"]
+
+
+def git_commit(directory: Path) -> str | None:
+    """The commit checked out in `directory`, with `+changes` if tracked files differ from it; None outside a repository."""
+    try:
+        commit = _git(directory, "rev-parse", "HEAD")
+        changed = _git(directory, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+changes" if changed else commit
+
+
+def describe_environment() -> str:
+    """Python, platform and every installed distribution, one `name==version` a line."""
+    lines = sorted({f"{dist.name}=={dist.version}" for dist in distributions()}, key=str.lower)
+    return "\n".join([f"# Python {platform.python_version()} on {platform.platform()}", *lines]) + "\n"
+
+
+def _git(directory: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(directory), *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()

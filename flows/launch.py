@@ -1,0 +1,42 @@
+"""How does the command run the flow? Servers up, flow called in this process, and its end turned into a result or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flows.services import prefect_api, telemetry_off
+from flows.spec_file import load_spec
+from penstock.errors import Interrupted, PenstockError
+
+__all__ = ["run_pipeline"]
+
+
+def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | None) -> dict[str, Any]:
+    """Run or continue a pipeline in this process and return what `penstock run --json` prints.
+
+    Raises:
+        PenstockError: what stopped the run; its attribute `result` holds what was reached.
+    """
+    telemetry_off()
+    loaded = load_spec(file, overrides)
+    with prefect_api(loaded.state_dir):
+        # Prefect reads its settings when imported, so it comes after the server's address is known.
+        from flows.pipeline import RunRequest, last_result, pipeline
+
+        request = RunRequest(file=str(loaded.file), overrides=overrides, fresh=fresh, until=until)
+        state = pipeline(request, return_state=True)
+        if state.is_cancelled():
+            stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))
+            return _raise(stopped, last_result)
+        if state.is_failed() or state.is_crashed():
+            error = state.result(raise_on_failure=False)
+            if isinstance(error, PenstockError):
+                return _raise(error, last_result)
+            raise error if isinstance(error, BaseException) else RuntimeError(str(state.message))
+        return dict(last_result)
+
+
+def _raise(error: PenstockError, result: dict[str, Any]) -> dict[str, Any]:
+    error.result = dict(result)  # type: ignore[attr-defined]
+    raise error

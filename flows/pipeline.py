@@ -1,0 +1,245 @@
+"""The flow: one attempt at one run of a pipeline, from the file to the registered model.
+
+`pipeline` is what Prefect runs, ad hoc or from a deployment. It owns every effect that is not a stage's: the lease, the run's records,
+the choice of the run to continue, and the honest status at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any, Literal
+
+import yaml
+from prefect import State, flow
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed
+from pydantic import BaseModel, Field
+
+from flows.console import make_reporter
+from flows.decisions import Continue, Refuse, choose_run
+from flows.environment import describe_environment, git_commit
+from flows.flow_runs import mark_crashed, name_flow_run
+from flows.preflight import check_recipe, check_resources, check_storage, cpus_needed, cpus_refused
+from flows.services import mlflow_uri, ray_cluster, telemetry_off
+from flows.spec_file import LoadedSpec, load_spec
+from penstock.errors import Interrupted, ResumeError
+from penstock.lease import hold_lease
+from penstock.stopping import StopRequest, stopping_on_signals
+from tasks.context import Reporter, RunContext
+from tasks.evaluate import evaluate
+from tasks.keys import StageKey, stage_keys
+from tasks.materialize import materialize
+from tasks.preprocess import preprocess
+from tasks.project import Project
+from tasks.read import read
+from tasks.register import register
+from tasks.runs import Attempt, Ledger, Run, Status, utc_now
+from tasks.shuffle import shuffle
+from tasks.train import train
+from training.checkpoint import CheckpointStore
+from training.journal import read_journal
+from training.tracking import Tracker
+
+__all__ = ["RunRequest", "last_result", "pipeline"]
+
+StageName = Literal["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
+_TASKS = (read, preprocess, materialize, shuffle, train, evaluate, register)
+
+last_result: dict[str, Any] = {}
+"""What the newest attempt of this process reported. A cancelled flow has no result of its own, so it is kept here for the command."""
+
+
+class RunRequest(BaseModel):
+    """What to run: the form a Prefect deployment shows."""
+
+    file: str = Field(description="Path of the pipeline file.")
+    overrides: list[str] = Field(default_factory=list, description="Changes of single values, such as `train.epochs=3`.")
+    fresh: bool = Field(default=False, description="Start a new run instead of continuing the last one.")
+    until: StageName | None = Field(default=None, description="Stop after this stage.")
+
+
+@flow(name="penstock", persist_result=False)
+def pipeline(request: RunRequest) -> State[Any]:
+    """Run or continue the pipeline that `request.file` describes."""
+    last_result.clear()
+    telemetry_off()
+    reporter = make_reporter()
+    loaded = load_spec(request.file, request.overrides)
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    stopping = StopRequest()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stopping_on_signals(stopping))
+        check_storage(project.storage)
+        lease = f"pipelines/{loaded.spec.name}/lease"
+        stack.enter_context(hold_lease(project.storage, lease, on_lost=stopping.stop.set))
+        ctx = _begin(request, loaded, project, reporter, stopping, stack)
+        try:
+            return _attempt(ctx, request.until)
+        except BaseException as error:
+            _finish(ctx, "failed", error)
+            raise
+
+
+def _begin(
+    request: RunRequest,
+    loaded: LoadedSpec,
+    project: Project,
+    reporter: Reporter,
+    stopping: StopRequest,
+    stack: contextlib.ExitStack,
+) -> RunContext:
+    """Choose the run, repair what a vanished attempt left, and open the records of this attempt."""
+    ledger = Ledger(project.storage)
+    keys = stage_keys(project)
+    check_recipe(project)
+    for warning in check_resources(project):
+        reporter.warn(warning)
+    run = _choose(ledger, loaded, keys, request, reporter)
+    for old in ledger.attempts(run.run):
+        if old.status == "running":
+            # We hold the lease, so whoever wrote this is gone.
+            ledger.save_attempt(run.run, old.model_copy(update={"status": "killed", "ended": utc_now()}))
+            mark_crashed(old)
+    attempt = ledger.new_attempt(run.run)
+    attempt = attempt.model_copy(update={"prefect_flow_run_id": flow_run.get_id()})
+    ledger.save_attempt(run.run, attempt)
+    name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
+    tracker = Tracker.open(
+        mlflow_uri(loaded.state_dir),
+        experiment=loaded.spec.name,
+        run_name=run.run,
+        run_id=run.mlflow_run_id,
+        tags=_tags(run, attempt, keys, loaded),
+        params=run.spec,
+        attempt=attempt.number,
+        outbox=project.storage.child(f"runs/{run.run}"),
+    )
+    run = run.model_copy(update={"mlflow_run_id": tracker.run_id})
+    own = project.storage.child(f"runs/{run.run}")
+    committed = CheckpointStore(own).committed()
+    if committed:
+        tracker.replay(read_journal(own, committed[-1].manifest.step))
+    ledger.save_run(run)
+    ledger.make_current(run)
+    resolved = {"spec": run.spec, "origins": loaded.origins}
+    tracker.log_text(f"attempt-{attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    tracker.log_text(f"attempt-{attempt.number}/environment.txt", describe_environment())
+    reporter.say(f"{run.pipeline}: run {run.run}, attempt {attempt.number}")
+    started = threading.Event()
+
+    def need_ray() -> None:
+        if started.is_set():
+            return
+        cluster = stack.enter_context(ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec)))
+        started.set()
+        refusal = cpus_refused(loaded.spec, cluster.cpus)
+        if refusal is not None:
+            raise refusal
+
+    return RunContext(
+        project=project,
+        keys=keys,
+        ledger=ledger,
+        run=run,
+        attempt=attempt,
+        tracker=tracker,
+        reporter=reporter,
+        state_dir=loaded.state_dir,
+        need_ray=need_ray,
+        stopping=stopping,
+    )
+
+
+def _choose(
+    ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], request: RunRequest, reporter: Reporter
+) -> Run:
+    spec = loaded.spec.model_dump(mode="json", by_alias=True)
+    current = ledger.current_run(loaded.spec.name)
+    has_checkpoint = current is not None and bool(
+        CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed()
+    )
+    decision = choose_run(current, spec["train"], keys, has_checkpoint=has_checkpoint, fresh=request.fresh)
+    if isinstance(decision, Refuse):
+        raise ResumeError(
+            f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
+            problems=decision.changes,
+            next_step=f"undo the change, or begin a new run: penstock run {request.file} --fresh",
+        )
+    if isinstance(decision, Continue):
+        for warning in decision.warnings:
+            reporter.warn(f"changed since the last attempt: {warning}")
+        return decision.run.model_copy(
+            update={"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running"}
+        )
+    if current is not None:
+        reporter.say(f"a new run: {decision.reason}")
+    return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
+
+
+def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
+    """Perform the stages in order and close the attempt with an honest status."""
+    try:
+        for stage in _TASKS:
+            ctx.stopping.check()
+            state = stage(ctx, return_state=True)
+            if state.is_cancelled():
+                raise Interrupted(ctx.stopping.signum, str(state.message))
+            state.result(raise_on_failure=True)
+            if stage.name == until:
+                break
+    except Interrupted as stopped:
+        _finish(ctx, "interrupted", stopped)
+        return Cancelled(message=stopped.message)
+    complete = until in (None, _TASKS[-1].name)
+    _finish(ctx, "done" if complete else "partial", None)
+    return Completed(message=f"run {ctx.run.run}", data=dict(last_result))
+
+
+def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> None:
+    """Write the attempt's end everywhere it is looked up; safe to call when something has failed already."""
+    if ctx.attempt.ended is not None:
+        return
+    stages = [
+        {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3)} for o in ctx.outcomes.values()
+    ]
+    trained = ctx.outcomes["train"].output if "train" in ctx.outcomes else {}
+    registered = ctx.outcomes["register"].output if "register" in ctx.outcomes else {}
+    evaluated = ctx.outcomes["evaluate"].output if "evaluate" in ctx.outcomes else {}
+    exactness = trained.get("exactness") or ctx.attempt.exactness
+    ctx.attempt = ctx.attempt.model_copy(
+        update={"ended": utc_now(), "status": status, "stages": stages, "error": str(error) if error else None, "exactness": exactness}
+    )
+    last_result.update(
+        status=status,
+        run=ctx.run.run,
+        mlflow_run_id=ctx.run.mlflow_run_id,
+        attempt=ctx.attempt.number,
+        exactness=exactness,
+        stages=stages,
+        metrics={**trained.get("metrics", {}), **evaluated.get("metrics", {})},
+        checkpoint=trained.get("checkpoint"),
+        model_uri=registered.get("uri"),
+        weights_digest=trained.get("weights_digest"),
+        warnings=ctx.warnings,
+    )
+    ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+    ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result)})
+    ctx.ledger.save_run(ctx.run)
+    ctx.tracker.set_tags({"penstock.exactness": exactness or "not reached", "penstock.status": status})
+    unsent = ctx.tracker.close({"done": "FINISHED", "partial": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED"))
+    if unsent:
+        ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
+
+
+def _tags(run: Run, attempt: Attempt, keys: dict[str, StageKey], loaded: LoadedSpec) -> dict[str, str]:
+    tags = {
+        "penstock.run": run.run,
+        "penstock.pipeline": run.pipeline,
+        "penstock.file": loaded.file.name,
+        "penstock.status": "running",
+        "prefect.flow_run_id": attempt.prefect_flow_run_id or "",
+        **{f"penstock.key.{name}": key.key for name, key in keys.items()},
+    }
+    commit = git_commit(loaded.base_dir)
+    return {**tags, "mlflow.source.git.commit": commit} if commit else tags

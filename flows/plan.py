@@ -1,0 +1,109 @@
+"""What would `penstock run` do now, stage by stage, and because of which change? Reads the ledger; runs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.decisions import Continue, NewRun, Refuse, choose_run
+from flows.spec_file import load_spec
+from tasks.evaluate import STAGE as EVALUATE
+from tasks.keys import StageKey, changed_inputs, stage_keys
+from tasks.materialize import STAGE as MATERIALIZE
+from tasks.preprocess import STAGE as PREPROCESS
+from tasks.project import Project
+from tasks.read import STAGE as READ
+from tasks.register import STAGE as REGISTER
+from tasks.runs import Ledger, Run
+from tasks.shuffle import STAGE as SHUFFLE
+from tasks.stage import Look, Stage
+from tasks.train import STAGE as TRAIN
+from tasks.train import checkpoint_store
+
+__all__ = ["plan_pipeline", "show_plan"]
+
+_STAGES = (READ, PREPROCESS, MATERIALIZE, SHUFFLE, TRAIN, EVALUATE, REGISTER)
+
+
+def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
+    """Plan a run: `decision`, `run`, and for each stage its `action` (reuse, resume, run), `key` and `because`.
+
+    Raises:
+        SpecError, DataError, ServiceError: the plan cannot be made.
+    """
+    loaded = load_spec(file, overrides)
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    keys = stage_keys(project)
+    ledger = Ledger(project.storage)
+    current = ledger.current_run(loaded.spec.name)
+    steps: list[int] = []
+    if current is not None:
+        steps = [c.manifest.step for c in checkpoint_store(project, project.storage.child(f"runs/{current.run}")).committed()]
+    train = loaded.spec.model_dump(mode="json", by_alias=True)["train"]
+    decision = choose_run(current, train, keys, has_checkpoint=bool(steps), fresh=False)
+    continued = decision.run if isinstance(decision, Continue) else None
+    stages: list[dict[str, Any]] = []
+    will_run: set[str] = set()
+    for stage in _STAGES:
+        entry = _plan_stage(stage, project, ledger, keys, current, continued, steps, will_run)
+        stages.append(entry)
+        if entry["action"] != "reuse":
+            will_run.add(stage.name)
+    return {
+        "status": "done",
+        "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
+        "reason": decision.reason if isinstance(decision, NewRun) else "",
+        "warnings": list(decision.warnings) if isinstance(decision, Continue) else [],
+        "refused_because": list(decision.changes) if isinstance(decision, Refuse) else [],
+        "run": continued.run if continued else None,
+        "stages": stages,
+    }
+
+
+def show_plan(plan: dict[str, Any], console: Console) -> None:
+    """Print a plan for a person."""
+    run = plan["run"] or "a new run"
+    console.print(f"{plan['decision']}: {run}" + (f" ({plan['reason']})" if plan["reason"] else ""), markup=False)
+    for line in plan["warnings"]:
+        console.print(f"  warning: {line}", style="yellow", markup=False)
+    for line in plan["refused_because"]:
+        console.print(f"  not allowed on a run with a checkpoint: {line}", style="red", markup=False)
+    if plan["refused_because"]:
+        console.print("  undo the change, or begin a new run with --fresh", style="red", markup=False)
+    table = Table("stage", "action", "key", "because", box=None)
+    for entry in plan["stages"]:
+        because = "\n".join(entry["because"])
+        table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
+    console.print(table)
+
+
+def _plan_stage(
+    stage: Stage,
+    project: Project,
+    ledger: Ledger,
+    keys: dict[str, StageKey],
+    current: Run | None,
+    continued: Run | None,
+    steps: list[int],
+    will_run: set[str],
+) -> dict[str, Any]:
+    key = keys[stage.name]
+    entry: dict[str, Any] = {"name": stage.name, "key": key.key, "action": "run", "because": []}
+    run_id = continued.run if continued else ""
+    record = None
+    if not (stage.of_run and (not run_id or will_run & {"train"})):
+        record = ledger.stage_record(stage.record_path(run_id, key.key), key.key)
+    if record is not None:
+        doubt = stage.distrust(Look(project, run_id, deep=False), record.output)
+        if doubt is None:
+            return {**entry, "action": "reuse", "because": [f"made {record.made}"]}
+        return {**entry, "because": [doubt]}
+    old = current.keys.get(stage.name) if current else None
+    because = changed_inputs(old.inputs, key.inputs) if old else ["never run"]
+    because += [f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run]
+    if stage.name == "train" and continued is not None and steps:
+        return {**entry, "action": "resume", "because": [f"checkpoint at step {steps[-1]}", *because]}
+    return {**entry, "because": because or ["not finished yet"]}

@@ -1,0 +1,106 @@
+"""Is everything there that the run needs, before anything is spent? Storage, disk, memory, CPUs and the recipe."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+import psutil
+
+from penstock.errors import PreflightError, ServiceError, SpecError
+from penstock.storage import Storage
+from tasks.project import Project
+from tasks.spec import PipelineSpec
+from training.recipe import load_recipe
+
+__all__ = ["check_recipe", "check_resources", "check_storage", "cpus_needed", "cpus_refused"]
+
+PREPARED_TO_SOURCE = 3.0
+"""Prepared rows may take this many times the source's bytes: text and compressed files grow."""
+FREE_AFTER_BYTES = 256 << 20
+"""What must stay free on the disk when the dataset and the checkpoints are written."""
+
+
+def check_storage(storage: Storage) -> None:
+    """Write, read and delete a small file.
+
+    Raises:
+        PreflightError: naming the storage and what the store said.
+    """
+    probe = f".probe-{uuid.uuid4().hex[:8]}"
+    try:
+        storage.write_bytes(probe, b"penstock")
+        if storage.read_bytes(probe) != b"penstock":
+            raise OSError("it reads back something else than was written")
+        storage.delete(probe)
+    except (OSError, ServiceError) as error:
+        raise PreflightError(
+            f"storage {storage.root} cannot be written: {type(error).__name__}: {error}",
+            next_step="correct `storage` (or the credentials and AWS_ENDPOINT_URL), then: penstock doctor --storage " + storage.root,
+        ) from error
+
+
+def check_resources(project: Project) -> list[str]:
+    """Compare disk and memory with the size of the sources. Returns warnings.
+
+    Raises:
+        PreflightError: the prepared rows cannot fit.
+    """
+    source = sum(file.size_bytes for file in project.files)
+    spec, warnings = project.spec, []
+    if project.storage.is_local and spec.materialize.cache == "disk":
+        folder = _existing(Path(project.storage.root))
+        free = shutil.disk_usage(folder).free
+        if free < source + FREE_AFTER_BYTES:
+            raise PreflightError(
+                f"{folder} has {free / 1e9:.1f} GB free; the sources alone are {source / 1e9:.1f} GB, and their prepared rows go there",
+                next_step="free some space, or point `storage` to a larger disk or to s3://",
+            )
+        if free < PREPARED_TO_SOURCE * source:
+            warnings.append(f"{folder} has {free / 1e9:.1f} GB free for the prepared form of {source / 1e9:.1f} GB of sources")
+    memory = psutil.virtual_memory().available
+    if spec.materialize.cache == "memory" and memory < PREPARED_TO_SOURCE * source:
+        raise PreflightError(
+            f"materialize.cache: memory keeps all prepared rows in memory: {memory / 1e9:.1f} GB is free for "
+            f"{source / 1e9:.1f} GB of sources, which may grow {PREPARED_TO_SOURCE:g} times",
+            next_step="use materialize.cache: disk",
+        )
+    return warnings
+
+
+def cpus_needed(spec: PipelineSpec) -> float:
+    """CPUs a run reserves at once: its workers, and one for data tasks, without which training and data would wait for each other."""
+    return spec.train.workers * spec.train.cpus_per_worker + 1
+
+
+def cpus_refused(spec: PipelineSpec, cluster_cpus: float) -> PreflightError | None:
+    """The refusal if a cluster of so many CPUs cannot hold the workers; None if it can."""
+    workers = spec.train.workers * spec.train.cpus_per_worker
+    data = 0 if spec.materialize.cache == "disk" else 1
+    if workers + data <= cluster_cpus:
+        return None
+    extra = " plus 1 for the data tasks" if data else ""
+    return PreflightError(
+        f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs{extra} need {workers + data:g} CPUs; "
+        f"the Ray cluster has {cluster_cpus:g}: they would wait for each other without end",
+        next_step="lower train.workers or train.cpus_per_worker, or add nodes",
+    )
+
+
+def check_recipe(project: Project) -> None:
+    """Import and construct the recipe here, so that its first error costs nothing.
+
+    Raises:
+        SpecError: naming the target and what is wrong.
+    """
+    load_recipe(project.recipe, project.spec.train.params)
+    for target, code in project.transforms.items():
+        if not callable(code.load()):
+            raise SpecError(f"preprocess: map_batches: {target} is not a function")
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

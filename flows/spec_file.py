@@ -1,0 +1,250 @@
+"""How does a YAML file with overrides become a checked spec, with every problem reported at its line?"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from penstock.config import Section
+from penstock.errors import SpecError
+from penstock.storage import is_local
+from tasks.spec import PipelineSpec, cross_check
+
+__all__ = ["LoadedSpec", "load_spec", "schema_json"]
+
+Path_ = tuple[str | int, ...]
+
+
+class LoadedSpec:
+    """A checked pipeline spec and where each value came from.
+
+    Attributes:
+        spec: the spec, with `storage` made absolute.
+        file: the pipeline file, absolute.
+        overrides: the `--set` texts, in order.
+        origins: dotted path of every leaf -> `file:line`, `--set` or `default`.
+    """
+
+    def __init__(self, spec: PipelineSpec, file: Path, overrides: Sequence[str], origins: dict[str, str]) -> None:
+        self.spec = spec
+        self.file = file
+        self.overrides = tuple(overrides)
+        self.origins = origins
+
+    @property
+    def base_dir(self) -> Path:
+        """The folder of the pipeline file: relative paths in it start here."""
+        return self.file.parent
+
+    @property
+    def state_dir(self) -> Path:
+        """Where embedded servers keep their files, whatever the storage is."""
+        return self.base_dir / ".penstock"
+
+
+def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
+    """Read, override, validate and cross-check a pipeline file.
+
+    Args:
+        file: path of the YAML file.
+        overrides: texts `a.b=value`; the value is read as YAML; numbers index lists.
+
+    Raises:
+        SpecError: with every problem found, each as `file:line: path: message`.
+    """
+    path = Path(file).expanduser()
+    if path.is_dir():
+        path = path / "pipeline.yaml"
+    if not path.is_file():
+        raise SpecError(f"no pipeline file at {path}", next_step="penstock init DIR makes a project to start from")
+    path = path.resolve()
+    text = path.read_text(encoding="utf-8")
+    data, lines, problems = _parse(path, text)
+    origins = {_dotted(p): f"{path.name}:{line}" for p, line in lines.items()}
+    for override in overrides:
+        problems += _apply(data, override, origins)
+    spec: PipelineSpec | None = None
+    try:
+        spec = PipelineSpec.model_validate(data)
+    except ValidationError as error:
+        problems += [_describe(data, item) for item in error.errors(include_url=False)]
+    if spec is not None:
+        problems += cross_check(spec)
+    if problems or spec is None:
+        shown = [f"{_where(path.name, p, origins)}: {p}: {message}" for p, message in problems]
+        raise SpecError(
+            f"{path.name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
+            problems=shown,
+            next_step=f"edit {path.name}, then: penstock check {file}",
+        )
+    if is_local(spec.storage):
+        storage = Path(spec.storage.removeprefix("file://")).expanduser()
+        spec = spec.model_copy(update={"storage": str((path.parent / storage).resolve())})
+    leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
+    return LoadedSpec(spec, path, overrides, leaves)
+
+
+def schema_json() -> str:
+    """The JSON Schema of a pipeline file, for editors."""
+    schema = PipelineSpec.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "penstock pipeline"
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], list[tuple[str, str]]]:
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path.name}:{mark.line + 1}:{mark.column + 1}" if mark else path.name
+        raise SpecError(f"{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(data, dict) or node is None:
+        raise SpecError(f"{path.name}: a pipeline file is a mapping with name, data and train; this is {type(data).__name__}")
+    lines: dict[Path_, int] = {}
+    problems: list[tuple[str, str]] = []
+    for location, line, duplicate in _walk(node, ()):
+        if duplicate:
+            problems.append((_dotted(location), f"the key stands twice (again in line {line}); YAML would keep the last"))
+        lines.setdefault(location, line)
+    return data, lines, problems
+
+
+def _walk(node: yaml.Node, at: Path_) -> Iterator[tuple[Path_, int, bool]]:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            location = (*at, str(key.value))
+            yield location, key.start_mark.line + 1, key.value in seen
+            seen.add(key.value)
+            yield from _walk(value, location)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield (*at, index), value.start_mark.line + 1, False
+            yield from _walk(value, (*at, index))
+
+
+def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list[tuple[str, str]]:
+    key, equals, raw = override.partition("=")
+    if not equals or not key.strip():
+        return [("--set", f"{override!r} is not of the form a.b=value")]
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        return [("--set", f"{override!r}: the value is not valid YAML: {getattr(error, 'problem', error)}")]
+    parts = key.strip().split(".")
+    target: Any = data
+    for depth, part in enumerate(parts[:-1]):
+        if isinstance(target, list):
+            if not part.isdigit() or int(part) >= len(target):
+                return [("--set", f"{override!r}: {'.'.join(parts[: depth + 1])} is not an index of a list of {len(target)}")]
+            target = target[int(part)]
+        else:
+            if not isinstance(target.get(part), dict | list):
+                target[part] = {}
+            target = target[part]
+    last = parts[-1]
+    if isinstance(target, list):
+        if not last.isdigit() or int(last) >= len(target):
+            return [("--set", f"{override!r}: {last!r} is not an index of a list of {len(target)}")]
+        target[int(last)] = value
+    else:
+        target[last] = value
+    for stale in [p for p in origins if p == key or p.startswith(f"{key}.")]:
+        del origins[stale]
+    origins[key.strip()] = f"--set {key.strip()}"
+    return []
+
+
+def _describe(data: dict[str, Any], item: Any) -> tuple[str, str]:
+    location = tuple(part for part in item["loc"] if isinstance(part, int) or _is_key(part))
+    path = _dotted(_trim(data, location))
+    value = item.get("input")
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else (f"; known here: {', '.join(sorted(known))}" if known else "")
+        return path, f"unknown key{hint}"
+    if item["type"] == "missing":
+        return path, "missing; this key is needed"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    shown = "" if isinstance(value, dict | list) else f"{value!r}: "
+    return path, f"{shown}{message[:1].lower()}{message[1:]}"
+
+
+def _is_key(part: str) -> bool:
+    # A union adds the name of the variant it tried to the location: `data.validation.SplitRule.fraction`.
+    return part not in {"SplitRule", "str", "none"} and not part.startswith(("function-", "literal[", "constrained-", "list["))
+
+
+def _trim(data: Any, location: Path_) -> Path_:
+    kept: list[str | int] = []
+    for part in location:
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = None
+        kept.append(part)
+    return tuple(kept)
+
+
+def _known_keys(location: Path_) -> list[str]:
+    model: type[BaseModel] | None = PipelineSpec
+    for part in location:
+        if isinstance(part, int) or model is None:
+            continue
+        field = next((info for name, info in model.model_fields.items() if part in (name, info.alias)), None)
+        model = _section(field.annotation) if field is not None else None
+    if model is None:
+        return []
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _section(inner)) is not None), None)
+
+
+def _dotted(path: Path_) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _where(name: str, path: str, origins: dict[str, str]) -> str:
+    found = _nearest(path, origins)
+    return name if found == "default" else found
+
+
+def _nearest(path: str, origins: dict[str, str]) -> str:
+    """The origin of a path, or of the closest mapping above it that stands in the file: where a missing key would be added."""
+    if path in origins:
+        return origins[path]
+    parts = path.split(".")
+    for depth in range(len(parts) - 1, 0, -1):
+        parent = ".".join(parts[:depth])
+        if parent in origins:
+            return origins[parent]
+    return "default"
+
+
+def _origin(leaf: str, origins: dict[str, str]) -> str:
+    """The origin of a value: its own line, the `--set` that gave the mapping around it, or the default."""
+    above = _nearest(leaf, origins)
+    return origins.get(leaf, above if above.startswith("--set") else "default")
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix

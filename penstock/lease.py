@@ -1,0 +1,160 @@
+"""Who may work on a run now? One owner at a time, and a dead owner's place can be taken.
+
+A lease is a row of numbered files, `<path>/<generation>.json`. Whoever creates the next number owns it: creation is exclusive on a local
+disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a higher number tells an owner
+that it was given up for dead. Some object stores let two racers create one object, so a new owner reads its file back after a pause.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+from pydantic import ValidationError
+
+from penstock.config import Section
+from penstock.errors import LeaseHeldError
+from penstock.storage import Storage
+
+__all__ = ["LeaseHolder", "current_holder", "hold_lease", "is_alive"]
+
+HEARTBEAT_S = 5.0
+"""Seconds between heartbeats."""
+EXPIRES_S = 45.0
+"""A holder on another machine that has been silent so long is taken for dead. Nine missed heartbeats survive a slow store."""
+SETTLE_S = 0.5
+"""Pause before an object store is read back after a conditional put."""
+
+
+class LeaseHolder(Section):
+    """Who owns the lease."""
+
+    owner: str
+    host: str
+    pid: int
+    process_started: float
+    """Start time of the process, seconds since the epoch: a reused pid is another process."""
+    heartbeat: float
+    """Seconds since the epoch."""
+    released: bool = False
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host} (last heartbeat {max(0.0, time.time() - self.heartbeat):.0f} s ago)"
+
+
+def is_alive(host: str, pid: int, process_started: float) -> bool | None:
+    """Tell whether a process lives; None if it is on another machine, where one cannot look."""
+    if host != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - process_started) < 2.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
+    """The living holder of the lease, or None if it is free."""
+    generation = _last_generation(storage, path)
+    holder = _read(storage, path, generation) if generation else None
+    return holder if holder is not None and _holds(holder) else None
+
+
+@contextmanager
+def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda: None) -> Iterator[LeaseHolder]:
+    """Own the lease at `path` for the duration of the block.
+
+    `on_lost` is called from the heartbeat thread when somebody else took the lease over, which happens only if this process was
+    silent for `EXPIRES_S`; the caller must stop writing.
+
+    Raises:
+        LeaseHeldError: a living process holds it.
+    """
+    generation, holder = _acquire(storage, path)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_beat, args=(storage, path, generation, holder, stop, on_lost), name="penstock-lease", daemon=True
+    )
+    thread.start()
+    try:
+        yield holder
+    finally:
+        stop.set()
+        thread.join(timeout=HEARTBEAT_S)
+        if _last_generation(storage, path) == generation:
+            _write(storage, path, generation, holder.model_copy(update={"released": True}))
+
+
+def _acquire(storage: Storage, path: str) -> tuple[int, LeaseHolder]:
+    while True:
+        last = _last_generation(storage, path)
+        held = _read(storage, path, last) if last else None
+        if held is not None and _holds(held):
+            raise LeaseHeldError(
+                f"{storage.uri(path)} is held by {held}: one process at a time may work on a run",
+                next_step=f"wait for it, or stop it (kill {held.pid} on {held.host}); a dead holder is replaced by itself",
+            )
+        holder = LeaseHolder(
+            owner=uuid.uuid4().hex,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            heartbeat=time.time(),
+        )
+        if not storage.create_exclusive(_file(path, last + 1), holder.model_dump_json().encode()):
+            continue
+        if not storage.is_local:
+            time.sleep(SETTLE_S)
+            written = _read(storage, path, last + 1)
+            if written is None or written.owner != holder.owner:
+                continue
+        for old in range(max(1, last - 3), last):
+            storage.delete(_file(path, old))
+        return last + 1, holder
+
+
+def _beat(
+    storage: Storage, path: str, generation: int, holder: LeaseHolder, stop: threading.Event, on_lost: Callable[[], None]
+) -> None:
+    while not stop.wait(HEARTBEAT_S):
+        try:
+            if _last_generation(storage, path) > generation:
+                on_lost()
+                return
+            _write(storage, path, generation, holder.model_copy(update={"heartbeat": time.time()}))
+        except OSError:
+            # A store that is away for a moment is no reason to stop: the next beat tells, and EXPIRES_S leaves room for nine.
+            continue
+
+
+def _holds(holder: LeaseHolder) -> bool:
+    if holder.released:
+        return False
+    alive = is_alive(holder.host, holder.pid, holder.process_started)
+    return time.time() - holder.heartbeat < EXPIRES_S if alive is None else alive
+
+
+def _file(path: str, generation: int) -> str:
+    return f"{path}/{generation:08d}.json"
+
+
+def _last_generation(storage: Storage, path: str) -> int:
+    names = [name for name in storage.list(path) if name.endswith(".json")]
+    return max((int(name.removesuffix(".json")) for name in names), default=0)
+
+
+def _read(storage: Storage, path: str, generation: int) -> LeaseHolder | None:
+    try:
+        return LeaseHolder.model_validate_json(storage.read_bytes(_file(path, generation)))
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _write(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> None:
+    storage.write_bytes(_file(path, generation), holder.model_dump_json().encode())

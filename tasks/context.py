@@ -1,0 +1,121 @@
+"""What does a stage get to work with? One object per attempt, made by the flow and handed to every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ingest.dataset import DatasetManifest
+from ingest.order import Order
+from ingest.preprocess import FittedPreprocess
+from ingest.snapshot import SourceSnapshot
+from penstock.progress import Progress
+from penstock.stopping import StopRequest
+from penstock.storage import Storage
+from tasks.keys import StageKey
+from tasks.project import Project
+from tasks.runs import Attempt, Ledger, Run
+
+if TYPE_CHECKING:
+    from training.tracking import Tracker
+
+__all__ = ["Outcome", "Reporter", "RunContext", "StageOutcome"]
+
+Outcome = Literal["reused", "ran", "resumed"]
+
+
+class Reporter(Protocol):
+    """Who hears how the run is going: a terminal, a log, a test."""
+
+    def progress(self, stage: str) -> Progress:
+        """A progress callable for one stage."""
+
+    def say(self, text: str) -> None:
+        """Tell something worth a line."""
+
+    def warn(self, text: str) -> None:
+        """Tell something the user should know although the run goes on."""
+
+    def finished(self, outcome: StageOutcome) -> None:
+        """Hear that a stage is done."""
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """How a stage ended."""
+
+    name: str
+    key: str
+    outcome: Outcome
+    seconds: float
+    output: dict[str, Any]
+    facts: tuple[tuple[str, str], ...] = ()
+    """What a person wants to know of the output, as (label, value)."""
+
+
+@dataclass
+class RunContext:
+    """One attempt at one run.
+
+    Attributes:
+        work_storage: the run's own files, `runs/<run>` in the storage.
+        state_dir: where embedded servers keep files on this machine.
+        need_ray: starts or joins the Ray cluster on the first call; later calls return at once.
+        will_train: whether the rows will be read by training, so that their hashes are worth checking.
+        stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
+    """
+
+    project: Project
+    keys: dict[str, StageKey]
+    ledger: Ledger
+    run: Run
+    attempt: Attempt
+    tracker: Tracker
+    reporter: Reporter
+    state_dir: Path
+    need_ray: Callable[[], None]
+    stopping: StopRequest
+    will_train: bool = True
+    outcomes: dict[str, StageOutcome] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def storage(self) -> Storage:
+        """The pipeline's storage."""
+        return self.project.storage
+
+    @property
+    def work_storage(self) -> Storage:
+        """The storage of this run alone."""
+        return self.storage.child(f"runs/{self.run.run}")
+
+    def output(self, stage: str) -> dict[str, Any]:
+        """The output of an earlier stage of this attempt."""
+        return self.outcomes[stage].output
+
+    @property
+    def snapshot(self) -> SourceSnapshot:
+        """What `read` left behind."""
+        return SourceSnapshot.model_validate(self.output("read"))
+
+    @property
+    def fitted(self) -> FittedPreprocess:
+        """What `preprocess` left behind."""
+        return FittedPreprocess.model_validate(self.output("preprocess"))
+
+    @property
+    def manifest(self) -> DatasetManifest:
+        """What `materialize` left behind."""
+        return DatasetManifest.model_validate(self.output("materialize"))
+
+    @property
+    def order(self) -> Order:
+        """What `shuffle` left behind."""
+        return Order.model_validate(self.output("shuffle")["order"])
+
+    def warn(self, text: str) -> None:
+        """Tell the user, and keep it for the attempt's record."""
+        self.warnings.append(text)
+        self.reporter.warn(text)

@@ -1,0 +1,149 @@
+"""What does each stage's output depend on? Its inputs by name, and a digest of them: the stage's key.
+
+Same key and a verified output: the stage is reused. A different key: it runs, and the inputs say what differed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock.config import Section
+from penstock.digest import digest_of
+from tasks.project import Project
+from tasks.spec import STAGES
+
+__all__ = ["StageKey", "changed_inputs", "stage_keys"]
+
+FORMATS = {"read": 1, "preprocess": 1, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 1, "register": 1}
+"""Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
+
+# Fields that change how training is run, not what comes out of it.
+_NOT_IN_TRAIN_KEY = ("retries", "checkpoint.every_steps", "checkpoint.every_s", "checkpoint.every_epoch", "checkpoint.keep")
+
+
+class StageKey(Section):
+    """A stage's key and the named inputs it was made from."""
+
+    stage: str
+    key: str
+    inputs: dict[str, Any]
+
+
+def stage_keys(project: Project) -> dict[str, StageKey]:
+    """Compute the keys of all stages from the spec, the source listing and the user's code; no stage runs.
+
+    Raises:
+        DataError, ServiceError: the sources cannot be listed.
+        SpecError: user code cannot be found.
+    """
+    keys: dict[str, StageKey] = {}
+    for stage, inputs in _inputs(project).items():
+        upstream = {f"key.{name}": keys[name].key for name in _UPSTREAM[stage]}
+        inputs = {"format": FORMATS[stage], **inputs, **upstream}
+        keys[stage] = StageKey(stage=stage, key=digest_of([stage, inputs]), inputs=inputs)
+    return keys
+
+
+_UPSTREAM: dict[str, tuple[str, ...]] = {
+    "read": (),
+    "preprocess": ("read",),
+    "materialize": ("preprocess",),
+    "shuffle": ("materialize",),
+    "train": ("materialize", "shuffle"),
+    "evaluate": ("train",),
+    "register": ("train",),
+}
+
+
+def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Name every input that differs between two runs of a stage, with both values, upstream keys left out."""
+    found: list[str] = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if before == after or name.startswith("key."):
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += _changed_members(name, before, after)
+        else:
+            found.append(f"{name}: {_short(before)} -> {_short(after)}")
+    return found
+
+
+def _changed_members(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    groups = (
+        ("added", sorted(after.keys() - before.keys())),
+        ("removed", sorted(before.keys() - after.keys())),
+        ("changed", sorted(k for k in before.keys() & after.keys() if before[k] != after[k])),
+    )
+    return [
+        f"{name}: {verb} {', '.join(members[:3])}" + (f" and {len(members) - 3} more" if len(members) > 3 else "")
+        for verb, members in groups
+        if members
+    ]
+
+
+def _short(value: Any) -> str:
+    text = "(none)" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _inputs(project: Project) -> dict[str, dict[str, Any]]:
+    spec = project.spec
+    data, train = spec.data, spec.train
+    code = {f"code.{target}": user.digest for target, user in project.transforms.items()}
+    code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
+    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images") and k not in ("label", "invalid")}
+    result = {
+        "read": {
+            **read,
+            "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
+            "version.pyarrow": _version("pyarrow"),
+        },
+        "preprocess": {
+            "data.label": data.label,
+            "data.invalid": data.invalid,
+            **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
+            **code,
+            **code_versions,
+            "version.ray": _version("ray"),
+        },
+        "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
+        | {f"data.{k}": v for k, v in _leaves(data) if k.startswith("images")}
+        | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},
+        "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
+        "train": {
+            **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
+            f"code.{train.recipe}": project.recipe.digest,
+            **{f"version.{n}": v for n, v in project.recipe.versions.items()},
+            "version.torch": _version("torch"),
+        },
+        "evaluate": {f"evaluate.{k}": v for k, v in _leaves(spec.evaluate)}
+        | {"version.torchmetrics": _version("torchmetrics")},
+        "register": {
+            **{f"register.{k}": v for k, v in _leaves(spec.register_)},
+            "name": spec.name,
+            "version.mlflow": _version("mlflow"),
+        },
+    }
+    return {stage: result[stage] for stage in STAGES}
+
+
+def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            dumped = section.model_dump(mode="json", include={name})[name]
+            yield f"{prefix}{name}", dumped
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"

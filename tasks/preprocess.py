@@ -1,0 +1,35 @@
+"""The preprocess stage: what do the steps learn from the train split?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingest.preprocess import FittedPreprocess, fit_preprocess, needs_fit
+from tasks.context import Outcome, RunContext
+from tasks.stage import Facts, Look, Stage, stage_task
+
+__all__ = ["STAGE", "preprocess"]
+
+
+def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    spec = ctx.project.spec
+    if needs_fit(spec.preprocess):
+        ctx.need_ray()
+    fitted = fit_preprocess(
+        spec.data, spec.preprocess, ctx.snapshot, ctx.project.transforms, ctx.reporter.progress("preprocess")
+    )
+    return fitted.model_dump(mode="json"), "ran"
+
+
+def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+    # The record is the output: it parsed and carries the key.
+    return None
+
+
+def _facts(output: dict[str, Any]) -> Facts:
+    fitted = FittedPreprocess.model_validate(output)
+    return (("steps", str(len(fitted.steps))),)
+
+
+STAGE = Stage("preprocess", _run, _distrust, _facts)
+preprocess = stage_task(STAGE)

@@ -1,0 +1,50 @@
+"""What has been read from disk before a stage runs: the spec, the listing of the sources, and the user's code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ingest.source import SourceFile, list_source
+from penstock.storage import Storage
+from penstock.usercode import UserCode, capture
+from tasks.spec import PipelineSpec
+
+__all__ = ["Project"]
+
+
+@dataclass
+class Project:
+    """A pipeline file's spec with what it points to. Nothing is read before it is asked for.
+
+    Attributes:
+        spec: the checked spec.
+        base_dir: folder of the pipeline file; relative paths in the spec start here.
+        origins: dotted path of each value -> where it was written.
+    """
+
+    spec: PipelineSpec
+    base_dir: Path
+    origins: dict[str, str]
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Where state, cached data and checkpoints live."""
+        return Storage(self.spec.storage)
+
+    @cached_property
+    def files(self) -> list[SourceFile]:
+        """The source files as they are now; no file is opened. Raises DataError, ServiceError."""
+        return list_source(self.spec.data, self.base_dir)
+
+    @cached_property
+    def recipe(self) -> UserCode:
+        """The user's recipe. Raises SpecError if it cannot be found."""
+        return capture(self.spec.train.recipe, self.base_dir)
+
+    @cached_property
+    def transforms(self) -> dict[str, UserCode]:
+        """The functions of `map_batches` steps, by target. Raises SpecError if one cannot be found."""
+        targets = [step.map_batches.function for step in self.spec.preprocess if step.map_batches is not None]
+        return {target: capture(target, self.base_dir) for target in targets}

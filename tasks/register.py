@@ -1,0 +1,79 @@
+"""The register stage: the model under its name, with signature, input example, lineage and alias."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ingest.dataset import DatasetManifest
+from ingest.shards import open_shard
+from penstock.storage import Storage
+from tasks.context import Outcome, RunContext
+from tasks.evaluate import model_checkpoint
+from tasks.stage import Facts, Look, Stage, stage_task
+from tasks.train import checkpoint_store
+from training.register import register_model
+from training.tracking import version_exists
+
+__all__ = ["STAGE", "register"]
+
+EXAMPLE_ROWS = 4
+
+
+def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    spec = ctx.project.spec
+    name = spec.register_.name or spec.name
+    checkpoint = checkpoint_store(ctx.project, ctx.work_storage).get(model_checkpoint(ctx))
+    manifest = ctx.manifest
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder, "model.safetensors")
+        checkpoint.storage.get_file("model.safetensors", weights)
+        registered = register_model(
+            ctx.tracker,
+            name=name,
+            alias=spec.register_.alias,
+            key=ctx.keys["register"].key,
+            weights_path=weights,
+            code=ctx.project.recipe,
+            params=spec.train.params,
+            schema=manifest.feed_schema,
+            fitted_json=ctx.output("preprocess"),
+            example=_example(ctx.storage, manifest),
+            tags={
+                "penstock.run": ctx.run.run,
+                "penstock.checkpoint": checkpoint.name,
+                "penstock.weights_digest": checkpoint.manifest.weights_digest,
+                "penstock.data.digest": manifest.content_digest,
+                "penstock.data.uri": ctx.storage.uri(f"datasets/{manifest.key}"),
+                "penstock.code": ctx.project.recipe.digest,
+            },
+        )
+    return {**registered.model_dump(mode="json"), "tracking_uri": ctx.tracker.tracking_uri}, "ran"
+
+
+def _example(storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
+    """The first rows of the train split, without the label."""
+    shard = manifest.shards_of("train")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        if storage.is_local:
+            path = storage.local_path(shard.path)
+        else:
+            path = Path(folder, "shard.arrow")
+            storage.get_file(shard.path, path)
+        reader = open_shard(path)
+        return {c.name: reader.column(c.name)[:EXAMPLE_ROWS].copy() for c in manifest.feed_schema.features}
+
+
+def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+    if not version_exists(output["tracking_uri"], output["name"], output["version"]):
+        return f"version {output['version']} of model {output['name']} is no longer in the registry"
+    return None
+
+
+def _facts(output: dict[str, Any]) -> Facts:
+    return (("model", output["uri"]), ("alias", str(output.get("alias"))))
+
+
+STAGE = Stage("register", _run, _distrust, _facts, of_run=True)
+register = stage_task(STAGE)

@@ -1,0 +1,172 @@
+"""What does the storage remember of runs, attempts and stages? The ledger that survives without any server.
+
+A *run* is one pipeline run over all its attempts; an *attempt* is one process that worked on it. Records are small JSON files:
+
+    pipelines/<name>/current.json        the run that the next command continues
+    runs/<run>/run.json                  identity, spec and stage keys of the run
+    runs/<run>/attempts/<n>.json         who worked on it, when, and how it ended
+    runs/<run>/stages/<stage>.json       outputs that belong to this run (train, evaluate, register)
+    stages/<stage>/<key>.json            outputs any run with the same key may reuse
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import psutil
+from pydantic import Field, ValidationError
+
+from penstock.config import Section
+from penstock.lease import is_alive
+from penstock.storage import Storage
+from tasks.keys import StageKey
+
+__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "utc_now"]
+
+Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"]
+"""`partial`: stopped on purpose after `--until`; `killed`: its process vanished."""
+
+
+def utc_now() -> str:
+    """The time now, UTC, to the second, in ISO format."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+class StageRecord(Section):
+    """The output of a stage that finished: small JSON, never the data."""
+
+    version: Literal[1] = 1
+    stage: str
+    key: str
+    inputs: dict[str, Any]
+    output: dict[str, Any]
+    seconds: float
+    made: str
+    """When it finished, UTC."""
+
+
+class Attempt(Section):
+    """One process that worked on a run."""
+
+    number: int
+    host: str
+    pid: int
+    process_started: float
+    started: str
+    ended: str | None = None
+    status: Status = "running"
+    prefect_flow_run_id: str | None = None
+    exactness: str | None = None
+    """`bit-exact`, `same-order: why`, or why neither; None until training was reached."""
+    resumed_from_step: int | None = None
+    stages: list[dict[str, Any]] = Field(default_factory=list)
+    """Name, key, outcome and seconds of each stage reached."""
+    error: str | None = None
+
+    @property
+    def vanished(self) -> bool:
+        """Whether it is marked as running although its process is gone (False if that cannot be told)."""
+        return self.status == "running" and is_alive(self.host, self.pid, self.process_started) is False
+
+
+class Run(Section):
+    """One pipeline run over all its attempts."""
+
+    version: Literal[1] = 1
+    run: str
+    """penstock's id of the run."""
+    pipeline: str
+    created: str
+    spec: dict[str, Any]
+    """The resolved spec of the newest attempt."""
+    origins: dict[str, str] = Field(default_factory=dict)
+    keys: dict[str, StageKey] = Field(default_factory=dict)
+    """Stage keys of the newest attempt."""
+    mlflow_run_id: str | None = None
+    status: Status = "running"
+    result: dict[str, Any] = Field(default_factory=dict)
+    """What the last finished attempt reported."""
+
+
+class Ledger:
+    """Reads and writes the records of one storage. A record that does not parse counts as absent."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def new_run(self, pipeline: str, spec: dict[str, Any]) -> Run:
+        """Make a run and let it be the one the next command continues. Nothing is written until `save_run`."""
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
+        return Run(run=f"{pipeline}-{stamp}-{secrets.token_hex(2)}", pipeline=pipeline, created=utc_now(), spec=spec)
+
+    def current_run(self, pipeline: str) -> Run | None:
+        """The run that the next command continues, if there is one."""
+        try:
+            run_id = str(self.storage.read_json(f"pipelines/{pipeline}/current.json")["run"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        return self.load_run(run_id)
+
+    def make_current(self, run: Run) -> None:
+        """Point the pipeline at `run`; its record must be saved first."""
+        self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
+
+    def load_run(self, run_id: str) -> Run | None:
+        """A run's record."""
+        try:
+            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def save_run(self, run: Run) -> None:
+        """Write a run's record."""
+        self.storage.write_json(f"runs/{run.run}/run.json", run.model_dump(mode="json"))
+
+    def runs(self) -> Iterator[Run]:
+        """Every run in the storage, oldest first."""
+        found = (self.load_run(name) for name in self.storage.list("runs"))
+        yield from sorted((run for run in found if run is not None), key=lambda run: run.created)
+
+    def attempts(self, run_id: str) -> list[Attempt]:
+        """A run's attempts, in order."""
+        found: list[Attempt] = []
+        for name in self.storage.list(f"runs/{run_id}/attempts"):
+            try:
+                found.append(Attempt.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/attempts/{name}")))
+            except ValidationError:
+                continue
+        return sorted(found, key=lambda attempt: attempt.number)
+
+    def new_attempt(self, run_id: str) -> Attempt:
+        """Write the record of an attempt by this process, numbered after the last one."""
+        last = max((attempt.number for attempt in self.attempts(run_id)), default=0)
+        attempt = Attempt(
+            number=last + 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            started=utc_now(),
+        )
+        self.save_attempt(run_id, attempt)
+        return attempt
+
+    def save_attempt(self, run_id: str, attempt: Attempt) -> None:
+        """Write an attempt's record."""
+        self.storage.write_json(f"runs/{run_id}/attempts/{attempt.number:04d}.json", attempt.model_dump(mode="json"))
+
+    def stage_record(self, path: str, key: str) -> StageRecord | None:
+        """The record at `path`, if it is there, parses and carries `key`."""
+        try:
+            record = StageRecord.model_validate_json(self.storage.read_bytes(path))
+        except (FileNotFoundError, ValidationError):
+            return None
+        return record if record.key == key else None
+
+    def save_stage(self, path: str, record: StageRecord) -> None:
+        """Write a stage's record: the last thing a stage does."""
+        self.storage.write_json(path, record.model_dump(mode="json"))

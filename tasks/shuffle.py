@@ -1,0 +1,32 @@
+"""The shuffle stage: in which order will training see the rows?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingest.order import Order, make_order
+from tasks.context import Outcome, RunContext
+from tasks.stage import Facts, Look, Stage, stage_task
+
+__all__ = ["STAGE", "shuffle"]
+
+
+def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    order = make_order(ctx.project.spec.shuffle, ctx.manifest.rows.get("train", 0))
+    return {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}, "ran"
+
+
+def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+    order = Order.model_validate(output["order"])
+    if order.fingerprint != output["fingerprint"]:
+        return f"this version generates another order ({order.fingerprint}) than the recorded one ({output['fingerprint']})"
+    return None
+
+
+def _facts(output: dict[str, Any]) -> Facts:
+    order = Order.model_validate(output["order"])
+    return (("mode", order.mode), ("seed", str(order.seed)), ("fingerprint", output["fingerprint"]))
+
+
+STAGE = Stage("shuffle", _run, _distrust, _facts)
+shuffle = stage_task(STAGE)

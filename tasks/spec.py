@@ -1,0 +1,70 @@
+"""What is a whole pipeline file? The sections of all components put together, and the rules that hold between them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec, SplitRule
+from ingest.steps import PreprocessStep
+from penstock.config import OnResume, Section
+from training.spec import EvaluateSpec, RegisterSpec, TrainSpec
+
+__all__ = ["STAGES", "PipelineSpec", "cross_check"]
+
+STAGES = ("read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register")
+"""The stages in the order they run."""
+
+
+class PipelineSpec(Section):
+    """One pipeline: from rows in storage to a registered model."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+    """Name of the pipeline: lower-case letters, digits, `-` and `_`. Runs, the experiment and the model carry it."""
+    storage: str = ".penstock"
+    """Where state, cached data and checkpoints live: a directory beside the pipeline file, or a URL such as s3://bucket/prefix."""
+    data: DataSpec
+    """Where the rows are."""
+    preprocess: list[PreprocessStep] = Field(default_factory=list)
+    """Steps applied to every row, in order; those that learn something learn it from the train split only."""
+    materialize: MaterializeSpec = MaterializeSpec()
+    """How prepared rows are kept."""
+    shuffle: ShuffleSpec = ShuffleSpec()
+    """The order of rows in training."""
+    train: TrainSpec
+    """What is trained."""
+    evaluate: Annotated[EvaluateSpec, OnResume.FREE] = EvaluateSpec()
+    """What is measured on held-out rows."""
+    register_: Annotated[RegisterSpec, OnResume.FREE, Field(alias="register")] = RegisterSpec()
+    """Under which name the model is registered."""
+
+
+def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
+    """Return (path, message) for every rule between fields that `spec` breaks."""
+    problems: list[tuple[str, str]] = []
+    train = spec.train
+    if train.batch_rows % train.workers:
+        lower = train.batch_rows // train.workers * train.workers
+        options = " or ".join(str(n) for n in (lower, lower + train.workers) if n)
+        problems.append(("train.batch_rows", f"{train.batch_rows} does not divide over {train.workers} workers; use {options}"))
+    elif (train.batch_rows // train.workers) % train.accumulate:
+        share = train.batch_rows // train.workers
+        problems.append(("train.accumulate", f"{train.accumulate} does not divide a worker's {share} rows of a step"))
+    fractions = sum(rule.fraction for rule in (spec.data.validation, spec.data.test) if isinstance(rule, SplitRule))
+    if fractions >= 1:
+        problems.append(
+            ("data.validation.fraction", f"validation and test together take {fractions:g} of the rows; leave some to train")
+        )
+    if spec.data.columns is not None and spec.data.label is not None and spec.data.label not in spec.data.columns:
+        problems.append(("data.columns", f"the label {spec.data.label!r} is not among the columns read; add it"))
+    best = train.checkpoint.best
+    if best is not None and spec.data.validation is None:
+        problems.append(("train.checkpoint.best", f"{best.metric!r} needs a validation split; set data.validation"))
+    if best is not None and not best.metric.startswith("val/"):
+        problems.append(("train.checkpoint.best.metric", f"{best.metric!r} is no validation metric; its name starts with val/"))
+    if spec.materialize.cache == "none" and spec.shuffle.mode == "global":
+        problems.append(
+            ("shuffle.mode", "a stream (materialize.cache: none) has no random access; use mode: windowed, or cache: disk")
+        )
+    return problems

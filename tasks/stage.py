@@ -1,0 +1,153 @@
+"""How is one stage performed? Believe a verified record with the same key, else run, then record: the same for every stage.
+
+A stage is a Prefect task so that people see it, retry it and time it; Prefect's own result persistence is off, because its defaults
+lose results silently. The record in the storage is what makes a stage done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import State, Task, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
+from prefect.exceptions import PrefectException
+from prefect.states import Cancelled, Completed
+
+from penstock.errors import Interrupted, PenstockError, ServiceError
+from penstock.storage import Storage
+from tasks.context import Outcome, RunContext, StageOutcome
+from tasks.project import Project
+from tasks.runs import StageRecord, utc_now
+
+__all__ = ["Look", "Stage", "stage_task"]
+
+Facts = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where to look when a recorded output is to be believed.
+
+    Attributes:
+        deep: read and hash the data too; without it presence and sizes have to do.
+    """
+
+    project: Project
+    run_id: str
+    deep: bool
+
+    @property
+    def run_storage(self) -> Storage:
+        """The run's own files."""
+        return self.project.storage.child(f"runs/{self.run_id}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the pipeline.
+
+    Attributes:
+        run: does the work; returns (output as small JSON, `ran` or `resumed`).
+        distrust: returns why a recorded output cannot be believed, or None. It looks at the data, not at the record.
+        facts: what a person wants to know of the output.
+        of_run: the output belongs to one run (a trained model), not to every run with the same key.
+    """
+
+    name: str
+    run: Callable[[RunContext], tuple[dict[str, Any], Outcome]]
+    distrust: Callable[[Look, dict[str, Any]], str | None]
+    facts: Callable[[dict[str, Any]], Facts]
+    of_run: bool = False
+
+    def record_path(self, run_id: str, key: str) -> str:
+        """Where the record lies in the storage."""
+        return f"runs/{run_id}/stages/{self.name}.json" if self.of_run else f"stages/{self.name}/{key}.json"
+
+
+def stage_task(stage: Stage) -> Task[[RunContext], Any]:
+    """Wrap a stage as a Prefect task that takes a RunContext and gives a StageOutcome."""
+
+    @task(
+        name=stage.name,
+        task_run_name=stage.name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=2,
+        retry_delay_seconds=[1, 5],
+        retry_condition_fn=_is_transient,
+    )
+    def run_stage(ctx: RunContext) -> State[Any]:
+        try:
+            outcome = perform(stage, ctx)
+        except Interrupted as stopped:
+            return Cancelled(message=stopped.message)
+        _publish(ctx, outcome)
+        name = "Reused" if outcome.outcome == "reused" else "Completed"
+        return Completed(name=name, message=_sentence(outcome), data=outcome)
+
+    return run_stage
+
+
+def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
+    """Reuse the stage's output if its record can be believed, else run it and record it."""
+    started = time.monotonic()
+    key = ctx.keys[stage.name]
+    path = stage.record_path(ctx.run.run, key.key)
+    record = ctx.ledger.stage_record(path, key.key)
+    if record is not None:
+        doubt = stage.distrust(Look(ctx.project, ctx.run.run, ctx.will_train), record.output)
+        if doubt is None:
+            return _done(ctx, stage, key.key, "reused", started, record.output)
+        ctx.warn(f"{stage.name}: the recorded output is not used: {doubt}")
+    output, outcome = stage.run(ctx)
+    seconds = time.monotonic() - started
+    ctx.ledger.save_stage(
+        path, StageRecord(stage=stage.name, key=key.key, inputs=key.inputs, output=output, seconds=seconds, made=utc_now())
+    )
+    return _done(ctx, stage, key.key, outcome, started, output)
+
+
+def _done(ctx: RunContext, stage: Stage, key: str, how: Outcome, started: float, output: dict[str, Any]) -> StageOutcome:
+    outcome = StageOutcome(stage.name, key, how, time.monotonic() - started, output, stage.facts(output))
+    ctx.outcomes[stage.name] = outcome
+    ctx.reporter.finished(outcome)
+    return outcome
+
+
+def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
+    rows = [{"": label, "value": value} for label, value in outcome.facts]
+    rows += [
+        {"": "outcome", "value": outcome.outcome},
+        {"": "seconds", "value": f"{outcome.seconds:.2f}"},
+        {"": "key", "value": outcome.key},
+        {"": "MLflow run", "value": ctx.run.mlflow_run_id or ""},
+    ]
+    try:
+        create_table_artifact(
+            key=f"{ctx.run.pipeline.replace('_', '-')}-{outcome.name}",
+            table=rows,
+            description=f"**{outcome.name}** of run `{ctx.run.run}`",
+        )
+    except (PrefectException, OSError) as error:
+        # An artifact is for reading; a server that drops one must not fail a stage whose output is safe.
+        ctx.warn(f"{outcome.name}: no Prefect artifact: {error}")
+
+
+def _sentence(outcome: StageOutcome) -> str:
+    facts = ", ".join(f"{label} {value}" for label, value in outcome.facts[:3])
+    return f"{outcome.outcome} in {outcome.seconds:.1f} s" + (f": {facts}" if facts else "")
+
+
+def _is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Retry what another try may mend: a store or server that was away. Our own findings about data or spec stay as they are."""
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, ServiceError):
+        return True
+    if isinstance(error, PenstockError):
+        return False
+    return isinstance(error, ConnectionError | TimeoutError)

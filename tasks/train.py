@@ -1,0 +1,117 @@
+"""The train stage: Ray Train workers turn the cached dataset into weights, and every metric point goes to the tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import CheckpointError, Interrupted
+from penstock.storage import Storage
+from tasks.context import Outcome, RunContext
+from tasks.project import Project
+from tasks.stage import Facts, Look, Stage, stage_task
+from training import journal
+from training.checkpoint import CheckpointStore
+from training.job import TrainJob
+from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, Warned
+from training.trainer import TrainOutcome, train as run_training
+
+__all__ = ["STAGE", "checkpoint_store", "make_job", "train"]
+
+
+def make_job(ctx: RunContext) -> TrainJob:
+    """Put together what the workers need; also used by evaluation."""
+    spec = ctx.project.spec
+    return TrainJob(
+        run_storage=ctx.work_storage,
+        data_storage=ctx.storage,
+        manifest=ctx.manifest,
+        order=ctx.order,
+        spec=spec.train,
+        seed=spec.shuffle.seed,
+        code=ctx.project.recipe,
+        attempt=ctx.attempt.number,
+        pipeline=spec.name,
+        identity={
+            "data": ctx.manifest.content_digest,
+            "order": ctx.order.fingerprint,
+            "batch_rows": str(spec.train.batch_rows),
+        },
+    )
+
+
+def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
+    """The checkpoints of a run."""
+    spec = project.spec.train.checkpoint
+    return CheckpointStore(run_storage, keep=spec.keep, best=spec.best)
+
+
+def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    ctx.need_ray()
+    progress = ctx.reporter.progress("train")
+    job = make_job(ctx)
+    store = checkpoint_store(ctx.project, ctx.work_storage)
+
+    def listen(events: Sequence[Event]) -> None:
+        points = [event for event in events if isinstance(event, Point)]
+        if points:
+            ctx.tracker.points([journal.Point(point.t_ms, point.step, point.values) for point in points])
+        for event in events:
+            if isinstance(event, CheckpointCommitted):
+                _publish_checkpoint(ctx, store, event)
+            elif isinstance(event, Resumed):
+                for warning in event.warnings:
+                    ctx.warn(f"train: {warning}")
+                ctx.reporter.say(f"train: continues from step {event.step} ({event.exactness})")
+            elif isinstance(event, Warned):
+                ctx.warn(f"train: {event.message}")
+            elif isinstance(event, Progress):
+                progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}, {event.rows_per_s:,.0f} rows/s")
+
+    ctx.stopping.graceful = True
+    try:
+        outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, ray_storage=str(ctx.state_dir / "ray"))
+    finally:
+        ctx.stopping.graceful = False
+    ctx.attempt = ctx.attempt.model_copy(
+        update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
+    )
+    if outcome.status == "interrupted":
+        raise Interrupted(ctx.stopping.signum, f"stopped at step {outcome.step}; {outcome.checkpoint} is saved")
+    resumed = outcome.resumed_from_step is not None
+    return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
+
+
+def _publish_checkpoint(ctx: RunContext, store: CheckpointStore, event: CheckpointCommitted) -> None:
+    try:
+        manifest = store.get(event.name).manifest.model_dump_json()
+    except CheckpointError:
+        return  # the retention rule was faster: a newer checkpoint is on its way
+    uri = ctx.work_storage.uri(f"checkpoints/{event.name}")
+    ctx.tracker.checkpoint(event.name, event.step, event.metrics, uri, manifest, epoch=event.epoch)
+
+
+def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+    outcome = TrainOutcome.model_validate(output)
+    store = checkpoint_store(look.project, look.run_storage)
+    for name in {outcome.checkpoint, outcome.best_checkpoint or outcome.checkpoint}:
+        problem = store.problem(name)
+        if problem is not None:
+            return f"checkpoint {name}: {problem}"
+    return None
+
+
+def _facts(output: dict[str, Any]) -> Facts:
+    outcome = TrainOutcome.model_validate(output)
+    shown = {name: value for name, value in outcome.metrics.items() if name.startswith(("val/", "train/loss"))}
+    return (
+        ("steps", f"{outcome.step:,}"),
+        *((name, f"{value:.4g}") for name, value in sorted(shown.items())),
+        ("exactness", outcome.exactness),
+        ("checkpoint", outcome.checkpoint),
+        ("weights digest", outcome.weights_digest),
+    )
+
+
+STAGE = Stage("train", _run, _distrust, _facts, of_run=True)
+train = stage_task(STAGE)
