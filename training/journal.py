@@ -1,0 +1,117 @@
+"""Which metric points survive a crash? Those sealed into the run's storage before the checkpoint they belong to.
+
+Points are kept in memory until the next checkpoint and written as one segment file just before its manifest is committed.
+Points after the last checkpoint need no disk: their steps are executed again. What a tracking server missed is replayed
+from here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.errors import CheckpointError
+from penstock.storage import Storage
+
+__all__ = ["JournalWriter", "Point", "read_journal", "truncate_journal"]
+
+_FOLDER = "journal"
+_SEGMENT = re.compile(r"^(?P<step>\d{10,})-a(?P<attempt>\d+)\.jsonl$")
+
+
+class Point(NamedTuple):
+    """Metric values of one step, with the time they were measured. The time is part of a point's identity on the server."""
+
+    t_ms: int
+    """Wall clock, milliseconds since 1970."""
+    step: int
+    """Optimizer steps done."""
+    values: Mapping[str, float]
+
+
+class _Segment(NamedTuple):
+    step: int
+    attempt: int
+    path: str
+
+
+class JournalWriter:
+    """Collects points and seals them. Lives where points are made (rank 0); not thread-safe."""
+
+    def __init__(self, run_storage: Storage, attempt: int) -> None:
+        self._storage = run_storage
+        self._attempt = attempt
+        self._pending: list[Point] = []
+
+    def add(self, point: Point) -> None:
+        """Remember a point until the next seal. Costs no I/O."""
+        self._pending.append(point)
+
+    def seal(self, step: int) -> None:
+        """Make the points added since the last seal durable. Call it before the manifest of checkpoint `step` is committed.
+
+        A checkpoint without new points writes nothing.
+        """
+        if not self._pending:
+            return
+        lines = [json.dumps({"t": p.t_ms, "s": p.step, "v": dict(p.values)}, separators=(",", ":")) for p in self._pending]
+        path = f"{_FOLDER}/{step:010d}-a{self._attempt}.jsonl"
+        if self._storage.exists(path):  # validation after a checkpoint seals the same step again
+            lines = [*self._storage.read_bytes(path).decode().splitlines(), *lines]
+        self._storage.write_bytes(path, ("\n".join(lines) + "\n").encode())
+        self._pending.clear()
+
+
+def read_journal(run_storage: Storage, up_to_step: int, *, after_step: int = -1) -> list[Point]:
+    """Read the sealed points with `after_step` < seal and step <= `up_to_step`, in order of step, each (step, name) once.
+
+    Where a step was executed more than once, the values sealed last count.
+
+    Args:
+        run_storage: the run's storage.
+        up_to_step: the step of the checkpoint that counts.
+        after_step: leave out segments sealed at or before this step, when the server is known to hold them.
+
+    Raises:
+        CheckpointError: a segment is no journal; it names the file.
+    """
+    segments = [s for s in _segments(run_storage) if s.step > after_step]
+    seen: set[tuple[int, str]] = set()
+    points: list[Point] = []
+    for segment in sorted(segments, key=lambda s: (s.attempt, s.step), reverse=True):
+        for point in reversed(list(_read_segment(run_storage, segment.path))):
+            values = {name: value for name, value in point.values.items() if (point.step, name) not in seen}
+            if values and point.step <= up_to_step:
+                points.append(point._replace(values=values))
+                seen.update((point.step, name) for name in values)
+    return sorted(points, key=lambda point: (point.step, point.t_ms))
+
+
+def truncate_journal(run_storage: Storage, step: int) -> None:
+    """Drop the segments sealed after `step`, which a resume from checkpoint `step` executes again."""
+    for segment in _segments(run_storage):
+        if segment.step > step:
+            run_storage.delete(segment.path)
+
+
+def _segments(run_storage: Storage) -> list[_Segment]:
+    found = []
+    for name in run_storage.list(_FOLDER):
+        match = _SEGMENT.match(name)
+        if match:
+            found.append(_Segment(int(match["step"]), int(match["attempt"]), f"{_FOLDER}/{name}"))
+    return sorted(found)
+
+
+def _read_segment(run_storage: Storage, path: str) -> Iterator[Point]:
+    try:
+        for line in run_storage.read_bytes(path).splitlines():
+            record = json.loads(line)
+            yield Point(int(record["t"]), int(record["s"]), {str(k): float(v) for k, v in record["v"].items()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{run_storage.uri(path)} is no metric journal: {error}",
+            next_step=f"delete {run_storage.uri(path)}; only the points of that stretch are lost to the tracking server",
+        ) from error
