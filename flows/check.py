@@ -1,0 +1,41 @@
+"""Would this pipeline run? Spec, sources, resources and one real batch through the recipe; no stage runs and nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.preflight import check_recipe, check_resources, check_storage
+from flows.sample import try_one_batch
+from flows.spec_file import load_spec
+from ingest.snapshot import read_source
+from penstock.progress import silent
+from tasks.keys import stage_keys
+from tasks.project import Project
+
+__all__ = ["check_pipeline"]
+
+
+def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """Check everything that can be checked without running a stage.
+
+    Raises:
+        PenstockError: the first part that does not hold, with all its problems.
+    """
+    loaded = load_spec(file, overrides)
+    say(f"spec       ok   {loaded.file.name}, {len(loaded.overrides)} overrides")
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    check_storage(project.storage)
+    warnings = check_resources(project)
+    say(f"storage    ok   {project.storage.root}")
+    check_recipe(project)
+    stage_keys(project)
+    say(f"recipe     ok   {loaded.spec.train.recipe}")
+    snapshot = read_source(loaded.spec.data, project.files, silent)
+    say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
+    batch = try_one_batch(project, snapshot)
+    say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
+    for warning in warnings:
+        say(f"warning: {warning}")
+    return {"status": "done", "rows": snapshot.rows, "files": len(snapshot.files), "batch": batch, "warnings": warnings}

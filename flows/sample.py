@@ -1,0 +1,122 @@
+"""Does one real batch go through everything? A few hundred source rows are prepared, cached and fed to the recipe, in a temporary folder.
+
+The same functions as in a run do the work, so what passes here fails later only for reasons of size.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from ingest.dataset import DatasetManifest
+from ingest.feed import open_feed
+from ingest.materialize import materialize
+from ingest.order import make_order
+from ingest.parallel import local_map
+from ingest.preprocess import fit_preprocess
+from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
+from ingest.source import list_source
+from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
+from penstock.errors import DataError, TrainingError
+from penstock.progress import silent
+from penstock.storage import Storage
+from tasks.project import Project
+from training.recipe import load_recipe
+
+__all__ = ["try_one_batch"]
+
+SAMPLE_ROWS = 512
+
+
+def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> dict[str, Any]:
+    """Send one batch of real rows through the transforms and the recipe: forward, loss, backward, predict.
+
+    Args:
+        snapshot: the source if it was read already; without it only the first train file is read.
+
+    Returns:
+        `rows`, `columns`, `parameters`, `loss` and `predict_shape` (None without `predict`).
+
+    Raises:
+        SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder:
+        storage, manifest = _prepare(project, snapshot, Path(folder))
+        return _try_recipe(project, storage, manifest)
+
+
+def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
+    spec = project.spec
+    files = [file for file in project.files if file.location == "train"]
+    if snapshot is None:
+        files = files[:SAMPLE_ROWS] if spec.data.format == "images" else files[:1]
+        snapshot = read_source(spec.data, files, silent)
+    tables: list[pa.Table] = []
+    for batch in iterate_rows(spec.data, snapshot, files, SAMPLE_ROWS):
+        tables.append(batch.table)
+        if sum(table.num_rows for table in tables) >= SAMPLE_ROWS:
+            break
+    sample = pa.concat_tables(tables).slice(0, SAMPLE_ROWS)
+    if sample.num_rows == 0:
+        raise DataError(f"{files[0].uri} holds no rows")
+    pq.write_table(sample, folder / "sample.parquet")
+    # As Parquet the sample keeps the types it was read with, whatever the source's format.
+    data = DataSpec(
+        format="parquet",
+        train=str(folder / "sample.parquet"),
+        label=spec.data.label,
+        invalid=spec.data.invalid,
+        images=spec.data.images,
+    )
+    listed = read_source(data, list_source(data, folder), silent)
+    fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
+    storage = Storage(str(folder / "storage"))
+    manifest = materialize(
+        key="sample",
+        data=data,
+        steps=spec.preprocess,
+        fitted=fitted,
+        snapshot=listed,
+        code=project.transforms,
+        spec=MaterializeSpec(),
+        storage=storage,
+        progress=silent,
+        parallel=local_map,
+    )
+    return storage, manifest
+
+
+def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
+    train = project.spec.train
+    rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
+    order = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
+    batch = next(iter(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0)))
+    recipe = load_recipe(project.recipe, train.params)
+    model = recipe.build_model(manifest.feed_schema)
+    loss = recipe.loss(model, dict(batch.columns))
+    if not math.isfinite(float(loss)):
+        raise TrainingError(
+            f"{train.recipe}: the loss of the first batch is {float(loss)}",
+            next_step="look at the columns' values (scale, missing values) and at the loss function",
+        )
+    if not loss.requires_grad:
+        raise TrainingError(f"{train.recipe}: the loss does not depend on the model's parameters; backward() has nothing to do")
+    loss.backward()  # type: ignore[no-untyped-call]
+    recipe.optimizer(model, train.learning_rate)
+    shape: list[int] | None = None
+    if recipe.can_predict:
+        with torch.no_grad():
+            shape = list(recipe.predict(model.eval(), dict(batch.columns)).shape)
+    return {
+        "rows": rows,
+        "columns": {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in manifest.feed_schema.columns},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "loss": float(loss),
+        "predict_shape": shape,
+    }

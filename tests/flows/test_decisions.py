@@ -1,0 +1,85 @@
+"""Which run a command continues, and what it refuses: pure decisions on records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flows.decisions import Continue, NewRun, Refuse, choose_run
+from tasks.keys import StageKey
+from tasks.runs import Run
+from training.spec import TrainSpec
+
+STAGES = ("read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register")
+
+
+def train(**changes: Any) -> dict[str, Any]:
+    return TrainSpec(**{"recipe": "m.py:M", "epochs": 2, **changes}).model_dump(mode="json")
+
+
+def keys(**inputs: dict[str, Any]) -> dict[str, StageKey]:
+    return {s: StageKey(stage=s, key=f"{s}{inputs.get(s)}", inputs=inputs.get(s, {})) for s in STAGES}
+
+
+def run(status: str, spec: dict[str, Any], **inputs: dict[str, Any]) -> Run:
+    return Run(run="r", pipeline="p", created="2026", spec={"train": spec}, keys=keys(**inputs), status=status)  # type: ignore[arg-type]
+
+
+def decide(current: Run | None, spec: dict[str, Any], *, checkpoint: bool = True, fresh: bool = False, **inputs: Any) -> Any:
+    return choose_run(current, spec, keys(**inputs), has_checkpoint=checkpoint, fresh=fresh)
+
+
+def test_the_first_run_is_new_and_fresh_always_is() -> None:
+    assert isinstance(decide(None, train()), NewRun)
+    assert isinstance(decide(run("killed", train()), train(), fresh=True), NewRun)
+
+
+def test_an_unchanged_run_continues_whatever_its_state() -> None:
+    for status in ("running", "killed", "failed", "interrupted", "partial", "done"):
+        assert decide(run(status, train()), train()) == Continue(run(status, train()))
+
+
+def test_more_epochs_continue_a_finished_run() -> None:
+    assert isinstance(decide(run("done", train()), train(epochs=9)), Continue)
+
+
+def test_a_forbidden_change_is_refused_with_both_values() -> None:
+    decision = decide(run("killed", train()), train(batch_rows=512))
+    assert isinstance(decision, Refuse)
+    assert decision.changes == ("train.batch_rows: 256 -> 512",)
+
+
+def test_changed_data_is_refused_and_the_file_is_named() -> None:
+    old = run("killed", train(), read={"files": {"train/a.csv": "1:2"}})
+    decision = decide(old, train(), read={"files": {"train/a.csv": "1:2", "train/b.csv": "3:4"}})
+    assert isinstance(decision, Refuse)
+    assert decision.changes == ("files: added train/b.csv",)
+
+
+def test_before_the_first_checkpoint_nothing_is_forbidden() -> None:
+    assert isinstance(decide(run("killed", train()), train(batch_rows=512), checkpoint=False), Continue)
+
+
+def test_a_changed_learning_rate_goes_on_with_a_warning() -> None:
+    decision = decide(run("killed", train()), train(learning_rate=0.5))
+    assert isinstance(decision, Continue)
+    assert decision.warnings == ("train.learning_rate: 0.001 -> 0.5",)
+
+
+def test_a_changed_recipe_goes_on_with_a_warning() -> None:
+    decision = decide(run("killed", train(), train={"code.m.py:M": "1"}), train(), train={"code.m.py:M": "2"})
+    assert isinstance(decision, Continue)
+    assert decision.warnings == ("code.m.py:M: 1 -> 2",)
+
+
+def test_after_the_end_a_real_change_begins_a_new_run() -> None:
+    assert isinstance(decide(run("done", train()), train(batch_rows=512)), NewRun)
+    assert isinstance(decide(run("done", train()), train(learning_rate=0.5)), NewRun)
+    changed = decide(run("done", train(), read={"files": {"a": "1"}}), train(), read={"files": {"a": "2"}})
+    assert isinstance(changed, NewRun)
+    assert "files: changed a" in changed.reason
+
+
+def test_after_the_end_a_warn_change_with_more_epochs_goes_on() -> None:
+    decision = decide(run("done", train()), train(learning_rate=0.5, epochs=4))
+    assert isinstance(decision, Continue)
+    assert decision.warnings

@@ -1,0 +1,119 @@
+"""The pipeline file: every problem at its line, overrides, origins, and the published schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.spec_file import load_spec, schema_json
+from penstock.config import OnResume, resume_rules
+from penstock.errors import SpecError
+from training.spec import TrainSpec
+
+GOOD = """\
+name: demo
+data:
+  format: csv
+  train: rows.csv
+  validation: {fraction: 0.1}
+  label: target
+train:
+  recipe: model.py:Net
+  epochs: 2
+  batch_rows: 64
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(text)
+    return file
+
+
+def problems_of(file: Path, *overrides: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        load_spec(file, overrides)
+    assert caught.value.exit_code == 2
+    return list(caught.value.problems)
+
+
+def test_defaults_and_file_values_carry_their_origin(tmp_path: Path) -> None:
+    loaded = load_spec(write(tmp_path, GOOD), ["train.epochs=7"])
+    assert loaded.spec.train.epochs == 7
+    assert loaded.origins["train.epochs"] == "--set train.epochs"
+    assert loaded.origins["train.batch_rows"] == "pipeline.yaml:10"
+    assert loaded.origins["train.retries"] == "default"
+
+
+def test_a_mapping_given_by_set_is_the_origin_of_what_it_holds(tmp_path: Path) -> None:
+    loaded = load_spec(write(tmp_path, GOOD), ["train.params={hidden: 3}"])
+    assert loaded.spec.train.params == {"hidden": 3}
+    assert loaded.origins["train.params.hidden"] == "--set train.params"
+
+
+def test_relative_storage_lies_beside_the_pipeline_file(tmp_path: Path) -> None:
+    assert load_spec(write(tmp_path, GOOD)).spec.storage == str(tmp_path / ".penstock")
+    remote = load_spec(write(tmp_path, GOOD), ["storage=s3://bucket/prefix"])
+    assert remote.spec.storage == "s3://bucket/prefix"
+
+
+def test_all_problems_are_reported_together_with_their_lines(tmp_path: Path) -> None:
+    text = GOOD.replace("batch_rows: 64", "batch_rows: 0").replace("epochs: 2", "epoch: 2").replace("format: csv", "format: xlsx")
+    found = problems_of(write(tmp_path, text))
+    assert any(p.startswith("pipeline.yaml:10: train.batch_rows:") for p in found)
+    assert any(p.startswith("pipeline.yaml:9: train.epoch:") and "did you mean 'epochs'?" in p for p in found)
+    assert any(p.startswith("pipeline.yaml:3: data.format:") and "xlsx" in p for p in found)
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) -> None:
+    found = problems_of(write(tmp_path, GOOD), "train.batch_rows=500", "train.workers=3")
+    assert found == ["--set train.batch_rows: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
+
+
+def test_a_missing_key_is_named_where_it_would_stand(tmp_path: Path) -> None:
+    found = problems_of(write(tmp_path, GOOD.replace("  train: rows.csv\n", "")))
+    assert found == ["pipeline.yaml:2: data.train: missing; this key is needed"]
+
+
+def test_a_key_that_stands_twice_is_an_error(tmp_path: Path) -> None:
+    found = problems_of(write(tmp_path, GOOD + "name: again\n"))
+    assert any("stands twice" in p for p in found)
+
+
+def test_broken_yaml_names_line_and_column(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"pipeline\.yaml:\d+:\d+: not valid YAML"):
+        load_spec(write(tmp_path, GOOD + "  x: [1,\n"))
+
+
+def test_yaml_tags_that_would_run_code_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="not valid YAML"):
+        load_spec(write(tmp_path, GOOD + "register: !!python/object/apply:os.system ['true']\n"))
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", "preprocess.4.drop=[a]"])
+def test_an_override_that_fits_nowhere_is_named(tmp_path: Path, override: str) -> None:
+    assert any("--set" in p for p in problems_of(write(tmp_path, GOOD + "preprocess: []\n"), override))
+
+
+def test_no_file_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="penstock init"):
+        load_spec(tmp_path / "absent.yaml")
+
+
+def test_the_schema_completes_keys_of_every_section() -> None:
+    schema = json.loads(schema_json())
+    assert {"name", "data", "train", "register"} <= schema["properties"].keys()
+    assert "batch_rows" in schema["$defs"]["TrainSpec"]["properties"]
+    assert schema["additionalProperties"] is False
+
+
+def test_every_train_field_has_a_rule_for_resume() -> None:
+    rules = dict(resume_rules(TrainSpec))
+    assert rules["epochs"] is OnResume.FREE
+    assert rules["checkpoint.every_steps"] is OnResume.FREE
+    assert rules["learning_rate"] is OnResume.WARN
+    assert rules["workers"] is OnResume.WARN
+    assert rules["batch_rows"] is OnResume.FORBIDDEN
+    assert rules["params"] is OnResume.FORBIDDEN

@@ -1,0 +1,42 @@
+"""Errors say what to do next, carry an exit code, and cross process borders whole."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from penstock import errors
+from penstock.errors import DataError, Interrupted, PenstockError
+
+KINDS = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k is not Interrupted])
+def test_every_error_survives_pickle(kind: type[PenstockError]) -> None:
+    error = kind("it broke", problems=["a", "b"], next_step="mend it")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == str(error) == "it broke\n  - a\n  - b\nNext: mend it"
+    assert copy.exit_code == error.exit_code
+
+
+def test_the_exit_codes_of_the_contract() -> None:
+    codes = {kind.__name__: kind.exit_code for kind in KINDS if kind is not Interrupted}
+    assert codes == {
+        "PenstockError": 1,
+        "SpecError": 2,
+        "PreflightError": 3,
+        "ServiceError": 3,
+        "DataError": 4,
+        "TrainingError": 5,
+        "CheckpointError": 5,
+        "ResumeError": 6,
+        "LeaseHeldError": 6,
+    }
+    assert Interrupted(2).exit_code == 130
+    assert pickle.loads(pickle.dumps(Interrupted(15))).exit_code == 143
+
+
+def test_problems_are_a_tuple_whatever_was_given() -> None:
+    assert DataError("x", problems=[]).problems == ()

@@ -1,0 +1,86 @@
+"""One owner at a time: living holders are respected, dead ones replaced, with real processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock import lease as lease_module
+from penstock.errors import LeaseHeldError
+from penstock.lease import current_holder, hold_lease
+from penstock.storage import Storage
+
+HOLD = """
+import sys
+from penstock.lease import hold_lease
+from penstock.storage import Storage
+with hold_lease(Storage(sys.argv[1]), "lease"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder_process(root: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "held"
+    return process
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
+    process = holder_process(tmp_path)
+    try:
+        with pytest.raises(LeaseHeldError, match=f"pid {process.pid} on ") as caught, hold_lease(Storage(str(tmp_path)), "lease"):
+            pass
+        assert caught.value.exit_code == 6
+    finally:
+        process.communicate(input="")
+
+
+def test_a_released_lease_is_free(tmp_path: Path) -> None:
+    process = holder_process(tmp_path)
+    process.communicate(input="")
+    storage = Storage(str(tmp_path))
+    assert current_holder(storage, "lease") is None
+    with hold_lease(storage, "lease") as holder:
+        assert current_holder(storage, "lease") == holder
+
+
+def test_the_lease_of_a_process_killed_with_sigkill_is_taken_over_at_once(tmp_path: Path) -> None:
+    process = holder_process(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with hold_lease(Storage(str(tmp_path)), "lease") as holder:
+        assert holder.pid == os.getpid()
+
+
+def test_a_silent_holder_on_another_machine_expires(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    with hold_lease(storage, "lease") as holder:
+        pass
+    abroad = {**holder.model_dump(), "host": "elsewhere", "released": False}
+    storage.write_json("lease/00000001.json", {**abroad, "heartbeat": time.time() - lease_module.EXPIRES_S / 2})
+    with pytest.raises(LeaseHeldError, match="elsewhere"), hold_lease(storage, "lease"):
+        pass
+    storage.write_json("lease/00000001.json", {**abroad, "heartbeat": time.time() - lease_module.EXPIRES_S - 1})
+    with hold_lease(storage, "lease"):
+        assert sorted(storage.list("lease"))[-1] == "00000002.json"
+
+
+def test_an_owner_that_was_given_up_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
+    lost = multiprocessing.get_context("spawn").Event()
+    storage = Storage(str(tmp_path))
+    with hold_lease(storage, "lease", on_lost=lost.set) as holder:
+        storage.write_bytes("lease/00000002.json", json.dumps({**holder.model_dump(), "owner": "usurper"}).encode())
+        assert lost.wait(timeout=30)

@@ -1,0 +1,69 @@
+"""Writes become visible all at once, and nothing leaves the root."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from penstock.storage import Storage
+
+
+def test_what_is_written_reads_back_and_lists_without_temporaries(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    storage.write_json("a/b.json", {"x": [1, 2.5, "ü"]})
+    (tmp_path / "a" / ".c.json.1234.tmp").write_text("half")
+    assert storage.read_json("a/b.json") == {"x": [1, 2.5, "ü"]}
+    assert storage.list("a") == ["b.json"]
+    assert storage.list("absent") == []
+    assert storage.child("a").exists("b.json")
+
+
+def test_of_many_creators_one_wins(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    with ThreadPoolExecutor(16) as pool:
+        won = list(pool.map(lambda i: storage.create_exclusive("x/lock", str(i).encode()), range(64)))
+    assert won.count(True) == 1
+    assert storage.read_bytes("x/lock").decode() == str(won.index(True))
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage(str(tmp_path))
+    storage.write_bytes("f", b"old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("penstock.storage.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        storage.write_bytes("f", b"new and longer")
+    assert storage.read_bytes("f") == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_paths_cannot_leave_the_root(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leaves the storage root"):
+        Storage(str(tmp_path)).read_bytes("../etc/passwd")
+
+
+def test_it_travels_as_its_uri(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    storage.write_bytes("f", b"1")
+    assert pickle.loads(pickle.dumps(storage)).read_bytes("f") == b"1"
+
+
+@pytest.mark.s3
+def test_the_same_on_an_object_store(s3_bucket: str) -> None:
+    storage = Storage(f"{s3_bucket}/prefix")
+    assert storage.list() == []
+    assert storage.create_exclusive("lock", b"1")
+    assert not storage.create_exclusive("lock", b"2")
+    storage.write_json("a/b.json", {"x": 1})
+    assert storage.read_json("a/b.json") == {"x": 1}
+    assert storage.list() == ["a", "lock"]
+    storage.delete("a")
+    assert storage.list() == ["lock"]
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes("a/b.json")
