@@ -1,0 +1,90 @@
+"""What does every test find around it? State folders of its own, no telemetry, none of the developer's servers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.swift import SwiftServer, UnavailableError, install_swift
+
+_STATE = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
+
+# Set before any test module imports Prefect, MLflow or Ray: they read the environment on import.
+for _name in (
+    "PREFECT_API_URL",
+    "PREFECT_API_KEY",
+    "PREFECT_PROFILE",
+    "RAY_ADDRESS",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_REGISTRY_URI",
+    "MLFLOW_RUN_ID",
+    "MLFLOW_EXPERIMENT_ID",
+    "MLFLOW_EXPERIMENT_NAME",
+    "AWS_PROFILE",
+    "AWS_ENDPOINT_URL",
+    "AWS_SESSION_TOKEN",
+):
+    os.environ.pop(_name, None)
+os.environ.update(
+    {
+        "PREFECT_HOME": str(_STATE / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PENSTOCK_CACHE_DIR": str(_STATE / "shards"),
+        "MPLCONFIGDIR": str(_STATE / "matplotlib"),
+        "MPLBACKEND": "Agg",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_STATE, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the S3 server carries the mark `s3`, so that `-m "not s3"` leaves it out."""
+    for item in items:
+        if {"s3_server", "s3_bucket"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.s3)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
+    """A running S3 server. A test that kills it starts it again before it ends."""
+    try:
+        programs = install_swift()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    server = SwiftServer(tmp_path_factory.mktemp("swift"), programs)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new, empty bucket as `s3://name`; the environment holds endpoint and credentials, for child processes too."""
+    import boto3
+    from fsspec import AbstractFileSystem
+    from s3fs import S3FileSystem
+
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    # fsspec keeps filesystems by their arguments; endpoint and keys come from the environment, so an older one would be stale.
+    for kind in (AbstractFileSystem, S3FileSystem):
+        kind.clear_instance_cache()
+    name = f"penstock-{uuid.uuid4().hex[:12]}"
+    boto3.session.Session().client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}"

@@ -1,0 +1,274 @@
+"""Which S3 server do the tests talk to? OpenStack Swift with its S3 interface: real processes, a real disk, real signatures.
+
+It comes from the package index, needs no root, starts in about two seconds and listens on 127.0.0.1 only. The first use makes
+an environment for it below `.cache/` in the checkout (or PENSTOCK_TEST_CACHE); later ones find it there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+__all__ = ["SwiftServer", "UnavailableError", "install_swift"]
+
+REQUIREMENTS = Path(__file__).with_name("swift-requirements.txt")
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL_TIMEOUT_S = 300
+START_TIMEOUT_S = 60
+STORES = ("account", "container", "object")
+
+_RING = Template("""
+[swift-hash]
+swift_hash_path_suffix = penstock-tests
+[storage-policy:0]
+name = single
+default = yes
+""")
+
+_STORE = Template("""
+[DEFAULT]
+bind_ip = 127.0.0.1
+bind_port = $port
+workers = 0
+swift_dir = $directory
+devices = $directory/disks
+mount_check = false
+fallocate_reserve = 0
+disable_fallocate = true
+log_level = WARNING
+[pipeline:main]
+pipeline = $kind-server
+[app:$kind-server]
+use = egg:swift#$kind
+recon_cache_path = $directory/recon
+""")
+
+# listing_formats and bulk serve the S3 verbs ListObjects and DeleteObjects, slo the multipart uploads, copy CopyObject.
+_PROXY = Template("""
+[DEFAULT]
+bind_ip = 127.0.0.1
+bind_port = $port
+workers = 0
+swift_dir = $directory
+log_level = WARNING
+[pipeline:main]
+pipeline = catch_errors gatekeeper healthcheck cache listing_formats bulk s3api tempauth
+   copy slo dlo versioned_writes symlink proxy-server
+[app:proxy-server]
+use = egg:swift#proxy
+account_autocreate = true
+[filter:catch_errors]
+use = egg:swift#catch_errors
+[filter:gatekeeper]
+use = egg:swift#gatekeeper
+[filter:healthcheck]
+use = egg:swift#healthcheck
+[filter:cache]
+use = egg:swift#memcache
+memcache_servers = 127.0.0.1:$nobody
+[filter:listing_formats]
+use = egg:swift#listing_formats
+[filter:bulk]
+use = egg:swift#bulk
+[filter:s3api]
+use = egg:swift#s3api
+location = us-east-1
+[filter:tempauth]
+use = egg:swift#tempauth
+user_test_tester = $secret .admin
+[filter:copy]
+use = egg:swift#copy
+[filter:slo]
+use = egg:swift#slo
+[filter:dlo]
+use = egg:swift#dlo
+[filter:versioned_writes]
+use = egg:swift#versioned_writes
+allow_object_versioning = true
+[filter:symlink]
+use = egg:swift#symlink
+""")
+
+
+class UnavailableError(Exception):
+    """The server cannot be installed on this machine; the message says why. Tests are skipped for this reason alone."""
+
+
+def install_swift() -> Path:
+    """Return the folder of Swift's programs, installing it first if need be. Several test runs may ask at once.
+
+    Raises:
+        UnavailableError: pip cannot get it.
+    """
+    cache = Path(os.environ.get("PENSTOCK_TEST_CACHE") or ROOT / ".cache")
+    cache.mkdir(parents=True, exist_ok=True)
+    version = hashlib.blake2b(REQUIREMENTS.read_bytes() + sys.version.encode(), digest_size=6).hexdigest()
+    home = cache / f"swift-{version}"
+    with (cache / "swift.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (home / "ready").exists():
+            return home / "bin"
+        shutil.rmtree(home, ignore_errors=True)
+        try:
+            venv.create(home, with_pip=True)
+            subprocess.run(
+                [home / "bin" / "pip", "install", "-qq", "--disable-pip-version-check", "-r", REQUIREMENTS],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=INSTALL_TIMEOUT_S,
+            )
+        except (subprocess.SubprocessError, OSError) as error:
+            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+            raise UnavailableError(f"OpenStack Swift cannot be installed: {said[-1] if said else error}") from error
+        (home / "ready").touch()
+    return home / "bin"
+
+
+class SwiftServer:
+    """One S3 endpoint with its state in `directory`. The data survive `kill` and `stop`; `start` brings them back.
+
+    Args:
+        directory: an empty or absent folder.
+        programs: where Swift's programs are.
+    """
+
+    access_key = "test:tester"
+    secret_key = "penstock-tests-only"
+    region = "us-east-1"
+
+    def __init__(self, directory: Path, programs: Path) -> None:
+        self.directory = directory
+        self._programs = programs
+        self._ports = dict(zip(("proxy", "nobody", *STORES), _free_ports(2 + len(STORES)), strict=True))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._write_configuration()
+
+    @property
+    def endpoint(self) -> str:
+        """The URL for AWS_ENDPOINT_URL."""
+        return f"http://127.0.0.1:{self._ports['proxy']}"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a client needs, and what keeps a developer's own AWS settings out."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_REGION": self.region,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+    def start(self) -> None:
+        """Start what does not run, and wait until it answers.
+
+        Raises:
+            RuntimeError: a process ends at once, or none answers in time; the message holds the end of its log.
+        """
+        for kind in (*STORES, "proxy"):
+            if kind not in self._processes or self._processes[kind].poll() is not None:
+                self._spawn(kind)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            dead = [kind for kind, process in self._processes.items() if process.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                kind = dead[0] if dead else "proxy"
+                log = (self.directory / f"{kind}.log").read_text(errors="replace")[-500:]
+                self.stop()
+                raise RuntimeError(f"Swift's {kind} server does not start: {log}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL to all of it, as a power cut would; `start` brings it back with its data."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End every process, politely first."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, signum: int) -> None:
+        for process in self._processes.values():
+            process.send_signal(signum)
+        for process in self._processes.values():
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def _answers(self) -> bool:
+        try:
+            for kind in STORES:
+                socket.create_connection(("127.0.0.1", self._ports[kind]), timeout=1).close()
+            with urllib.request.urlopen(f"{self.endpoint}/healthcheck", timeout=2) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def _spawn(self, kind: str) -> None:
+        with (self.directory / f"{kind}.log").open("ab") as log:
+            self._processes[kind] = subprocess.Popen(
+                [
+                    self._programs / "python",
+                    "-W",
+                    "ignore",
+                    self._programs / f"swift-{kind}-server",
+                    self.directory / f"{kind}.conf",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _write_configuration(self) -> None:
+        for folder in ("disks/one", "recon"):
+            (self.directory / folder).mkdir(parents=True, exist_ok=True)
+        (self.directory / "swift.conf").write_text(_RING.substitute())
+        words = {"directory": self.directory, "secret": self.secret_key, "nobody": self._ports["nobody"]}
+        (self.directory / "proxy.conf").write_text(_PROXY.substitute(words, port=self._ports["proxy"]))
+        for kind in STORES:
+            (self.directory / f"{kind}.conf").write_text(_STORE.substitute(words, kind=kind, port=self._ports[kind]))
+            device = f"r1z1-127.0.0.1:{self._ports[kind]}/one"
+            for words_of_ring in (("create", "2", "1", "0"), ("add", device, "1"), ("rebalance",)):
+                self._ring(f"{kind}.builder", *words_of_ring)
+
+    def _ring(self, builder: str, *words: str) -> None:
+        command = [self._programs / "python", "-W", "ignore", self._programs / "swift-ring-builder", builder, *words]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, check=False)
+        if done.returncode > 1:  # 1 is a warning, such as that one copy on one disk is not safe
+            raise RuntimeError(f"swift-ring-builder {' '.join(words)} failed: {done.stdout} {done.stderr}")
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now. All are held while they are chosen, so that no two are the same."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _die_with_parent() -> None:
+    """On Linux, end this process when the test run dies, even by SIGKILL."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
