@@ -1,0 +1,199 @@
+"""What does a shard look like on disk? One Arrow IPC file with exactly one uncompressed record batch of fixed-shape columns.
+
+One batch means that every column is one contiguous run of bytes, so a reader maps the file and hands out numpy views without a
+copy. Each row also carries where it came from: `_file` (index into the files of the commit unit) and `_row` (row number in that
+file, counted from 0). Those two are not part of the feed's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from ingest.dataset import ColumnInfo
+from penstock.errors import DataError
+
+__all__ = [
+    "PROVENANCE_COLUMNS",
+    "ShardBuffer",
+    "ShardReader",
+    "columns_of",
+    "open_shard",
+    "tensor_array",
+    "with_provenance",
+    "write_shard",
+]
+
+PROVENANCE_COLUMNS = ("_file", "_row")
+"""int32 index into the unit's files, int64 row number in that file."""
+
+_DTYPES = {
+    pa.int8(): "int8",
+    pa.int16(): "int16",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.uint8(): "uint8",
+    pa.uint16(): "uint16",
+    pa.uint32(): "uint32",
+    pa.uint64(): "uint64",
+    pa.float16(): "float16",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+}
+
+
+def columns_of(schema: pa.Schema) -> tuple[ColumnInfo, ...]:
+    """Describe the fixed-shape columns of an Arrow schema, provenance left out.
+
+    Raises:
+        DataError: a column is neither a number nor a fixed-shape tensor of numbers.
+    """
+    return tuple(_column_info(field) for field in schema if field.name not in PROVENANCE_COLUMNS)
+
+
+def _column_info(field: pa.Field) -> ColumnInfo:
+    kind, shape = field.type, ()
+    if isinstance(kind, pa.FixedShapeTensorType):
+        kind, shape = kind.value_type, tuple(kind.shape)
+    if kind not in _DTYPES:
+        raise DataError(f"column {field.name!r} has type {field.type}; a shard holds numbers and tensors of them")
+    return ColumnInfo(name=field.name, dtype=_DTYPES[kind], shape=shape)
+
+
+def tensor_array(values: np.ndarray) -> pa.Array:
+    """Wrap an array of shape [rows, *shape] as one Arrow column, without a copy where numpy's memory is contiguous.
+
+    Shape () gives a primitive column; bool is kept as uint8, because Arrow packs booleans into bits.
+    """
+    if values.dtype == np.bool_:
+        values = values.astype(np.uint8)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if values.ndim == 1:
+        return flat
+    kind = pa.fixed_shape_tensor(flat.type, list(values.shape[1:]))
+    width = int(np.prod(values.shape[1:]))
+    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, width))
+
+
+def with_provenance(table: pa.Table, files: np.ndarray, rows: np.ndarray) -> pa.Table:
+    """Append `_file` (int32) and `_row` (int64), one value per row of `table`."""
+    table = table.append_column(PROVENANCE_COLUMNS[0], pa.array(files.astype(np.int32, copy=False)))
+    return table.append_column(PROVENANCE_COLUMNS[1], pa.array(rows.astype(np.int64, copy=False)))
+
+
+def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
+    """Write `tables` as one record batch and return its rows. The same rows give the same bytes, however they are cut up.
+
+    Raises:
+        DataError: a value is null, or there is not one row.
+    """
+    table = pa.concat_tables(tables)
+    if table.num_rows == 0:
+        raise DataError(f"shard {Path(path).name}: no rows to write")
+    # The field's nullability and the schema's metadata are part of the bytes, so both are fixed here.
+    schema = pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
+    columns_of(schema)
+    batch = pa.RecordBatch.from_arrays([_contiguous(column) for column in table.columns], schema=schema)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(batch)
+    return int(batch.num_rows)
+
+
+def _contiguous(column: pa.ChunkedArray) -> pa.Array:
+    # Rebuilt from the plain values: a slice would carry its offset, and a validity bitmap its bytes, into the file.
+    if not isinstance(column.type, pa.FixedShapeTensorType):
+        flat = column.combine_chunks()
+        if flat.null_count:
+            raise DataError(f"a column of type {column.type} still holds {flat.null_count} nulls when its shard is written")
+        return pa.array(flat.to_numpy(zero_copy_only=True))
+    values = pa.concat_arrays([chunk.storage.flatten() for chunk in column.chunks])
+    width = int(np.prod(column.type.shape))
+    if values.null_count or len(values) != len(column) * width:
+        raise DataError(f"a column of type {column.type} still holds nulls when its shard is written")
+    return pa.ExtensionArray.from_storage(column.type, pa.FixedSizeListArray.from_arrays(values, width))
+
+
+class ShardBuffer:
+    """Prepared rows of one split on their way into shards; holds about `shard_bytes` of them in memory.
+
+    Where a shard ends depends on the rows and `shard_bytes` only, not on how the rows arrive in tables.
+    """
+
+    def __init__(self, shard_bytes: int) -> None:
+        self._shard_bytes = shard_bytes
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, table: pa.Table) -> Iterator[list[pa.Table]]:
+        """Take `table`; yield the content of each shard that is now full."""
+        while table.num_rows:
+            limit = max(1, self._shard_bytes // row_bytes(table.schema))
+            part = table.slice(0, limit - self._rows)
+            self._tables.append(part)
+            self._rows += part.num_rows
+            table = table.slice(part.num_rows)
+            if self._rows >= limit:
+                yield self._take()
+
+    def finish(self) -> Iterator[list[pa.Table]]:
+        """Yield what is left as the last shard, if anything is."""
+        if self._rows:
+            yield self._take()
+
+    def _take(self) -> list[pa.Table]:
+        tables, self._tables, self._rows = self._tables, [], 0
+        return tables
+
+
+def row_bytes(schema: pa.Schema) -> int:
+    """Bytes that one row takes in a shard, provenance included."""
+    sizes = [np.dtype(info.dtype).itemsize * int(np.prod(info.shape)) for info in columns_of(schema)]
+    return max(1, int(sum(sizes))) + 12
+
+
+class ShardReader:
+    """A mapped shard. Columns are views into the file; they stay valid as long as anybody holds one."""
+
+    def __init__(self, path: str | Path, batch: pa.RecordBatch) -> None:
+        self.path = str(path)
+        self.rows = int(batch.num_rows)
+        self.columns = columns_of(batch.schema)
+        self._batch = batch
+
+    def column(self, name: str) -> np.ndarray:
+        """The column as a read-only array [rows, *shape], without a copy; `_file` and `_row` are columns too.
+
+        Raises:
+            KeyError: no such column.
+        """
+        index = self._batch.schema.get_field_index(name)
+        if index < 0:
+            raise KeyError(f"no column {name!r} in {self.path}; it has {self._batch.schema.names}")
+        array = self._batch.column(index)
+        if not isinstance(array.type, pa.FixedShapeTensorType):
+            return array.to_numpy(zero_copy_only=True)
+        flat = array.storage.values.to_numpy(zero_copy_only=True)
+        return flat.reshape(self.rows, *array.type.shape)
+
+
+def open_shard(path: str | Path) -> ShardReader:
+    """Map a local shard file.
+
+    Raises:
+        DataError: the file is missing, torn, or no shard.
+    """
+    try:
+        with pa.memory_map(str(path), "r") as source:
+            reader = pa.ipc.open_file(source)
+            if reader.num_record_batches != 1:
+                raise DataError(f"shard {path} has {reader.num_record_batches} record batches; a shard has exactly one")
+            return ShardReader(path, reader.get_batch(0))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(
+            f"shard {path} cannot be read: {error}",
+            next_step="run the pipeline again; a damaged shard is rebuilt from its source files",
+        ) from error
