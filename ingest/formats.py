@@ -1,0 +1,29 @@
+"""Which reader reads a pipeline's format?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ingest.columnar import ArrowReader, ParquetReader
+from ingest.delimited import CsvReader
+from ingest.image_files import ImageReader
+from ingest.json_lines import JsonReader
+from ingest.reader import Reader
+from ingest.spec import DataSpec
+from ingest.text_files import TextReader
+
+__all__ = ["reader_of"]
+
+_READERS: dict[str, Callable[[DataSpec], Reader]] = {
+    "parquet": ParquetReader,
+    "arrow": ArrowReader,
+    "csv": CsvReader,
+    "json": JsonReader,
+    "images": ImageReader,
+    "text": TextReader,
+}
+
+
+def reader_of(data: DataSpec) -> Reader:
+    """The reader of `data.format`, with the options of `data`."""
+    return _READERS[data.format](data)
