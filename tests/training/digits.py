@@ -1,0 +1,111 @@
+"""A small real dataset (sklearn's digits) in the cached form, and jobs that train on it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
+from ingest.order import make_order
+from ingest.shards import tensor_array, write_shard
+from ingest.spec import ShuffleSpec
+from penstock.digest import digest_of, file_digest
+from penstock.storage import Storage
+from penstock.usercode import capture
+from training.group import Group
+from training.job import TrainJob
+from training.mailbox import Event
+from training.spec import TrainSpec
+from training.worker import RankResult, run_rank
+
+CPU = torch.device("cpu")
+ROWS = {"train": 333, "validation": 101, "test": 120}
+SCHEMA = FeedSchema(
+    columns=(ColumnInfo(name="image", dtype="float32", shape=(8, 8)), ColumnInfo(name="label", dtype="int64")),
+    label="label",
+    num_classes=10,
+    classes=tuple(str(digit) for digit in range(10)),
+)
+
+
+def write_digits(storage: Storage) -> DatasetManifest:
+    """Write the digits as a cached dataset of a few shards."""
+    import pyarrow as pa
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 8, 8) / 16.0).astype(np.float32)
+    shards: list[ShardInfo] = []
+    first = 0
+    for split in SPLITS:
+        for part in np.array_split(np.arange(first, first + ROWS[split]), 2):
+            path = f"units/digits/{split}-{len(shards):05d}.arrow"
+            local = storage.local_path(path)
+            local.parent.mkdir(parents=True, exist_ok=True)
+            table = pa.table({"image": tensor_array(images[part]), "label": tensor_array(labels[part].astype(np.int64))})
+            write_shard(local, [table])
+            info = ShardInfo(
+                path=path,
+                split=split,
+                rows=len(part),
+                size_bytes=local.stat().st_size,
+                digest=file_digest(local),
+                unit="digits",
+            )
+            shards.append(info)
+        first += ROWS[split]
+    return DatasetManifest(
+        key="digits",
+        feed_schema=SCHEMA,
+        rows=dict(ROWS),
+        shards=tuple(shards),
+        units=(),
+        content_digest=digest_of([shard.digest for shard in shards]),
+    )
+
+
+def make_job(folder: Path, *, run: str = "run", recipe: str = "Digits", attempt: int = 1, **spec: Any) -> TrainJob:
+    """A job below `folder`; the dataset is written on first use. `spec` are fields of the train section."""
+    data = Storage(str(folder / "data"))
+    manifest = write_digits(data)
+    settings: dict[str, Any] = {"epochs": 2, "batch_rows": 48, "checkpoint": {"every_s": None}, **spec}
+    order = make_order(ShuffleSpec(seed=17), ROWS["train"])
+    return TrainJob(
+        run_storage=Storage(str(folder / run)),
+        data_storage=data,
+        manifest=manifest,
+        order=order,
+        spec=TrainSpec(recipe=f"recipes.py:{recipe}", **settings),
+        seed=17,
+        code=capture(f"recipes.py:{recipe}", Path(__file__).parent),
+        attempt=attempt,
+        pipeline="digits",
+        identity={"data": manifest.content_digest, "order": order.fingerprint, "batch_rows": str(settings["batch_rows"])},
+        record_rows=True,
+    )
+
+
+class ListClient:
+    """A mailbox in memory that asks for a stop once enough steps were reported."""
+
+    def __init__(self, stop_after_step: int | None = None) -> None:
+        self.events: list[Event] = []
+        self.stop = threading.Event()
+        self._stop_after_step = stop_after_step
+
+    def put(self, events: list[Event]) -> bool:
+        """Keep the events."""
+        self.events.extend(events)
+        steps = [event.step for event in events if hasattr(event, "step")]
+        if self._stop_after_step is not None and steps and max(steps) >= self._stop_after_step:
+            self.stop.set()
+        return self.stop.is_set()
+
+
+def train_alone(job: TrainJob, client: ListClient | None = None) -> RankResult:
+    """Train in this process, without Ray, as a group of one."""
+    return run_rank(job, Group(0, 1, CPU), client or ListClient())

@@ -1,0 +1,337 @@
+"""What is a checkpoint on storage, when does it count, and which one does a run continue from?
+
+    checkpoints/step-0000000400-7f3a91/
+        model.safetensors    the weights, readable without penstock
+        training.pt          optimizer, scheduler, gradient scaler, extra state of modules
+        ranks.pt             every rank's random generators
+        manifest.json        written last: sizes and hashes of the others; without it the folder does not count
+
+Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
+the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint. Source: the manifest
+as the commit point follows OLMo-core's `.metadata` file.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from penstock.config import Section
+from penstock.digest import file_digest
+from penstock.errors import CheckpointError
+from penstock.storage import Storage
+from training.spec import BestSpec
+from training.state import TrainState
+from training.weights import weights_digest
+
+__all__ = ["Checkpoint", "CheckpointFacts", "CheckpointManifest", "CheckpointStore", "Snapshot", "StoredFile"]
+
+FOLDER = "checkpoints"
+VERSION: Literal[1] = 1
+MODEL, TRAINING, RANKS, MANIFEST = "model.safetensors", "training.pt", "ranks.pt", "manifest.json"
+_NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
+
+
+class StoredFile(Section):
+    """One file of a checkpoint."""
+
+    size_bytes: int
+    digest: str
+
+
+class CheckpointFacts(Section):
+    """What a checkpoint says about itself, besides its files."""
+
+    step: int
+    epoch: int
+    position: int
+    """Rows of `epoch` consumed by all ranks together."""
+    world_size: int
+    identity: dict[str, str] = Field(default_factory=dict)
+    """Values that must be equal to continue: dataset, sample order, batch size."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings that may change between attempts but cost bit-exactness."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Versions and hardware that bits depend on."""
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """Measured on exactly these weights; None stands for a value that is not finite."""
+    exactness: str = "bit-exact"
+    """Whether these weights equal those of a run that was never interrupted, or why not."""
+
+
+class CheckpointManifest(CheckpointFacts):
+    """`manifest.json`."""
+
+    version: Literal[1] = VERSION
+    weights_digest: str
+    created: str
+    files: dict[str, StoredFile]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.size_bytes for file in self.files.values())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a checkpoint holds, copied to CPU memory, so that training goes on while it is written."""
+
+    facts: CheckpointFacts
+    model: Mapping[str, Tensor]
+    training: dict[str, Any]
+    ranks: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint."""
+
+    name: str
+    manifest: CheckpointManifest
+    storage: Storage
+    """Rooted at the checkpoint's folder."""
+
+    @property
+    def state(self) -> TrainState:
+        """Where training stood."""
+        return TrainState(self.manifest.step, self.manifest.epoch, self.manifest.position)
+
+    def model(self) -> dict[str, Tensor]:
+        """The weights, on the CPU."""
+        return safetensors.torch.load(self.storage.read_bytes(MODEL))
+
+    def training(self) -> dict[str, Any]:
+        """Optimizer, scheduler and scaler state, on the CPU."""
+        return self._load(TRAINING)  # type: ignore[no-any-return]
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """Random generator states in rank order."""
+        return self._load(RANKS)  # type: ignore[no-any-return]
+
+    def _load(self, file: str) -> Any:
+        return torch.load(io.BytesIO(self.storage.read_bytes(file)), map_location="cpu", weights_only=True)
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        storage: rooted at the run; checkpoints lie in `checkpoints/` below it.
+        keep: how many of the newest `prune` leaves.
+        best: by which metric one more is kept.
+    """
+
+    def __init__(self, storage: Storage, keep: int = 3, best: BestSpec | None = None) -> None:
+        self._storage = storage.child(FOLDER)
+        self._keep = keep
+        self._best = best
+
+    def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
+        """Write and commit a checkpoint; it counts from the moment this returns.
+
+        Args:
+            snapshot: what to write.
+            before_commit: called when all files are durable and the manifest is not there yet.
+
+        Raises:
+            CheckpointError: the storage refuses (full, gone, no permission).
+        """
+        name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
+        folder = self._storage.child(name)
+        try:
+            files = {
+                MODEL: self._put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path)),
+                TRAINING: self._put(folder, TRAINING, lambda path: torch.save(snapshot.training, path)),
+                RANKS: self._put(folder, RANKS, lambda path: torch.save(snapshot.ranks, path)),
+            }
+            manifest = CheckpointManifest(
+                **snapshot.facts.model_dump(),
+                weights_digest=weights_digest(snapshot.model),
+                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                files=files,
+            )
+            before_commit()
+            folder.write_json(MANIFEST, manifest.model_dump(mode="json"))
+        except CheckpointError:
+            raise
+        except Exception as error:  # safetensors and torch report a full disk with classes of their own
+            raise CheckpointError(
+                f"cannot write checkpoint {folder.uri()}: {type(error).__name__}: {error}",
+                next_step="free space or restore access, then run the same command: it continues from the checkpoint before",
+            ) from error
+        return Checkpoint(name, manifest, folder)
+
+    def _put(self, folder: Storage, file: str, save: Callable[[Path], object]) -> StoredFile:
+        # On a local disk the file is made beside its place, so that the final move is a rename and never a copy.
+        beside = folder.local_path() if folder.is_local else None
+        if beside is not None:
+            beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".writing-", dir=beside) as temporary:
+            path = Path(temporary, file)
+            save(path)
+            stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
+            folder.put_file(path, file)
+        return stored
+
+    def committed(self) -> list[Checkpoint]:
+        """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
+        return [found for _, found in self._newest_first() if isinstance(found, Checkpoint)]
+
+    def get(self, name: str) -> Checkpoint:
+        """The committed checkpoint `name`.
+
+        Raises:
+            CheckpointError: it is not there, or its manifest cannot be read.
+        """
+        found = self._read_manifest(name)
+        if isinstance(found, Checkpoint):
+            return found
+        known = [checkpoint.name for checkpoint in self.committed()]
+        raise CheckpointError(f"checkpoint {self._storage.uri(name)}: {found}", next_step=f"use one of {known or 'none'}")
+
+    def problem(self, name: str) -> str | None:
+        """What is wrong with a checkpoint, checked down to the hash of every file; None if it can be trusted."""
+        found = self._read_manifest(name)
+        return _damage(found) if isinstance(found, Checkpoint) else found
+
+    def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint whose files match its manifest, and a warning for each newer one that cannot be used.
+
+        Returns (None, []) for a run without checkpoints.
+
+        Raises:
+            CheckpointError: there are committed checkpoints and none can be trusted, or one is from a newer penstock.
+        """
+        damaged: dict[str, str] = {}
+        for name, found in self._newest_first():
+            problem = _damage(found) if isinstance(found, Checkpoint) else found
+            if isinstance(found, Checkpoint) and problem is None:
+                return found, [_lost(bad, why, found.manifest) for bad, why in damaged.items()]
+            damaged[name] = str(problem)
+        if damaged:
+            raise CheckpointError(
+                f"none of the {len(damaged)} checkpoints in {self._storage.uri()} can be trusted",
+                problems=[f"{name}: {why}" for name, why in damaged.items()],
+                next_step="restore one of them from a backup, or start over with `penstock run FILE --fresh`",
+            )
+        return None, []
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the best value of the configured metric, the earliest of equals; None without one."""
+        return _best(self.committed(), self._best)
+
+    def prune(self) -> list[str]:
+        """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm."""
+        committed = self.committed()
+        kept = {checkpoint.name for checkpoint in committed[: self._keep]}
+        best = _best(committed, self._best)
+        if best is not None:
+            kept.add(best.name)
+        dropped = [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
+        for name in dropped:
+            self._remove(name)
+        return dropped
+
+    def clean(self, newest: Checkpoint | None) -> None:
+        """Remove what no run can use: folders without a manifest, and damaged checkpoints newer than `newest`.
+
+        Rank 0 calls it before the first write of a worker group; nobody else may be writing.
+        """
+        for name in self._names():
+            found = self._read_manifest(name)
+            newer = newest is None or _step_of(name) > newest.manifest.step
+            same_step = newest is not None and _step_of(name) == newest.manifest.step and name != newest.name
+            if found is None or newer or (same_step and self.problem(name) is not None):
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        # The manifest goes first: a folder that lost some files must not look committed.
+        self._storage.delete(f"{name}/{MANIFEST}")
+        self._storage.delete(name)
+
+    def _newest_first(self) -> list[tuple[str, Checkpoint | str]]:
+        """(name, checkpoint or what is wrong with its manifest) of every folder with a manifest.
+
+        A folder without one was never committed: nothing was promised, so nothing is lost with it.
+        """
+        found = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
+
+        def age(entry: tuple[str, Checkpoint | str]) -> tuple[int, str]:
+            name, item = entry
+            return _step_of(name), item.manifest.created if isinstance(item, Checkpoint) else ""
+
+        return sorted(found, key=age, reverse=True)
+
+    def _names(self) -> list[str]:
+        return [name for name in self._storage.list() if _NAME.match(name)]
+
+    def _read_manifest(self, name: str) -> Checkpoint | str | None:
+        """The checkpoint, or why its manifest cannot be used, or None where there is no manifest."""
+        folder = self._storage.child(name)
+        try:
+            data = folder.read_json(MANIFEST)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            return f"{MANIFEST} is no JSON ({error})"
+        version = data.get("version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            raise CheckpointError(
+                f"checkpoint {folder.uri()} has version {version}, this penstock reads version {VERSION}",
+                next_step="run with the penstock that wrote it, or start over with `penstock run FILE --fresh`",
+            )
+        try:
+            return Checkpoint(name, CheckpointManifest.model_validate(data), folder)
+        except ValidationError as error:
+            first = error.errors()[0]
+            return f"{MANIFEST} is incomplete: {'.'.join(map(str, first['loc'])) or 'top level'}: {first['msg']}"
+
+
+def _damage(checkpoint: Checkpoint) -> str | None:
+    for file, expected in checkpoint.manifest.files.items():
+        try:
+            size_bytes = checkpoint.storage.size(file)
+            if size_bytes != expected.size_bytes:
+                return f"{file} has {size_bytes:,} bytes, the manifest says {expected.size_bytes:,}"
+            with checkpoint.storage.open(file) as stream:
+                if file_digest(stream) != expected.digest:
+                    return f"the content of {file} does not match the manifest's hash"
+        except FileNotFoundError:
+            return f"{file} is missing"
+    return None
+
+
+def _lost(name: str, why: str, used: CheckpointManifest) -> str:
+    steps = _step_of(name) - used.step
+    cost = f"{steps:,} steps are trained again" if steps else "no step is lost"
+    return f"checkpoint {name} is damaged ({why}); continuing from step {used.step:,} instead: {cost}"
+
+
+def _step_of(name: str) -> int:
+    match = _NAME.match(name)
+    return int(match[1]) if match else -1
+
+
+def _best(checkpoints: list[Checkpoint], rule: BestSpec | None) -> Checkpoint | None:
+    if rule is None:
+        return None
+    sign = 1.0 if rule.mode == "min" else -1.0
+    rated = [
+        (sign * value, item.manifest.step, item)
+        for item in checkpoints
+        if (value := item.manifest.metrics.get(rule.metric)) is not None
+    ]
+    return min(rated, key=lambda entry: entry[:2])[2] if rated else None

@@ -1,0 +1,96 @@
+"""How is a checkpoint written while training goes on? By one background thread of rank 0, one checkpoint at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from penstock.errors import CheckpointError
+from training.checkpoint import Checkpoint, CheckpointStore, Snapshot
+from training.journal import JournalWriter, Point
+from training.mailbox import CheckpointCommitted, Event
+
+__all__ = ["CheckpointWriter"]
+
+
+class CheckpointWriter:
+    """Writes snapshots in order. Rank 0 only; called from the training thread.
+
+    A failed write is raised by the next call, because training that cannot save itself must stop and not merely complain.
+    """
+
+    def __init__(self, store: CheckpointStore, journal: JournalWriter, post: Callable[[Event], None]) -> None:
+        self._store = store
+        self._journal = journal
+        self._post = post
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-checkpoint")
+        self._running: Future[Checkpoint] | None = None
+        self.last: Checkpoint | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._running is not None and not self._running.done()
+
+    def submit(self, snapshot: Snapshot, points: list[Point]) -> None:
+        """Start writing; waits for the one before, so that at most one copy of the model is held.
+
+        Args:
+            snapshot: what to write.
+            points: the metric points up to the snapshot's step that no earlier checkpoint sealed.
+
+        Raises:
+            CheckpointError: the one before failed.
+        """
+        self.wait()
+        self._running = self._executor.submit(self._write, snapshot, points)
+
+    def check(self) -> None:
+        """Raise the CheckpointError of a write that failed; returns at once."""
+        if self._running is not None and self._running.done():
+            self.wait()
+
+    def wait(self) -> Checkpoint | None:
+        """Wait until nothing is being written; returns the last checkpoint this writer committed.
+
+        Raises:
+            CheckpointError: the write failed.
+        """
+        if self._running is not None:
+            running, self._running = self._running, None
+            try:
+                self.last = running.result()
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(f"cannot write a checkpoint: {type(error).__name__}: {error}") from error
+        return self.last
+
+    def close(self) -> None:
+        """End the thread, after the write in hand. Never raises: the caller has its own error to report by now."""
+        self._executor.shutdown(wait=True)
+
+    def _write(self, snapshot: Snapshot, points: list[Point]) -> Checkpoint:
+        def seal() -> None:
+            # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.
+            for point in points:
+                self._journal.add(point)
+            self._journal.seal(snapshot.facts.step)
+
+        checkpoint = self._store.write(snapshot, before_commit=seal)
+        self._store.prune()
+        best = self._store.best()
+        manifest = checkpoint.manifest
+        self._post(
+            CheckpointCommitted(
+                name=checkpoint.name,
+                step=manifest.step,
+                epoch=manifest.epoch,
+                position=manifest.position,
+                metrics={name: value for name, value in manifest.metrics.items() if value is not None},
+                size_bytes=manifest.size_bytes,
+                best=best is not None and best.name == checkpoint.name,
+                weights_digest=manifest.weights_digest,
+            )
+        )
+        return checkpoint

@@ -1,0 +1,76 @@
+"""Will a continued run give the bits of an uninterrupted one? Compares what a checkpoint was made with to what is here now."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import torch
+
+import penstock
+from penstock.errors import ResumeError
+from training.checkpoint import CheckpointFacts
+
+__all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge"]
+
+BIT_EXACT = "bit-exact"
+_SAME_ORDER = "same-order: "
+_DECISIVE = {"torch": "torch", "device": "device", "cpu": "CPU", "threads": "torch threads", "cuda": "CUDA"}
+"""The parts of the environment that floating-point results depend on, by the words a user reads."""
+
+
+def environment_of(device: torch.device) -> dict[str, str]:
+    """Versions and hardware of this process that bits may depend on, for the manifest."""
+    is_gpu = device.type == "cuda"
+    return {
+        "penstock": penstock.__version__,
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        "cuda": str(torch.version.cuda) if is_gpu else "none",
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """`bit-exact`, or `same-order: ` and what changed since the checkpoint was made.
+
+    A run that was continued under other conditions once stays `same-order`: its weights have left the uninterrupted run's path.
+    """
+    changes = []
+    if facts.world_size != world_size:
+        changes.append(f"workers {facts.world_size} -> {world_size}")
+    for key, name in _DECISIVE.items():
+        before, now = facts.environment.get(key), environment.get(key)
+        if before != now:
+            changes.append(f"{name} {before} -> {now}")
+    for path in sorted({*facts.settings, *settings}):
+        before, now = facts.settings.get(path), settings.get(path)
+        if before != now:
+            changes.append(f"{path} {before} -> {now}")
+    earlier = [] if facts.exactness == BIT_EXACT else [facts.exactness.removeprefix(_SAME_ORDER)]
+    found = [*earlier, *changes]
+    return _SAME_ORDER + ", ".join(found) if found else BIT_EXACT
+
+
+def check_identity(facts: CheckpointFacts, identity: Mapping[str, str], checkpoint: str) -> None:
+    """Refuse to continue on other data, in another order, or with other batches.
+
+    Raises:
+        ResumeError: a value differs; all of them are listed.
+    """
+    problems = [
+        f"{name}: the checkpoint has {facts.identity.get(name)}, this run has {identity.get(name)}"
+        for name in sorted({*facts.identity, *identity})
+        if facts.identity.get(name) != identity.get(name)
+    ]
+    if problems:
+        raise ResumeError(
+            f"checkpoint {checkpoint} belongs to another training",
+            problems=problems,
+            next_step="undo the change, or start over with `penstock run FILE --fresh`",
+        )

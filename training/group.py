@@ -1,0 +1,74 @@
+"""How do the ranks of one worker group talk to each other?
+
+A thin view of torch.distributed that also stands for one lone process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Group"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that train together, seen from one of them.
+
+    Every method but the properties is a collective: all ranks call it.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @classmethod
+    def current(cls, device: torch.device) -> Group:
+        """The process group of this process, or a group of one where none was set up."""
+        if not dist.is_initialized():
+            return cls(0, 1, device)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, the one that writes checkpoints and talks to the driver."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Add up equally long lists over the ranks, in float64."""
+        if self.world_size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor.tolist()]
+
+    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add up a tensor over the ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's small picklable value, in rank order, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's small picklable value, on every rank; the other ranks' argument is ignored."""
+        if self.world_size == 1:
+            return value
+        box = [value if self.is_first else None]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def copy_first(self, tensors: list[torch.Tensor]) -> None:
+        """Overwrite the tensors with rank 0's."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)

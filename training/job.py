@@ -1,0 +1,69 @@
+"""What does a worker group need to know to train? Plain data that pickles, made by the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ingest.dataset import DatasetManifest, Split
+from ingest.order import Order
+from penstock.config import OnResume, resume_rules
+from penstock.storage import Storage
+from training.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from ingest.feed import Feed
+    from penstock.usercode import UserCode
+
+__all__ = ["FeedOpener", "TrainJob"]
+
+FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
+"""(job, split, rank, world size) -> feed. Picklable: it is called in the workers, at every start of a worker group."""
+
+_MEASURED = ("train.workers", "train.gpus")
+"""Settings whose effect on the bits is read from what was really used, not from the spec."""
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One attempt at training.
+
+    Attributes:
+        run_storage: rooted at the run; checkpoints, the journal and recorded rows go there.
+        data_storage: holds the shards of `manifest`.
+        order: sample order of the train split.
+        seed: of weight initialisation, dropout and augmentation.
+        code: the recipe.
+        attempt: number of this attempt, from 1.
+        identity: values that must be equal in a checkpoint to continue from it.
+        record_rows: write every step's row ids to `rows/`, for tests and audits.
+        open_feeds: None reads the shards from disk.
+    """
+
+    run_storage: Storage
+    data_storage: Storage
+    manifest: DatasetManifest
+    order: Order
+    spec: TrainSpec
+    seed: int
+    code: UserCode
+    attempt: int
+    pipeline: str
+    identity: dict[str, str] = field(default_factory=dict)
+    record_rows: bool = False
+    open_feeds: FeedOpener | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that may change on a resume at the price of bit-exactness, by dotted path in the pipeline file."""
+        values = self.spec.model_dump(mode="json")
+        warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
+        return {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        per_epoch = -(-self.manifest.rows.get("train", 0) // self.spec.batch_rows)
+        steps = per_epoch * self.spec.epochs
+        return min(steps, self.spec.max_steps) if self.spec.max_steps is not None else steps

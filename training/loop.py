@@ -1,0 +1,157 @@
+"""How does training run, from a state to the end? One linear loop, the same on every rank.
+
+Everything a restart needs is in the checkpoint; nothing here remembers anything else. At an epoch's end the state moves to
+(epoch + 1, 0) before it is saved, after validation: whoever continues from it never validates that epoch again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from ingest.feed import Batch, Feed
+from penstock.errors import DataError
+from training.exchange import Exchange
+from training.feeds import on_device
+from training.group import Group
+from training.job import TrainJob
+from training.learner import Learner
+from training.mailbox import now_ms
+from training.metrics import MetricSet
+from training.recipe import Recipe
+from training.state import TrainState, augment_generator
+from training.validation import validate
+
+__all__ = ["LoopEnd", "Observer", "Parts", "StepTimes", "run_loop"]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where a step's time went, in seconds, and what it processed."""
+
+    t_ms: int
+    step_s: float
+    data_wait_s: float
+    global_rows: int
+    learning_rate: float
+    epoch: int
+
+
+class Observer:
+    """What the loop tells the outside. The base class listens to nothing; rank 0 has one that charts and saves."""
+
+    def wants(self) -> tuple[bool, bool]:
+        """(stop, save) wishes of the outside, asked at each exchange on rank 0."""
+        return False, False
+
+    def batch(self, step: int, epoch: int, batch: Batch) -> None:
+        """A batch is about to be learned."""
+
+    def steps(self, last_step: int, times: list[StepTimes], losses: list[float]) -> None:
+        """Steps were done, the last of them `last_step`."""
+
+    def validated(self, step: int, metrics: dict[str, float]) -> None:
+        """The model was validated."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with."""
+
+    job: TrainJob
+    group: Group
+    recipe: Recipe
+    learner: Learner
+    feed: Feed
+    validation: Feed | None
+    metrics: MetricSet
+    save: Callable[[TrainState, dict[str, float]], None]
+    """Write a checkpoint of the state with the metrics measured on it. A collective; returns before it is committed."""
+    observer: Observer = field(default_factory=Observer)
+
+
+@dataclass(frozen=True)
+class LoopEnd:
+    """How the loop ended; a checkpoint of `state` is being written, unless it was there before."""
+
+    status: Literal["finished", "interrupted"]
+    state: TrainState
+
+
+def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
+    """Train from `state` to the end of the spec, or until the observer wants to stop. A collective."""
+    spec, feed, learner, observer = parts.job.spec, parts.feed, parts.learner, parts.observer
+    exchange = Exchange(parts.group, observer.wants)
+    times: list[StepTimes] = []
+
+    while not _finished(parts.job, state):
+        started_at = state
+        asked_s = time.perf_counter()
+        for batch in feed.batches(state.epoch, state.position):
+            got_s = time.perf_counter()
+            observer.batch(state.step, state.epoch, batch)
+            learning_rate = learner.learning_rate
+            exchange.record(_learn(parts, state, batch))
+
+            epoch = state.epoch
+            state = state.after_batch(batch.position)
+            epoch_done = batch.position >= feed.num_rows
+            if epoch_done:
+                learner.end_epoch()
+                state = state.next_epoch()
+            done_s = time.perf_counter()
+            times.append(StepTimes(now_ms(), done_s - asked_s, got_s - asked_s, batch.global_rows, learning_rate, epoch))
+            asked_s = done_s
+
+            last = _finished(parts.job, state)
+            validate_now = parts.validation is not None and (
+                epoch_done or last or _every(spec.validate_every_steps, state.step)
+            )
+            save_now = last or (epoch_done and spec.checkpoint.every_epoch) or _every(spec.checkpoint.every_steps, state.step)
+            if not (exchange.due or validate_now or save_now):
+                continue
+
+            decision = exchange.meet()
+            observer.steps(state.step, times, decision.losses)
+            times.clear()
+            measured = {"train/loss": decision.losses[-1]}
+            if validate_now and parts.validation is not None:
+                values = validate(learner, parts.recipe, parts.validation, parts.metrics, parts.group)
+                observer.validated(state.step, values)
+                measured |= values
+            if save_now or decision.save or decision.stop:
+                parts.save(state, measured)
+            if decision.stop and not last:
+                return LoopEnd("interrupted", state)
+            if last or epoch_done:
+                break
+            asked_s = time.perf_counter()
+        if state == started_at:  # asking again would give nothing again, for ever
+            raise DataError(
+                f"the train feed gave no batch at row {state.position:,} of {feed.num_rows:,} in epoch {state.epoch}"
+            )
+    return LoopEnd("finished", state)
+
+
+def _learn(parts: Parts, state: TrainState, batch: Batch) -> Tensor:
+    columns = on_device(batch, parts.group.device)
+    if parts.recipe.can_augment and batch.rows:
+        columns = parts.recipe.augment(columns, augment_generator(parts.job.seed, state.epoch, batch.first_row))
+    return parts.learner.step(columns, batch.rows, batch.global_rows)
+
+
+def _finished(job: TrainJob, state: TrainState) -> bool:
+    out_of_steps = job.spec.max_steps is not None and state.step >= job.spec.max_steps
+    return out_of_steps or state.epoch >= job.spec.epochs
+
+
+def _every(steps: int | None, step: int) -> bool:
+    return steps is not None and step % steps == 0
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

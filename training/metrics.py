@@ -1,0 +1,230 @@
+"""Which metrics can be asked for by name, what does each need, and how do predictions and labels get into them?
+
+Names stand for torchmetrics classes. Classification metrics see class probabilities, so a recipe may return logits or
+probabilities.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torchmetrics
+import torchmetrics.classification as tmc
+from torch import Tensor
+from torchmetrics import Metric
+
+from ingest.dataset import FeedSchema
+from penstock.errors import SpecError, TrainingError
+from training.recipe import Recipe
+
+__all__ = ["CLASSIFICATION", "REGRESSION", "MetricSet", "label_kind", "make_metrics", "prepare_predictions", "prepare_target"]
+
+LabelKind = Literal["classification", "regression", "none"]
+
+MANY_CLASSES = 30
+"""Above this, areas under curves are computed at fixed thresholds instead of keeping every row's probabilities."""
+
+CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
+    "accuracy": lambda n: tmc.MulticlassAccuracy(n, average="micro"),
+    "balanced_accuracy": lambda n: tmc.MulticlassAccuracy(n, average="macro"),
+    "f1": lambda n: tmc.BinaryF1Score() if n == 2 else tmc.MulticlassF1Score(n, average="macro"),
+    "precision": lambda n: tmc.BinaryPrecision() if n == 2 else tmc.MulticlassPrecision(n, average="macro"),
+    "recall": lambda n: tmc.BinaryRecall() if n == 2 else tmc.MulticlassRecall(n, average="macro"),
+    "auroc": lambda n: tmc.BinaryAUROC() if n == 2 else tmc.MulticlassAUROC(n, average="macro", thresholds=_thresholds(n)),
+    "average_precision": lambda n: (
+        tmc.BinaryAveragePrecision()
+        if n == 2
+        else tmc.MulticlassAveragePrecision(n, average="macro", thresholds=_thresholds(n))
+    ),
+    "mcc": lambda n: tmc.MulticlassMatthewsCorrCoef(n),
+    "calibration_error": lambda n: tmc.MulticlassCalibrationError(n, n_bins=15),
+}
+"""Name to constructor, given the number of classes. With two classes f1, precision, recall and the areas look at class 1."""
+
+REGRESSION: dict[str, Callable[[], Metric]] = {
+    "mse": lambda: torchmetrics.MeanSquaredError(),
+    "rmse": lambda: torchmetrics.MeanSquaredError(squared=False),
+    "mae": lambda: torchmetrics.MeanAbsoluteError(),
+    "r2": lambda: torchmetrics.R2Score(),
+}
+
+DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1"),
+    "regression": ("mae", "rmse", "r2"),
+    "none": (),
+}
+_NEEDS_CLASS_1 = frozenset({"f1", "precision", "recall", "auroc", "average_precision"})
+
+
+def _thresholds(classes: int) -> int | None:
+    return 200 if classes > MANY_CLASSES else None
+
+
+def label_kind(schema: FeedSchema) -> LabelKind:
+    """What the label is: a class index, a number, or not there."""
+    if schema.label is None:
+        return "none"
+    return "classification" if schema.num_classes is not None else "regression"
+
+
+@dataclass
+class MetricSet:
+    """Metrics of one split. `loss` is measured elsewhere and is not in it."""
+
+    metrics: Mapping[str, Metric]
+    schema: FeedSchema
+    raw: bool
+    """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""
+
+    def to(self, device: torch.device) -> MetricSet:
+        """Move the accumulators."""
+        for metric in self.metrics.values():
+            metric.to(device)
+        return self
+
+    def update(self, output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """Count in one batch's predictions.
+
+        Raises:
+            TrainingError: the predictions' shape does not fit the label.
+        """
+        if not self.metrics:
+            return
+        target = batch[str(self.schema.label)]
+        if self.raw:
+            for name, metric in self.metrics.items():
+                _update(name, metric, output, target)
+            return
+        prediction = prepare_predictions(output, self.schema)
+        target = prepare_target(target, self.schema)
+        for name, metric in self.metrics.items():
+            binary = self.schema.num_classes == 2 and name in _NEEDS_CLASS_1
+            _update(name, metric, prediction[:, 1] if binary else prediction, target)
+
+    def compute(self) -> dict[str, float]:
+        """The values over all rows of all ranks; resets the accumulators. A collective: torchmetrics gathers over the ranks."""
+        values: dict[str, float] = {}
+        for name, metric in self.metrics.items():
+            value = metric.compute()
+            values.update(_scalars(name, value))
+            metric.reset()
+        return values
+
+
+def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
+    """Construct the metrics to measure.
+
+    Args:
+        names: as in `evaluate.metrics`; None takes the recipe's own `metrics()`, else those that fit the label.
+        schema: of the dataset.
+        recipe: whether it can predict decides whether anything but the loss can be measured.
+
+    Raises:
+        SpecError: a name is unknown, does not fit the label, or the recipe cannot predict; all problems at once.
+    """
+    kind = label_kind(schema)
+    if names is None:
+        own = recipe.metrics()
+        if own is not None:
+            _check_own(own, schema, recipe)
+            return MetricSet(own, schema, raw=True)
+        names = DEFAULTS[kind] if recipe.can_predict else ()
+    wanted = [name for name in dict.fromkeys(names) if name != "loss"]
+    problems = [problem for name in wanted if (problem := _problem(name, kind, schema, recipe))]
+    if problems:
+        raise SpecError(
+            "evaluate.metrics cannot be measured",
+            problems=problems,
+            next_step=f"choose from {['loss', *_fitting(kind)]}",
+        )
+    built: dict[str, Metric] = {}
+    for name in wanted:
+        built[name] = CLASSIFICATION[name](schema.num_classes or 0) if kind == "classification" else REGRESSION[name]()
+    return MetricSet(built, schema, raw=False)
+
+
+def prepare_predictions(output: Tensor, schema: FeedSchema) -> Tensor:
+    """Bring what `predict` returned into one form.
+
+    Returns:
+        Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows].
+
+    Raises:
+        TrainingError: the shape does not fit the label.
+    """
+    output = output.detach().float()
+    if schema.num_classes is None:
+        if output.ndim == 2 and output.shape[1] == 1:
+            output = output[:, 0]
+        if output.ndim != 1:
+            raise TrainingError(f"predict returned shape {list(output.shape)}; a regression needs [rows]")
+        return output
+    classes = schema.num_classes
+    if classes == 2 and (output.ndim == 1 or output.shape[1:] == (1,)):
+        positive = torch.sigmoid(output.reshape(-1))
+        return torch.stack([1.0 - positive, positive], dim=1)
+    if output.ndim != 2 or output.shape[1] != classes:
+        raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [rows, {classes}]")
+    # Logits that happen to be non-negative and to sum to one in every row of a batch are probabilities for all we can tell.
+    sums = output.sum(dim=1)
+    if len(output) and bool((output >= 0).all()) and bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all()):
+        return output
+    return torch.softmax(output, dim=1)
+
+
+def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:
+    """The label column as torchmetrics wants it: int64 [rows] for classes, float32 [rows] for numbers."""
+    target = target.reshape(len(target))
+    return target.long() if schema.num_classes is not None else target.float()
+
+
+def _fitting(kind: LabelKind) -> list[str]:
+    names: dict[LabelKind, list[str]] = {"classification": [*CLASSIFICATION], "regression": [*REGRESSION], "none": []}
+    return sorted(names[kind])
+
+
+def _problem(name: str, kind: LabelKind, schema: FeedSchema, recipe: Recipe) -> str | None:
+    known = {**CLASSIFICATION, **REGRESSION}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+        return f"{name!r} is unknown" + (f"; did you mean {' or '.join(map(repr, close))}?" if close else "")
+    if kind == "none":
+        return f"{name!r} needs a label; set data.label"
+    if name not in _fitting(kind):
+        needed = "classes" if name in CLASSIFICATION else "numbers"
+        fact = f"{schema.num_classes} classes" if kind == "classification" else "a number"
+        return f"{name!r} is for labels that are {needed}; {schema.label!r} is {fact}"
+    return None if recipe.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
+
+
+def _check_own(own: Mapping[str, Any], schema: FeedSchema, recipe: Recipe) -> None:
+    problems = [
+        f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, Metric)
+    ]
+    if own and schema.label is None:
+        problems.append("they compare predictions with a label; set data.label")
+    if own and not recipe.can_predict:
+        problems.append("they need a method predict(model, batch)")
+    if problems:
+        raise SpecError("the recipe's metrics() cannot be measured", problems=problems)
+
+
+def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor) -> None:
+    try:
+        metric.update(prediction, target)
+    except (ValueError, RuntimeError) as error:
+        shapes = f"predictions {list(prediction.shape)} {prediction.dtype}, labels {list(target.shape)} {target.dtype}"
+        raise TrainingError(f"metric {name!r} cannot be updated with {shapes}: {error}") from error
+
+
+def _scalars(name: str, value: Any) -> dict[str, float]:
+    """A metric's value by name: one number, or one per class or per entry of a dict."""
+    if isinstance(value, Mapping):
+        return {f"{name}_{key}": float(item) for key, item in value.items()}
+    if isinstance(value, Tensor) and value.numel() > 1:
+        return {f"{name}_{index}": float(item) for index, item in enumerate(value.reshape(-1).tolist())}
+    return {name: float(value)}

@@ -1,0 +1,197 @@
+"""What does a user write to train a model, and how is it called?
+
+A recipe is a plain class; there is no base class to import. Its constructor takes `train.params`.
+
+    class Classifier:
+        def __init__(self, hidden=256): ...
+        def build_model(self, schema) -> nn.Module        # required; schema: ingest.dataset.FeedSchema
+        def loss(self, model, batch) -> Tensor            # required; scalar, the mean over the batch's rows
+        def predict(self, model, batch) -> Tensor         # for metrics: logits or probabilities [rows, classes], logits [rows]
+                                                          #   of a two-class label, or values [rows] of a regression
+        def optimizer(self, model) -> Optimizer           # default: AdamW with train.learning_rate
+        def scheduler(self, optimizer) -> LRScheduler     # default: none
+        scheduler_every = "step"                          # or "epoch"
+        def metrics(self) -> dict[str, Metric]            # torchmetrics (or a MetricCollection), updated with (predict, label)
+        def augment(self, batch, generator) -> batch      # training only; draw from `generator` and it is exact after a resume
+
+`batch` maps column names to tensors with the rows in front, on the worker's device. `model` is the module `build_model`
+returned (compiled with `train.compile`), on one worker or many, so its own methods and attributes can be used. What a recipe
+keeps on itself while training, and attributes of the model outside its state_dict, are not in checkpoints: keep such state in
+buffers.
+
+The loss must be a mean over rows: the mean over a global batch is put together from the ranks' means, weighted by their rows.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ingest.dataset import FeedSchema
+from penstock.errors import PenstockError, SpecError, TrainingError
+
+if TYPE_CHECKING:
+    from penstock.usercode import UserCode
+
+__all__ = ["Columns", "Recipe", "load_recipe"]
+
+Columns = dict[str, Tensor]
+
+REQUIRED = ("build_model", "loss")
+_NOT_USER_CODE = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+
+
+def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
+    """Import the recipe's class and construct it with `params`.
+
+    Raises:
+        SpecError: the class cannot be imported or constructed, or a required method is missing; all findings at once.
+    """
+    kind = code.load()
+    if not isinstance(kind, type):
+        raise SpecError(f"train.recipe: {code.target} is a {type(kind).__name__}, not a class")
+    missing = [name for name in REQUIRED if not callable(getattr(kind, name, None))]
+    if missing:
+        methods = [name for name in dir(kind) if not name.startswith("_")]
+        raise SpecError(
+            f"train.recipe: {code.target} is no recipe",
+            problems=[f"it has no method {name}(); it has {methods}" for name in missing],
+            next_step=f"add the method{'s' if len(missing) > 1 else ''} to the class; training/recipe.py shows the protocol",
+        )
+    every = getattr(kind, "scheduler_every", "step")
+    if every not in ("step", "epoch"):
+        raise SpecError(f"train.recipe: {code.target}.scheduler_every is {every!r}; it must be 'step' or 'epoch'")
+    try:
+        instance = kind(**params)
+    except TypeError as error:
+        raise SpecError(
+            f"train.params do not fit {code.target}: {error}", next_step="compare train.params with __init__"
+        ) from error
+    except Exception as error:
+        raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {_where(error)}") from error
+    return Recipe(instance, code.target)
+
+
+class Recipe:
+    """A user's recipe with the defaults filled in.
+
+    An exception of the user's code becomes a TrainingError naming file and line.
+    """
+
+    def __init__(self, user: Any, target: str) -> None:
+        self._user = user
+        self._target = target
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether metrics other than the loss can be measured."""
+        return callable(getattr(self._user, "predict", None))
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the recipe brings its own optimizer, so that `train.learning_rate` does not count."""
+        return callable(getattr(self._user, "optimizer", None))
+
+    @property
+    def can_augment(self) -> bool:
+        """Whether batches are augmented."""
+        return callable(getattr(self._user, "augment", None))
+
+    @property
+    def scheduler_every(self) -> Literal["step", "epoch"]:
+        """When the scheduler steps."""
+        return getattr(self._user, "scheduler_every", "step")  # type: ignore[no-any-return]
+
+    def build_model(self, schema: FeedSchema) -> nn.Module:
+        """The model, on the CPU."""
+        with self._blame("build_model"):
+            model = self._user.build_model(schema)
+        if not isinstance(model, nn.Module):
+            raise TrainingError(f"{self._target}.build_model returned a {type(model).__name__}, not a torch.nn.Module")
+        return model
+
+    def loss(self, model: nn.Module, batch: Columns) -> Tensor:
+        """The mean loss over the batch's rows, a scalar."""
+        with self._blame("loss"):
+            loss = self._user.loss(model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise TrainingError(
+                f"{self._target}.loss returned {found}; it must return a scalar: the mean over the batch's rows"
+            )
+        return loss.reshape(())
+
+    def predict(self, model: nn.Module, batch: Columns) -> Tensor:
+        """Predictions for the batch's rows, rows first."""
+        rows = len(next(iter(batch.values())))
+        with self._blame("predict"):
+            output = self._user.predict(model, batch)
+        if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != rows:
+            found = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise TrainingError(f"{self._target}.predict returned {found} for a batch of {rows} rows; rows come first")
+        return output
+
+    def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+        """The recipe's optimizer, else AdamW."""
+        if not self.has_optimizer:
+            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            if not trainable:
+                raise TrainingError(f"{self._target}.build_model returned a model without trainable parameters")
+            return torch.optim.AdamW(trainable, lr=learning_rate)
+        with self._blame("optimizer"):
+            optimizer = self._user.optimizer(model)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TrainingError(f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+        return optimizer
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The recipe's learning-rate scheduler, if it has one."""
+        if not callable(getattr(self._user, "scheduler", None)):
+            return None
+        with self._blame("scheduler"):
+            return self._user.scheduler(optimizer)  # type: ignore[no-any-return]
+
+    def metrics(self) -> dict[str, Any] | None:
+        """The recipe's own torchmetrics by name; None leaves the choice to the label's kind."""
+        if not callable(getattr(self._user, "metrics", None)):
+            return None
+        with self._blame("metrics"):
+            found = self._user.metrics()
+            return dict(found.items())
+
+    def augment(self, batch: Columns, generator: torch.Generator) -> Columns:
+        """The batch to train on."""
+        with self._blame("augment"):
+            return dict(self._user.augment(batch, generator))
+
+    @contextmanager
+    def _blame(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise TrainingError(
+                f"{self._target}: {method}() failed: {_where(error)}",
+                problems=_user_frames(error)[:-1],
+                next_step="correct the recipe and run the same command again",
+            ) from error
+
+
+def _where(error: BaseException) -> str:
+    frames = _user_frames(error)
+    return f"{type(error).__name__}: {error}" + (f" ({frames[-1]})" if frames else "")
+
+
+def _user_frames(error: BaseException) -> list[str]:
+    """`file:line in function: source` of the frames that are neither ours nor an installed package's, outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_NOT_USER_CODE, "<"))]
+    return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in own]

@@ -1,0 +1,83 @@
+"""Where does training stand, and which random generators does each rank carry along?
+
+The place in the data is three integers; the sample order is arithmetic on them, so there is nothing else to save for the feed.
+Random generators are saved per rank, because every rank draws its own dropout masks.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.digest import digest_of
+
+__all__ = ["TrainState", "augment_generator", "capture_rng", "restore_rng", "seed_rng"]
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """How far training is."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epoch the next batch belongs to, from 0."""
+    position: int = 0
+    """Rows of this epoch consumed by all ranks together."""
+
+    def after_batch(self, position: int) -> TrainState:
+        """The state once the global batch that ends at `position` is learned."""
+        return replace(self, step=self.step + 1, position=position)
+
+    def next_epoch(self) -> TrainState:
+        """The state at the start of the following epoch."""
+        return replace(self, epoch=self.epoch + 1, position=0)
+
+
+def seed_rng(*parts: int) -> None:
+    """Seed python's, numpy's and torch's global generators of this process from a few integers, such as (seed, rank)."""
+    value = _mixed(*parts)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
+def augment_generator(seed: int, epoch: int, first_row: int) -> torch.Generator:
+    """A CPU generator for the augmentation of one rank's part of one batch.
+
+    It depends on the place in the data only, so an augmentation is the same after a resume without anything being saved.
+    """
+    return torch.Generator().manual_seed(_mixed(seed, epoch, first_row))
+
+
+def capture_rng(device: torch.device) -> dict[str, Any]:
+    """The state of every global generator of this process, in types that `torch.load(weights_only=True)` reads."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_rng(state: dict[str, Any], device: torch.device) -> None:
+    """Put this process's generators back to a captured state."""
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _mixed(*parts: int) -> int:
+    """63 well-mixed bits of a few integers: neighbouring seeds and ranks must not give neighbouring streams."""
+    return int(digest_of(list(parts))[:16], 16) >> 1
