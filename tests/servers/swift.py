@@ -252,7 +252,14 @@ class SwiftServer:
                 self._ring(f"{kind}.builder", *words_of_ring)
 
     def _ring(self, builder: str, *words: str) -> None:
-        command = [self._programs / "python", "-W", "ignore", self._programs / "swift-ring-builder", builder, *words]
+        command: list[str | Path] = [
+            self._programs / "python",
+            "-W",
+            "ignore",
+            self._programs / "swift-ring-builder",
+            builder,
+            *words,
+        ]
         done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, check=False)
         if done.returncode > 1:  # 1 is a warning, such as that one copy on one disk is not safe
             raise RuntimeError(f"swift-ring-builder {' '.join(words)} failed: {done.stdout} {done.stderr}")
