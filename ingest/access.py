@@ -37,6 +37,7 @@ __all__ = [
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _PROBE_S = 2.0
 _STREAM_BYTES = 1 << 20
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 _DENIED = ("ACCESS_DENIED", "Forbidden", "SignatureDoesNotMatch", "InvalidAccessKeyId", "status 403", "redentials")
 
 
@@ -81,14 +82,15 @@ def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
         return arrow_fs.LocalFileSystem(), uri.removeprefix("file://")
     if _is_s3(uri):
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        return _s3_filesystem(_endpoint_of(uri), region, os.environ.get("AWS_ACCESS_KEY_ID")), uri.split("://", 1)[1]
+        credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
+        return _s3_filesystem(_endpoint_of(uri), region, credentials), uri.split("://", 1)[1]
     fs, path = filesystem_of(uri)
     return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(fs)), path
 
 
 @functools.lru_cache(maxsize=8)
-def _s3_filesystem(endpoint: str | None, region: str | None, access_key: str | None) -> arrow_fs.S3FileSystem:
-    """One client for each set of settings, so that connections are reused; it reads the secret from the environment itself."""
+def _s3_filesystem(endpoint: str | None, region: str | None, credentials: tuple[str | None, ...]) -> arrow_fs.S3FileSystem:
+    """One client for each set of settings, so that connections are reused; it finds the credentials by itself."""
     options: dict[str, Any] = {"region": region} if region else {}
     if endpoint:
         address = urlsplit(endpoint)

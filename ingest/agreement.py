@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -51,10 +51,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         DataError: files disagree; every disagreement is listed with the files and the cure.
     """
     in_files = {name for fact in facts for name in fact.columns}
-    columns_of = [
-        {**fact.columns, **{name: pa.string() for name in folder_columns(file) if name not in in_files}}
-        for file, fact in zip(files, facts, strict=True)
-    ]
+    columns_of = [_with_folders(data, file, fact, in_files) for file, fact in zip(files, facts, strict=True)]
     present = dict.fromkeys(name for columns in columns_of for name in columns)
     _check_names(data, list(present))
     types = given_types(data)
@@ -81,11 +78,18 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 to_set[name] = "string"
     if problems:
         raise DataError(
-            f"the {len(files)} source files disagree about {len(problems)} column{'s' * (len(problems) > 1)}",
+            f"the columns of the source do not fit together (files: {len(files)}, problems: {len(problems)})",
             problems=capped(problems),
             next_step=_cure(to_set),
         )
     return unified
+
+
+def _with_folders(data: DataSpec, file: SourceFile, facts: FileFacts, in_files: set[str]) -> Mapping[str, pa.DataType]:
+    # The folders of images are their classes, whatever signs are in the names.
+    names = folder_columns(file) if data.format not in ("images", "text") else {}
+    added = {name: pa.string() for name in names if name not in in_files}
+    return {**facts.columns, **added} if added else facts.columns
 
 
 def _check_names(data: DataSpec, present: list[str]) -> None:

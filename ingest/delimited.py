@@ -53,7 +53,7 @@ class CsvReader:
             rows += batch.num_rows
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
         if lines.count != rows + 1 and (problems := self._broken_records(file, len(header))):
-            raise DataError(f"{file.uri}: {problems[0]}", problems=problems[1:])
+            raise _broken(file, problems)
         columns = {name: cells[name].kind for name in wanted}
         evidence = {
             name: MostlyNumbers(seen.numbers, seen.values, self._place(file, seen.first_text_row, seen.first_text))
@@ -140,7 +140,7 @@ class CsvReader:
             yield from batches
         except pa.ArrowInvalid as error:
             problems = self._bad_bytes(file) or self._broken_records(file, len(header)) or [" ".join(str(error).split())]
-            raise DataError(f"{file.uri}: {problems[0]}", problems=problems[1:]) from error
+            raise _broken(file, problems) from error
         except OSError as error:
             raise read_problem(file.uri, error) from error
         finally:
@@ -158,8 +158,8 @@ class CsvReader:
             if problem:
                 problems.append(problem)
             elif row and len(row) != num_columns:
-                problems.append(f"line {start} has {len(row)} columns, the header has {num_columns}: {shorten(','.join(row))}")
-        return capped(problems)
+                problems.append(f"line {start} has {len(row)} instead of {num_columns} fields: {shorten(','.join(row))}")
+        return problems
 
     def _place(self, file: SourceFile, row: int, value: object) -> str:
         """`line 12 holds 'abc'`, for a row counted from 0."""
@@ -170,6 +170,11 @@ class CsvReader:
             if seen == row + 1:
                 return f"line {start} (row {row} from 0) holds {shorten(value)}"
         return f"row {row} (from 0) holds {shorten(value)}"
+
+
+def _broken(file: SourceFile, problems: list[str]) -> DataError:
+    more = f" (and {len(problems) - 1} more such lines)" if len(problems) > 1 else ""
+    return DataError(f"{file.uri}: {problems[0]}{more}", problems=capped(problems[1:]), next_step="repair the lines")
 
 
 class _LineCounter:

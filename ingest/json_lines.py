@@ -42,7 +42,7 @@ class JsonReader:
         rows = 0
         columns: dict[str, pa.DataType] = {}
         for block, line, num_rows in self._blocks(file):
-            for field in self._parse(file, block, line, None).schema:
+            for field in self._parse(file, block, line, num_rows, None).schema:
                 seen = columns.get(field.name, pa.null())
                 kind = promote(seen, _without_times(canonical_type(field.type)))
                 if kind is None:
@@ -56,8 +56,8 @@ class JsonReader:
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""
-        for block, line, _ in self._blocks(file):
-            yield self._parse(file, block, line, schema)
+        for block, line, num_rows in self._blocks(file):
+            yield self._parse(file, block, line, num_rows, schema)
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
         """Say on which line the first value is that is of another kind."""
@@ -87,11 +87,14 @@ class JsonReader:
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
 
-    def _parse(self, file: SourceFile, block: bytes, line: int, schema: pa.Schema | None) -> pa.Table:
+    def _parse(self, file: SourceFile, block: bytes, line: int, num_rows: int, schema: pa.Schema | None) -> pa.Table:
         """Read a block as `schema`, or with the types it shows where `schema` is None."""
         given = schema if schema is not None else pa.schema(list(self._types.items()))
         try:
             table = _parse_block(block, given, infer=schema is None)
+            # Pyarrow takes `{} {}` on a line, and one object over several lines, which would make row and line differ.
+            if table.num_columns and table.num_rows != num_rows:
+                raise pa.ArrowInvalid(f"{table.num_rows} objects on {num_rows} lines")
         except pa.ArrowInvalid:
             table = self._parse_slowly(file, block, line, given, infer=schema is None)
         return table if schema is None else table.select(schema.names)
@@ -231,5 +234,5 @@ def _refuse_other_kinds(file: SourceFile, block: bytes) -> None:
             f"{file.uri}: one JSON array, not one object per line",
             next_step="convert it: jq -c '.[]' IN.json > OUT.jsonl",
         )
-    if (b"\0" in block[:512] or not block.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")) and (what := looks_like(file)):
+    if not block.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and (what := looks_like(file)) not in ("", "text"):
         raise DataError(f"{file.uri}: this is {what}, not JSON lines")

@@ -104,7 +104,10 @@ def looks_like(file: SourceFile) -> str:
     for magic, what in _MAGIC:
         if head.lstrip().startswith(magic) if magic.startswith(b"<") else head.startswith(magic):
             return what
-    return "binary data" if b"\0" in head else ""
+    if b"\0" in head:
+        return "binary data"
+    # A cut character at the end of the head is no sign of binary data.
+    return "text" if head and "\ufffd" not in head.decode("utf-8", errors="replace")[:-1] else ""
 
 
 def shorten(value: object, limit: int = 60) -> str:

@@ -28,6 +28,7 @@ __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_s
 
 _REMOTE_THREADS = 16
 _GROUP_BYTES = 64 << 20
+_QUEUED_FILES = 4096
 
 
 class SourceColumn(Section):
@@ -95,16 +96,14 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     reader = reader_of(data)
     facts: list[FileFacts] = []
     problems: list[DataError] = []
-    with ThreadPoolExecutor(_threads(files)) as pool:
-        for done, result in enumerate(pool.map(functools.partial(_inspect, reader), files), start=1):
-            progress(done, len(files), "files")
-            if isinstance(result, DataError):
-                problems.append(result)
-            elif isinstance(result, PenstockError):
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise result
-            else:
-                facts.append(result)
+    for done, result in enumerate(_inspections(reader, files), start=1):
+        progress(done, len(files), "files")
+        if isinstance(result, DataError):
+            problems.append(result)
+        elif isinstance(result, PenstockError):
+            raise result
+        else:
+            facts.append(result)
     if problems:
         raise _joined(problems, len(files))
     columns = unify(data, reader, files, facts)
@@ -146,6 +145,16 @@ def iterate_rows(
 def _threads(files: Sequence[SourceFile]) -> int:
     remote = any(not is_local(file.uri) for file in files[:1])
     return max(1, min(len(files), _REMOTE_THREADS if remote else (os.cpu_count() or 1)))
+
+
+def _inspections(reader: Reader, files: Sequence[SourceFile]) -> Iterator[FileFacts | PenstockError]:
+    pool = ThreadPoolExecutor(_threads(files))
+    try:
+        # In parts, because a million images would otherwise wait as a million futures.
+        for start in range(0, len(files), _QUEUED_FILES):
+            yield from pool.map(functools.partial(_inspect, reader), files[start : start + _QUEUED_FILES])
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _inspect(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
