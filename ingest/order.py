@@ -1,0 +1,123 @@
+"""In which order does training see the rows? Arithmetic on (seed, epoch, number of rows), and on nothing else.
+
+The order knows neither ranks nor batches: rank r of W takes its share of each global batch, so another world size sees the
+same rows in the same order. There is no state to save but the position. A fingerprint over the parameters and over ids really
+generated is kept with checkpoints: a changed generator is noticed before it can repeat or skip rows.
+Source: google/grain, where the sample order is a function of the index (own code).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt
+
+from ingest.permutation import Permutation, hash_words
+from ingest.spec import ShuffleSpec
+from penstock.config import Section
+from penstock.digest import bytes_digest, digest_of
+
+__all__ = ["GROUPS_PER_WINDOW", "Order", "make_order"]
+
+Ids = NDArray[np.int64]
+
+GROUPS_PER_WINDOW = 32
+"""Runs of consecutive rows, from all over the split, in one window: enough to mix, few enough to read in long runs."""
+
+_GLOBAL, _GROUPS, _WINDOW = 1, 2, 3  # what a permutation is for; part of its key
+
+_PROBE_EPOCHS = (0, 1, 1000)
+_PROBE_ROWS = 64
+
+
+class Order(Section):
+    """The order of one split's rows in every epoch. Plain data; the same in every process."""
+
+    version: Literal[1] = 1
+    mode: Literal["none", "windowed", "global"]
+    seed: int = 0
+    """Taken modulo 2**64."""
+    rows: NonNegativeInt
+    window_rows: NonNegativeInt = 0
+    """About how many rows one window of `windowed` holds: rounded down to whole groups."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the parameters and of ids really generated at the start, middle and end of three epochs."""
+        return _fingerprint(self)
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of one group of `windowed`: consecutive in the split, and read together."""
+        return max(1, self.window_rows // GROUPS_PER_WINDOW)
+
+    def ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Row ids at positions [start, stop) of an epoch: int64, shape (stop - start,), each in [0, rows).
+
+        About 10 ns per id in long ranges; ask for some thousand at a time.
+
+        Raises:
+            ValueError: a negative epoch, or positions outside [0, rows].
+        """
+        if epoch < 0 or not 0 <= start <= stop <= self.rows:
+            raise ValueError(f"positions [{start}, {stop}) of epoch {epoch} are not within the order's {self.rows} rows")
+        if start == stop or self.mode == "none":
+            return np.arange(start, stop, dtype=np.int64)
+        if self.mode == "global":
+            return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(np.arange(start, stop, dtype=np.int64))
+        return self._windowed_ids(epoch, start, stop)
+
+    def _windowed_ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Groups are dealt into windows in a new order each epoch, and rows are permuted inside each window."""
+        num_groups = -(-self.rows // self.group_rows)
+        deal = _permutation(num_groups, self.seed, epoch, _GROUPS, 0)
+        missing = num_groups * self.group_rows - self.rows  # the split's last group is shorter by so many rows
+        short_at = int(deal.inverse(np.array([num_groups - 1], np.int64))[0])
+        per_window = max(1, self.window_rows // self.group_rows)
+        full_window = per_window * self.group_rows
+
+        def first_row_of(window: int) -> int:
+            dealt = min(window * per_window, num_groups)
+            return dealt * self.group_rows - (missing if dealt > short_at else 0)
+
+        parts = []
+        window = start // full_window  # the short group moves a boundary by less than a group, so this or the next one
+        while first_row_of(window) < stop:
+            first, end = first_row_of(window), first_row_of(window + 1)
+            if end > start:
+                positions = np.arange(max(start, first) - first, min(stop, end) - first, dtype=np.int64)
+                inside = _permutation(end - first, self.seed, epoch, _WINDOW, window)(positions)
+                begin = window * per_window
+                groups = deal(np.arange(begin, min(begin + per_window, num_groups), dtype=np.int64))
+                if begin <= short_at < begin + per_window:
+                    inside[inside >= (short_at - begin + 1) * self.group_rows - missing] += missing
+                parts.append(groups[inside // self.group_rows] * self.group_rows + inside % self.group_rows)
+            window += 1
+        return np.concatenate(parts)
+
+
+def make_order(shuffle: ShuffleSpec, rows: int) -> Order:
+    """The order that a `shuffle` section asks for, over a split of `rows` rows. Fields without effect are left at 0."""
+    seed = 0 if shuffle.mode == "none" else shuffle.seed
+    window = shuffle.window_rows if shuffle.mode == "windowed" else 0
+    return Order(mode=shuffle.mode, seed=seed, rows=rows, window_rows=window)
+
+
+@functools.lru_cache(maxsize=64)
+def _permutation(size: int, seed: int, epoch: int, purpose: int, number: int) -> Permutation:
+    return Permutation(size, hash_words(seed, epoch, purpose, number))
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(order: Order) -> str:
+    last = max(0, order.rows - _PROBE_ROWS)
+    probes = [
+        order.ids(epoch, start, min(order.rows, start + _PROBE_ROWS))
+        for epoch in _PROBE_EPOCHS
+        for start in (0, last // 2, last)
+    ]
+    content = np.concatenate(probes).astype("<i8").tobytes()
+    return digest_of({"order": order.model_dump(), "probe": bytes_digest(content)})
