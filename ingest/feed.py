@@ -1,0 +1,280 @@
+"""What does a training worker read? Its share of each global batch, found by arithmetic and gathered ahead of need.
+
+The global batch at position p of an epoch holds the rows `order.ids(epoch, p, p + batch_rows)`; rank r of W takes the
+contiguous part [r*b//W, (r+1)*b//W) of its b rows. A feed's state is therefore (epoch, rows consumed by all ranks), and world
+size is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
+
+from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
+from ingest.gather import Block, Rows
+from ingest.order import Order
+from ingest.prefetch import ahead
+from ingest.shard_cache import local_shard
+from ingest.shards import open_shard
+from penstock.config import Section
+from penstock.digest import digest_of
+from penstock.errors import DataError, ResumeError
+from penstock.storage import Storage
+
+__all__ = ["Batch", "CachedFeed", "Feed", "FeedShare", "FeedState", "open_feed", "select_columns", "share"]
+
+GROUP_BYTES = 4 << 20
+"""About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather."""
+
+MAX_GROUP_BATCHES = 64
+
+Split = Literal["train", "validation", "test"]
+
+
+class Batch(NamedTuple):
+    """One rank's share of a global batch. The tensors are the caller's to keep and to change."""
+
+    columns: dict[str, torch.Tensor]
+    """Column name to tensor [rows, *shape], in the stored dtype."""
+    row_ids: NDArray[np.int64]
+    """Shape [rows]: number of each row in its split."""
+    rows: int
+    """Rows of this rank's share; 0 when the global batch is smaller than the world."""
+    global_rows: int
+    """Rows of the global batch."""
+    first_row: int
+    """Position in the epoch of this share's first row."""
+    position: int
+    """Rows consumed by all ranks in this epoch once this batch is done."""
+
+
+class Feed(Protocol):
+    """Anything a training loop can read: cached, in memory, or streamed."""
+
+    @property
+    def schema(self) -> FeedSchema:
+        """Columns of the batches."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole split, all ranks together."""
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """This rank's batches of an epoch from position `start` (rows consumed by all ranks) to its end."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the batch yielded last leaves the feed, as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Take over a saved state; returns (epoch, position) to pass to `batches`."""
+
+
+class FeedState(Section):
+    """Where a feed is, and what it reads: enough to refuse to go on with something else."""
+
+    version: Literal[1] = 1
+    fingerprint: str
+    """Of the order: its parameters and ids really generated."""
+    epoch: NonNegativeInt = 0
+    position: NonNegativeInt = 0
+    """Rows consumed by all ranks in this epoch."""
+    batch_rows: PositiveInt
+    split: Split
+    rows: NonNegativeInt
+    content: str
+    """Digest of the split's content."""
+    seed: int
+    shuffle: str
+    """Mode of the order."""
+
+
+class FeedShare(NamedTuple):
+    """Which part of every global batch is read, and how far ahead."""
+
+    batch_rows: int
+    """Rows of the global batch."""
+    rank: int = 0
+    world_size: int = 1
+    prefetch: int = 2
+    """Groups of batches gathered ahead in a thread; 0 gathers when asked."""
+
+    def checked(self) -> FeedShare:
+        """Itself. Raises ValueError for numbers that make no sense."""
+        if self.batch_rows < 1 or not 0 <= self.rank < self.world_size or self.prefetch < 0:
+            raise ValueError(f"no feed can have {self}: batch_rows >= 1, 0 <= rank < world_size and prefetch >= 0 must hold")
+        return self
+
+
+def share(global_rows: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The contiguous part [low, high) of a global batch that `rank` takes; the parts of all ranks make up the whole."""
+    return rank * global_rows // world_size, (rank + 1) * global_rows // world_size
+
+
+class FeedCursor:
+    """The part of a feed that knows where it is, and which saved states it may continue."""
+
+    def __init__(self, schema: FeedSchema, split: Split, content: str, order: Order, part: FeedShare) -> None:
+        self.schema = schema
+        self.order = order
+        self.part = part.checked()
+        self._state = FeedState(
+            fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=order.rows, content=content,
+            seed=order.seed, shuffle=order.mode,
+        )  # fmt: skip
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole split, all ranks together."""
+        return self._state.rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
+        return self._state.model_dump()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Take over a saved state and return (epoch, position) to continue at.
+
+        Raises:
+            ResumeError: the state is of another dataset, order, seed, batch size or split, or of a newer version.
+        """
+        try:
+            saved = FeedState.model_validate(dict(state))
+        except ValidationError as error:
+            raise ResumeError(f"the feed's saved state cannot be read: {error}", next_step=_FRESH) from error
+        problems = [
+            f"{label}: {getattr(saved, name)} in the checkpoint, {getattr(self._state, name)} now"
+            for name, label in _MUST_MATCH.items()
+            if getattr(saved, name) != getattr(self._state, name)
+        ]
+        if problems:
+            raise ResumeError("the checkpoint was made while reading something else", problems=problems, next_step=_FRESH)
+        if saved.position > saved.rows:
+            raise ResumeError(f"the checkpoint's position {saved.position} lies beyond the split's {saved.rows} rows")
+        self._state = saved
+        return saved.epoch, saved.position
+
+    def _handed_over(self, epoch: int, groups: Iterator[list[Batch]]) -> Iterator[Batch]:
+        """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
+        with closing(ahead(groups, self.part.prefetch)) as ready:
+            for group in ready:
+                for batch in group:
+                    self._state = self._state.model_copy(update={"epoch": epoch, "position": batch.position})
+                    yield batch
+
+    def _check_start(self, epoch: int, start: int) -> None:
+        if epoch < 0 or not 0 <= start <= self.num_rows:
+            raise ValueError(f"position {start} of epoch {epoch} is not within the split's {self.num_rows} rows")
+
+
+_FRESH = "put the old value back, or start anew with `penstock run FILE --fresh`"
+
+_MUST_MATCH = {
+    "split": "split",
+    "content": "content of the dataset (digest)",
+    "rows": "rows of the split",
+    "batch_rows": "train.batch_rows",
+    "shuffle": "shuffle.mode",
+    "seed": "shuffle.seed",
+    "fingerprint": "fingerprint of the order (also a changed generator)",
+}
+
+
+class CachedFeed(FeedCursor):
+    """Reads rows that can be found by their number: mapped shards, or blocks in memory. Runs in a training worker."""
+
+    def __init__(self, schema: FeedSchema, split: Split, content: str, rows: Rows, order: Order, part: FeedShare) -> None:
+        if order.rows != rows.num_rows:
+            raise ValueError(f"the order is made for {order.rows} rows, the {split} split has {rows.num_rows}")
+        super().__init__(schema, split, content, order, part)
+        self._rows = rows
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch from position `start` on.
+
+        A thread gathers ahead; closing or dropping the iterator stops it. An epoch can be read again, also from elsewhere.
+        """
+        self._check_start(epoch, start)
+        yield from self._handed_over(epoch, self._groups(epoch, start))
+
+    def _groups(self, epoch: int, start: int) -> Iterator[list[Batch]]:
+        """Gather some batches with one call and cut them apart: the tensors of a group share one allocation."""
+        batch_rows = self.part.batch_rows
+        local_bytes = max(1, batch_rows * self._rows.row_bytes // self.part.world_size)
+        group_rows = batch_rows * min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
+        for first in range(start, self.num_rows, group_rows):
+            ids = self.order.ids(epoch, first, min(first + group_rows, self.num_rows))
+            cuts = [(p, min(p + batch_rows, first + len(ids))) for p in range(first, first + len(ids), batch_rows)]
+            shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
+            local = [
+                ids[begin - first + low : begin - first + high] for (begin, _), (low, high) in zip(cuts, shares, strict=True)
+            ]
+            columns = self._rows.take(np.concatenate(local))
+            group, taken = [], 0
+            for (begin, stop), (low, _), own in zip(cuts, shares, local, strict=True):
+                tensors = {name: tensor[taken : taken + len(own)] for name, tensor in columns.items()}
+                group.append(Batch(tensors, own, len(own), stop - begin, begin + low, stop))
+                taken += len(own)
+            yield group
+
+
+def open_feed(
+    storage: Storage,
+    manifest: DatasetManifest,
+    split: Split,
+    *,
+    batch_rows: int,
+    order: Order,
+    rank: int = 0,
+    world_size: int = 1,
+    columns: Sequence[str] | None = None,
+    prefetch: int = 2,
+) -> CachedFeed:
+    """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched when first needed.
+
+    Args:
+        batch_rows: rows of the global batch.
+        columns: only these; None takes all. Provenance columns are never gathered.
+        prefetch: groups of batches gathered ahead; 0 uses no thread.
+
+    Raises:
+        DataError: no such split, or a local shard is missing or has another size than the manifest says.
+        ValueError: an order made for another number of rows, or a rank outside the world.
+    """
+    shards = manifest.shards_of(split)
+    if not shards:
+        raise DataError(f"the dataset has no rows in split {split!r}; it has {[s for s in SPLITS if manifest.rows.get(s)]}")
+    schema = select_columns(manifest.feed_schema, columns)
+    if storage.is_local:
+        for shard in shards:
+            local_shard(storage, shard)
+    rows = Rows(schema.columns, [s.rows for s in shards], lambda index: _open_block(storage, shards[index], schema.columns))
+    content = digest_of([shard.digest for shard in shards])
+    return CachedFeed(schema, split, content, rows, order, FeedShare(batch_rows, rank, world_size, prefetch))
+
+
+def select_columns(schema: FeedSchema, columns: Sequence[str] | None) -> FeedSchema:
+    """The schema with only `columns`, in that order. Raises KeyError, naming those there are, for an unknown one."""
+    return schema if columns is None else schema.model_copy(update={"columns": tuple(schema[name] for name in columns)})
+
+
+def _open_block(storage: Storage, shard: ShardInfo, columns: Sequence[ColumnInfo]) -> Block:
+    reader = open_shard(local_shard(storage, shard))
+    views = {}
+    for column in columns:
+        try:
+            view = reader.column(column.name)
+        except KeyError as error:
+            raise DataError(f"shard {storage.uri(shard.path)}: {error.args[0]}") from error
+        if view.shape != (shard.rows, *column.shape) or view.dtype != np.dtype(column.dtype):
+            raise DataError(
+                f"shard {storage.uri(shard.path)}: column {column.name!r} is {view.dtype}{list(view.shape)}, "
+                f"its manifest says {column.dtype}{[shard.rows, *column.shape]}"
+            )
+        views[column.name] = view
+    return views

@@ -1,0 +1,62 @@
+"""How is work done ahead of the one who needs it, without outliving him?
+
+One thread runs an iterator and hands its items over through a bounded queue. Closing or dropping the consuming generator stops
+the thread; an exception in the thread is raised at the consumer, after the items before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+from queue import SimpleQueue
+from typing import TypeVar
+
+__all__ = ["ahead"]
+
+T = TypeVar("T")
+
+
+class _End:
+    """The thread's last word: finished, or stopped by an error."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def ahead(items: Iterator[T], depth: int) -> Generator[T]:
+    """Yield `items` while a thread works up to `depth` of them ahead; with depth 0 no thread is used."""
+    if depth == 0:
+        yield from items
+        return
+    ready: SimpleQueue[T | _End] = SimpleQueue()
+    free = threading.Semaphore(depth)
+    stop = threading.Event()
+    thread = threading.Thread(target=_run, args=(items, ready, free, stop), name="penstock-feed", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            free.release()
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stop.set()
+        free.release()
+        thread.join()
+
+
+def _run(items: Iterator[T], ready: SimpleQueue[T | _End], free: threading.Semaphore, stop: threading.Event) -> None:
+    try:
+        while True:
+            free.acquire()
+            if stop.is_set():
+                return
+            ready.put(next(items))
+    except StopIteration:
+        ready.put(_End(None))
+    except BaseException as error:  # handed to the consumer, whatever it is
+        ready.put(_End(error))
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
