@@ -1,4 +1,4 @@
-"""Would this pipeline run? Spec, sources, resources and one real batch through the recipe; no stage runs and nothing is kept."""
+"""Would this pipeline run? Spec, sources, resources and one real batch through the recipe; no stage runs."""
 
 from __future__ import annotations
 

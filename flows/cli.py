@@ -1,7 +1,7 @@
 """The `penstock` command: verbs, `--json`, and exit codes. Scripts rely on all three.
 
-Logs and progress go to stderr; with `--json` the last line of stdout is one JSON object. Heavy libraries are imported inside the verbs,
-so that `penstock --help` and `penstock schema` answer at once.
+Logs and progress go to stderr; with `--json` the last line of stdout is one JSON object. Heavy libraries are imported inside
+the verbs, so that `penstock --help` and `penstock schema` answer at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", hel
 Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
 
 
-class Template(str, Enum):
+class Template(StrEnum):
     """The projects `init` can make."""
 
     tabular = "tabular"
@@ -45,7 +45,7 @@ class Template(str, Enum):
     text = "text"
 
 
-class Until(str, Enum):
+class Until(StrEnum):
     """The stages `run --until` can stop after."""
 
     read = "read"
@@ -219,7 +219,9 @@ def _answer(
         exit_code = code(result)
     except PenstockError as error:
         result, exit_code = _failure(error), error.exit_code
-        _err.print(f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True)
+        _err.print(
+            f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True
+        )
         if isinstance(error, Interrupted) and again:
             _err.print(f"continue with: {again}", markup=False, soft_wrap=True)
     except KeyboardInterrupt:

@@ -6,7 +6,8 @@ import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as RichProgress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 
 from penstock.progress import Progress
 from tasks.context import Reporter, StageOutcome

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+from uuid import UUID
+
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Crashed
@@ -15,20 +18,21 @@ __all__ = ["mark_crashed", "name_flow_run"]
 
 
 def name_flow_run(name: str, tags: list[str]) -> None:
-    """Give the flow run in progress a name and tags. A server that is away for a moment must not stop the run: it keeps its own."""
+    """Name and tag the flow run in progress. A server that is away for a moment must not stop the run."""
     identity = flow_run.get_id()
     if identity is None:
         return
     with contextlib.suppress(PrefectException, OSError), get_client(sync_client=True) as client:
-        client.update_flow_run(identity, name=name, tags=tags)
+        client.update_flow_run(UUID(identity), name=name, tags=tags)
 
 
 def mark_crashed(attempt: Attempt) -> None:
-    """Put the flow run of a vanished attempt into Crashed: SIGKILL leaves it Running for ever. Unknown flow runs are left alone."""
+    """Put the flow run of a vanished attempt into Crashed: SIGKILL leaves it Running for ever."""
     if attempt.prefect_flow_run_id is None:
         return
+    identity = UUID(attempt.prefect_flow_run_id)
     with contextlib.suppress(PrefectException, OSError), get_client(sync_client=True) as client:
-        state = client.read_flow_run(attempt.prefect_flow_run_id).state
+        state = client.read_flow_run(identity).state
         if state is not None and not state.is_final():
-            crashed = Crashed(message=f"its process (pid {attempt.pid} on {attempt.host}) vanished")
-            client.set_flow_run_state(attempt.prefect_flow_run_id, crashed, force=True)
+            crashed: State[None] = Crashed(message=f"its process (pid {attempt.pid} on {attempt.host}) vanished")
+            client.set_flow_run_state(identity, crashed, force=True)

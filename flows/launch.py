@@ -24,7 +24,7 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
         # Prefect reads its settings when imported, so it comes after the server's address is known.
         from flows.pipeline import RunRequest, last_result, pipeline
 
-        request = RunRequest(file=str(loaded.file), overrides=overrides, fresh=fresh, until=until)
+        request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
         state = pipeline(request, return_state=True)
         if state.is_cancelled():
             stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))

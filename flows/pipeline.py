@@ -1,7 +1,7 @@
 """The flow: one attempt at one run of a pipeline, from the file to the registered model.
 
-`pipeline` is what Prefect runs, ad hoc or from a deployment. It owns every effect that is not a stage's: the lease, the run's records,
-the choice of the run to continue, and the honest status at the end.
+`pipeline` is what Prefect runs, ad hoc or from a deployment. It owns every effect that is not a stage's: the lease, the run's
+records, the choice of the run to continue, and the honest status at the end.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ from tasks.shuffle import shuffle
 from tasks.train import train
 from training.checkpoint import CheckpointStore
 from training.journal import read_journal
-from training.tracking import Tracker
+from training.tracking import RunStatus, Tracker
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
 
 StageName = Literal["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
 _TASKS = (read, preprocess, materialize, shuffle, train, evaluate, register)
 
+_MLFLOW_STATUS: dict[Status, RunStatus] = {"done": "FINISHED", "partial": "FINISHED", "interrupted": "KILLED"}
+
 last_result: dict[str, Any] = {}
-"""What the newest attempt of this process reported. A cancelled flow has no result of its own, so it is kept here for the command."""
+"""What the newest attempt of this process reported. A cancelled flow has no result, so it is kept here."""
 
 
 class RunRequest(BaseModel):
@@ -119,7 +121,7 @@ def _begin(
     own = project.storage.child(f"runs/{run.run}")
     committed = CheckpointStore(own).committed()
     if committed:
-        tracker.replay(read_journal(own, committed[-1].manifest.step))
+        tracker.replay(read_journal(own, committed[0].manifest.step))
     ledger.save_run(run)
     ledger.make_current(run)
     resolved = {"spec": run.spec, "origins": loaded.origins}
@@ -133,7 +135,7 @@ def _begin(
             return
         cluster = stack.enter_context(ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec)))
         started.set()
-        refusal = cpus_refused(loaded.spec, cluster.cpus)
+        refusal = cpus_refused(loaded.spec, cluster.num_cpus)
         if refusal is not None:
             raise refusal
 
@@ -151,14 +153,10 @@ def _begin(
     )
 
 
-def _choose(
-    ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], request: RunRequest, reporter: Reporter
-) -> Run:
+def _choose(ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], request: RunRequest, reporter: Reporter) -> Run:
     spec = loaded.spec.model_dump(mode="json", by_alias=True)
     current = ledger.current_run(loaded.spec.name)
-    has_checkpoint = current is not None and bool(
-        CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed()
-    )
+    has_checkpoint = current is not None and bool(CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed())
     decision = choose_run(current, spec["train"], keys, has_checkpoint=has_checkpoint, fresh=request.fresh)
     if isinstance(decision, Refuse):
         raise ResumeError(
@@ -169,9 +167,7 @@ def _choose(
     if isinstance(decision, Continue):
         for warning in decision.warnings:
             reporter.warn(f"changed since the last attempt: {warning}")
-        return decision.run.model_copy(
-            update={"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running"}
-        )
+        return decision.run.model_copy(update={"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running"})
     if current is not None:
         reporter.say(f"a new run: {decision.reason}")
     return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
@@ -208,7 +204,13 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
     evaluated = ctx.outcomes["evaluate"].output if "evaluate" in ctx.outcomes else {}
     exactness = trained.get("exactness") or ctx.attempt.exactness
     ctx.attempt = ctx.attempt.model_copy(
-        update={"ended": utc_now(), "status": status, "stages": stages, "error": str(error) if error else None, "exactness": exactness}
+        update={
+            "ended": utc_now(),
+            "status": status,
+            "stages": stages,
+            "error": str(error) if error else None,
+            "exactness": exactness,
+        }
     )
     last_result.update(
         status=status,
@@ -223,11 +225,13 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
         weights_digest=trained.get("weights_digest"),
         warnings=ctx.warnings,
     )
+    if status == "interrupted":
+        last_result["signum"] = ctx.stopping.signum
     ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
     ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result)})
     ctx.ledger.save_run(ctx.run)
     ctx.tracker.set_tags({"penstock.exactness": exactness or "not reached", "penstock.status": status})
-    unsent = ctx.tracker.close({"done": "FINISHED", "partial": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED"))
+    unsent = ctx.tracker.close(_MLFLOW_STATUS.get(status, "FAILED"))
     if unsent:
         ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
 

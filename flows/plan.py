@@ -103,7 +103,9 @@ def _plan_stage(
         return {**entry, "because": [doubt]}
     old = current.keys.get(stage.name) if current else None
     because = changed_inputs(old.inputs, key.inputs) if old else ["never run"]
-    because += [f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run]
+    because += [
+        f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run
+    ]
     if stage.name == "train" and continued is not None and steps:
-        return {**entry, "action": "resume", "because": [f"checkpoint at step {steps[-1]}", *because]}
+        return {**entry, "action": "resume", "because": [f"checkpoint at step {steps[0]}", *because]}
     return {**entry, "because": because or ["not finished yet"]}

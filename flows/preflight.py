@@ -37,7 +37,8 @@ def check_storage(storage: Storage) -> None:
     except (OSError, ServiceError) as error:
         raise PreflightError(
             f"storage {storage.root} cannot be written: {type(error).__name__}: {error}",
-            next_step="correct `storage` (or the credentials and AWS_ENDPOINT_URL), then: penstock doctor --storage " + storage.root,
+            next_step="correct `storage` (or the credentials and AWS_ENDPOINT_URL), then: penstock doctor --storage "
+            + storage.root,
         ) from error
 
 
@@ -54,7 +55,7 @@ def check_resources(project: Project) -> list[str]:
         free = shutil.disk_usage(folder).free
         if free < source + FREE_AFTER_BYTES:
             raise PreflightError(
-                f"{folder} has {free / 1e9:.1f} GB free; the sources alone are {source / 1e9:.1f} GB, and their prepared rows go there",
+                f"{folder} has {free / 1e9:.1f} GB free; the sources are {source / 1e9:.1f} GB, and prepared rows go there",
                 next_step="free some space, or point `storage` to a larger disk or to s3://",
             )
         if free < PREPARED_TO_SOURCE * source:
@@ -70,7 +71,7 @@ def check_resources(project: Project) -> list[str]:
 
 
 def cpus_needed(spec: PipelineSpec) -> float:
-    """CPUs a run reserves at once: its workers, and one for data tasks, without which training and data would wait for each other."""
+    """CPUs a run needs at once: its workers, and one for data tasks, else training and data wait for each other."""
     return spec.train.workers * spec.train.cpus_per_worker + 1
 
 

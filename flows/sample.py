@@ -1,4 +1,4 @@
-"""Does one real batch go through everything? A few hundred source rows are prepared, cached and fed to the recipe, in a temporary folder.
+"""Does one real batch go through everything? A few hundred rows are prepared, cached and fed to the recipe.
 
 The same functions as in a run do the work, so what passes here fails later only for reasons of size.
 """

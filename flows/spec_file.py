@@ -73,7 +73,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     try:
         spec = PipelineSpec.model_validate(data)
     except ValidationError as error:
-        problems += [_describe(data, item) for item in error.errors(include_url=False)]
+        problems += [_describe(item) for item in error.errors(include_url=False)]
     if spec is not None:
         problems += cross_check(spec)
     if problems or spec is None:
@@ -163,9 +163,9 @@ def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list
     return []
 
 
-def _describe(data: dict[str, Any], item: Any) -> tuple[str, str]:
+def _describe(item: Any) -> tuple[str, str]:
     location = tuple(part for part in item["loc"] if isinstance(part, int) or _is_key(part))
-    path = _dotted(_trim(data, location))
+    path = _dotted(location)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
         known = _known_keys(location[:-1])
@@ -182,19 +182,6 @@ def _describe(data: dict[str, Any], item: Any) -> tuple[str, str]:
 def _is_key(part: str) -> bool:
     # A union adds the name of the variant it tried to the location: `data.validation.SplitRule.fraction`.
     return part not in {"SplitRule", "str", "none"} and not part.startswith(("function-", "literal[", "constrained-", "list["))
-
-
-def _trim(data: Any, location: Path_) -> Path_:
-    kept: list[str | int] = []
-    for part in location:
-        if isinstance(data, dict) and part in data:
-            data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
-            data = None
-        kept.append(part)
-    return tuple(kept)
 
 
 def _known_keys(location: Path_) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which runs does a storage know, and is what Prefect and MLflow say about them true? Repairs what killed processes left behind."""
+"""Which runs does a storage know, and is what Prefect and MLflow say about them true? Repairs what kills left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def state_of(file: Path | None) -> tuple[Storage, Path, str | None]:
         loaded = load_spec("pipeline.yaml")
         return Storage(loaded.spec.storage), loaded.state_dir, None
     if not Path(".penstock").is_dir():
-        raise SpecError("no pipeline.yaml and no .penstock in this folder", next_step="name the pipeline file: penstock status FILE")
+        raise SpecError(
+            "no pipeline.yaml and no .penstock in this folder", next_step="name the pipeline file: penstock status FILE"
+        )
     return Storage(".penstock"), Path(".penstock").resolve(), None
 
 
@@ -74,12 +76,14 @@ def _describe(storage: Storage, run: Run, attempts: list[Attempt], holder: str |
         "status": run.status,
         "held_by": holder,
         "mlflow_run_id": run.mlflow_run_id,
-        "step": committed[-1].manifest.step if committed else None,
-        "checkpoint": committed[-1].name if committed else None,
+        "step": committed[0].manifest.step if committed else None,
+        "checkpoint": committed[0].name if committed else None,
         "exactness": run.result.get("exactness"),
         "model_uri": run.result.get("model_uri"),
         "metrics": run.result.get("metrics", {}),
-        "attempts": [a.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"}) for a in attempts],
+        "attempts": [
+            a.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"}) for a in attempts
+        ],
     }
 
 
@@ -94,6 +98,6 @@ def _repair(ledger: Ledger, state_dir: Path, vanished: list[tuple[Run, Attempt]]
             if run.mlflow_run_id is not None:
                 own = ledger.storage.child(f"runs/{run.run}")
                 committed = CheckpointStore(own).committed()
-                last = committed[-1].manifest.step if committed else 0
+                last = committed[0].manifest.step if committed else 0
                 repair(mlflow_uri(state_dir), run.mlflow_run_id, status="KILLED", points=read_journal(own, last), outbox=own)
     return sorted({run.run for run, _ in vanished})

@@ -1,7 +1,7 @@
 """What is a section of the pipeline file, and which of its fields may change when a run continues?
 
-Every component owns a `Section` beside its code. Each field is tagged `FREE`, `WARN` or `FORBIDDEN`: what a change of it means to
-a run that already has a checkpoint. An untagged field is forbidden, so forgetting a tag is safe.
+Every component owns a `Section` beside its code. Each field is tagged `FREE`, `WARN` or `FORBIDDEN`: what a change of it
+means to a run that already has a checkpoint. An untagged field is forbidden, so forgetting a tag is safe.
 """
 
 from __future__ import annotations

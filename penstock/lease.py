@@ -1,8 +1,11 @@
 """Who may work on a run now? One owner at a time, and a dead owner's place can be taken.
 
-A lease is a row of numbered files, `<path>/<generation>.json`. Whoever creates the next number owns it: creation is exclusive on a local
-disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a higher number tells an owner
-that it was given up for dead. Some object stores let two racers create one object, so a new owner reads its file back after a pause.
+A lease is a row of numbered files, `<path>/<generation>.json`. Whoever creates the next number owns it: creation is exclusive
+on a local
+disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a higher number tells
+an owner
+that it was given up for dead. Some object stores let two racers create one object, so a new owner reads its file back after a
+pause.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ class StopRequest:
 
     Attributes:
         stop: set by the first signal.
-        graceful: true while the work in progress looks at `stop` by itself and saves; then a first signal must not interrupt it.
-        received: the signals so far, in order.
+        graceful: true while the work in progress looks at `stop` by itself and saves; then a first signal must not interrupt
+        it. received: the signals so far, in order.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class StopRequest:
 def stopping_on_signals(request: StopRequest) -> Iterator[None]:
     """Handle SIGINT and SIGTERM for the duration of the block.
 
-    The first signal sets `request.stop`. If the work does not look at it, or a signal comes twice, Interrupted is raised in the main
-    thread. Outside the main thread nothing is installed, since Python delivers no signals there.
+    The first signal sets `request.stop`. If the work does not look at it, or a signal comes twice, Interrupted is raised in
+    the main thread. Outside the main thread nothing is installed, since Python delivers no signals there.
     """
 
     def handle(signum: int, _frame: FrameType | None) -> None:

@@ -174,7 +174,7 @@ class Storage:
         return True
 
     def list(self, path: str = "") -> list[str]:
-        """Names (not paths) of the files and folders directly in `path`; hidden and temporary ones left out. Empty if absent."""
+        """Names (not paths) of the files and folders directly in `path`; hidden ones left out. Empty if absent."""
         fs, full = self._locate(path)
         try:
             entries = fs.ls(full, detail=False)

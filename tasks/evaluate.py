@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ingest.dataset import SPLITS, Split
 from tasks.context import Outcome, RunContext
 from tasks.stage import Facts, Look, Stage, stage_task
-from tasks.train import checkpoint_store
+from tasks.train import checkpoint_store, chosen_checkpoint
 from training.evaluation import evaluate as evaluate_model
 from training.trainer import TrainOutcome
 
@@ -14,26 +15,27 @@ __all__ = ["STAGE", "evaluate", "model_checkpoint"]
 
 
 def model_checkpoint(ctx: RunContext) -> str:
-    """Name of the checkpoint whose weights are evaluated and registered: the best one if the spec names a metric, else the last."""
-    outcome = TrainOutcome.model_validate(ctx.output("train"))
-    return outcome.best_checkpoint or outcome.checkpoint
+    """Name of the checkpoint whose weights are evaluated and registered."""
+    return chosen_checkpoint(TrainOutcome.model_validate(ctx.output("train")))
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     manifest = ctx.manifest
-    splits = [split for split in ("validation", "test") if manifest.rows.get(split)]
+    splits: list[Split] = [split for split in SPLITS[1:] if manifest.rows.get(split)]
     result = evaluate_model(
         manifest=manifest,
         storage=ctx.storage,
         code=ctx.project.recipe,
         spec=spec.train,
-        weights=checkpoint_store(ctx.project, ctx.work_storage).model_file(model_checkpoint(ctx)),
+        weights=checkpoint_store(ctx.project, ctx.work_storage).get(model_checkpoint(ctx)),
         splits=splits,
         metrics=spec.evaluate.metrics,
         figures=spec.evaluate.figures,
         progress=ctx.reporter.progress("evaluate"),
     )
+    for name, table in result.tables.items():
+        ctx.tracker.log_json(f"evaluation/{name}.json", table)
     step = TrainOutcome.model_validate(ctx.output("train")).step
     ctx.tracker.log_metrics(result.metrics, step)
     for name, figure in result.figures.items():

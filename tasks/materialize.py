@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ingest.dataset import DatasetManifest
-from ingest.materialize import damaged_shards, materialize as materialize_dataset
+from ingest.materialize import damaged_shards
+from ingest.materialize import materialize as materialize_dataset
 from tasks.context import Outcome, RunContext
 from tasks.stage import Facts, Look, Stage, stage_task
 

@@ -64,6 +64,8 @@ class Attempt(Section):
     exactness: str | None = None
     """`bit-exact`, `same-order: why`, or why neither; None until training was reached."""
     resumed_from_step: int | None = None
+    workers: dict[int, str] = Field(default_factory=dict)
+    """Rank -> `host:pid` of the newest worker group: whom to look at, or to kill, when training hangs."""
     stages: list[dict[str, Any]] = Field(default_factory=list)
     """Name, key, outcome and seconds of each stage reached."""
     error: str | None = None

@@ -1,7 +1,7 @@
 """How is one stage performed? Believe a verified record with the same key, else run, then record: the same for every stage.
 
-A stage is a Prefect task so that people see it, retry it and time it; Prefect's own result persistence is off, because its defaults
-lose results silently. The record in the storage is what makes a stage done.
+A stage is a Prefect task so that people see it, retry it and time it; Prefect's own result persistence is off, because its
+defaults lose results silently. The record in the storage is what makes a stage done.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _sentence(outcome: StageOutcome) -> str:
 
 
 def _is_transient(_task: Task[Any, Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Retry what another try may mend: a store or server that was away. Our own findings about data or spec stay as they are."""
+    """Retry what another try may mend: a store or server that was away. Our own findings stay as they are."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, ServiceError):
         return True

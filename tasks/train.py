@@ -13,10 +13,11 @@ from tasks.stage import Facts, Look, Stage, stage_task
 from training import journal
 from training.checkpoint import CheckpointStore
 from training.job import TrainJob
-from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, Warned
-from training.trainer import TrainOutcome, train as run_training
+from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, Warned, WorkerStarted
+from training.trainer import TrainOutcome
+from training.trainer import train as run_training
 
-__all__ = ["STAGE", "checkpoint_store", "make_job", "train"]
+__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "train"]
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -63,6 +64,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 for warning in event.warnings:
                     ctx.warn(f"train: {warning}")
                 ctx.reporter.say(f"train: continues from step {event.step} ({event.exactness})")
+            elif isinstance(event, WorkerStarted):
+                workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
+                ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})
+                ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
             elif isinstance(event, Warned):
                 ctx.warn(f"train: {event.message}")
             elif isinstance(event, Progress):
@@ -82,6 +87,14 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
 
 
+def chosen_checkpoint(outcome: TrainOutcome) -> str:
+    """Name of the checkpoint that is evaluated and registered: the best where the spec names a metric, else the newest."""
+    name = outcome.best_checkpoint or outcome.checkpoint
+    if name is None:
+        raise CheckpointError("training ended without a checkpoint", next_step="run the same command again")
+    return name
+
+
 def _publish_checkpoint(ctx: RunContext, store: CheckpointStore, event: CheckpointCommitted) -> None:
     try:
         manifest = store.get(event.name).manifest.model_dump_json()
@@ -94,11 +107,9 @@ def _publish_checkpoint(ctx: RunContext, store: CheckpointStore, event: Checkpoi
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:
     outcome = TrainOutcome.model_validate(output)
     store = checkpoint_store(look.project, look.run_storage)
-    for name in {outcome.checkpoint, outcome.best_checkpoint or outcome.checkpoint}:
-        problem = store.problem(name)
-        if problem is not None:
-            return f"checkpoint {name}: {problem}"
-    return None
+    name = chosen_checkpoint(outcome)
+    problem = store.problem(name)
+    return f"checkpoint {name}: {problem}" if problem is not None else None
 
 
 def _facts(output: dict[str, Any]) -> Facts:
@@ -108,7 +119,7 @@ def _facts(output: dict[str, Any]) -> Facts:
         ("steps", f"{outcome.step:,}"),
         *((name, f"{value:.4g}") for name, value in sorted(shown.items())),
         ("exactness", outcome.exactness),
-        ("checkpoint", outcome.checkpoint),
+        ("checkpoint", chosen_checkpoint(outcome)),
         ("weights digest", outcome.weights_digest),
     )
 

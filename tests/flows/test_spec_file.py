@@ -60,7 +60,9 @@ def test_relative_storage_lies_beside_the_pipeline_file(tmp_path: Path) -> None:
 
 
 def test_all_problems_are_reported_together_with_their_lines(tmp_path: Path) -> None:
-    text = GOOD.replace("batch_rows: 64", "batch_rows: 0").replace("epochs: 2", "epoch: 2").replace("format: csv", "format: xlsx")
+    text = (
+        GOOD.replace("batch_rows: 64", "batch_rows: 0").replace("epochs: 2", "epoch: 2").replace("format: csv", "format: xlsx")
+    )
     found = problems_of(write(tmp_path, text))
     assert any(p.startswith("pipeline.yaml:10: train.batch_rows:") for p in found)
     assert any(p.startswith("pipeline.yaml:9: train.epoch:") and "did you mean 'epochs'?" in p for p in found)

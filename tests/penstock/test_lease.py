@@ -30,7 +30,11 @@ with hold_lease(Storage(sys.argv[1]), "lease"):
 
 def holder_process(root: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", HOLD, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
     )
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "held"
@@ -40,7 +44,10 @@ def holder_process(root: Path) -> subprocess.Popen[str]:
 def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
     process = holder_process(tmp_path)
     try:
-        with pytest.raises(LeaseHeldError, match=f"pid {process.pid} on ") as caught, hold_lease(Storage(str(tmp_path)), "lease"):
+        with (
+            pytest.raises(LeaseHeldError, match=f"pid {process.pid} on ") as caught,
+            hold_lease(Storage(str(tmp_path)), "lease"),
+        ):
             pass
         assert caught.value.exit_code == 6
     finally:

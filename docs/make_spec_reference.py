@@ -1,0 +1,123 @@
+"""Writes docs/spec.md from the spec's own models, so that the reference cannot differ from the code.
+
+Usage: python docs/make_spec_reference.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from penstock.config import OnResume
+from tasks.spec import PipelineSpec
+
+INTRO = """\
+# The pipeline file
+
+One YAML file describes a pipeline. Unknown keys are errors, and every problem is reported with its line. `penstock schema`
+prints a JSON Schema of it, which the files made by `penstock init` name in their first line, so that editors complete keys.
+
+*On resume* says what a changed field means to a run that has a checkpoint and is not finished: **free** changes nothing that
+was promised,
+**warn** goes on but costs bit-exactness, **forbidden** is refused (`penstock run FILE --fresh` begins a new run instead).
+Changes above `train` are forbidden if they change the prepared rows.
+
+`--set a.b=value` overrides one value and may be repeated: `penstock run pipeline.yaml --set train.epochs=3 --set
+preprocess.0.drop=[id]`.
+
+This page is generated from the code: `python docs/make_spec_reference.py`.
+"""
+
+
+def main(target: Path) -> None:
+    """Write the page."""
+    target.write_text(reference(), encoding="utf-8")
+
+
+def reference() -> str:
+    """The page's text."""
+    parts = [INTRO]
+    seen: set[type[BaseModel]] = set()
+    queue: list[tuple[str, type[BaseModel]]] = [("", PipelineSpec)]
+    while queue:
+        path, model = queue.pop(0)
+        if model in seen:
+            continue
+        seen.add(model)
+        title = f"`{path}`" if path else "The file"
+        parts.append(f"\n## {title}\n\n{_first_paragraph(model)}\n")
+        parts.append("| key | type | default | on resume | meaning |\n|---|---|---|---|---|")
+        for name, info in model.model_fields.items():
+            key = info.alias or name
+            parts.append(
+                " | ".join(
+                    ["| " + f"`{key}`", _type_of(info.annotation), _default(info), _rule(path, info), _cell(info.description)]
+                )
+                + " |"
+            )
+            queue += [(f"{path}.{key}" if path else key, inner) for inner in _sections(info.annotation)]
+    return "\n".join(parts) + "\n"
+
+
+def _first_paragraph(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+
+
+def _type_of(annotation: Any) -> str:
+    if annotation is type(None):
+        return "null"
+    inner = [a for a in get_args(annotation) if not isinstance(a, OnResume)]
+    origin = getattr(annotation, "__origin__", None)
+    if origin is list:
+        return f"list of {_type_of(inner[0])}"
+    if origin is dict:
+        return "mapping"
+    if origin is tuple:
+        return "[" + ", ".join(_type_of(a) for a in inner) + "]"
+    if "Literal" in str(origin):
+        return " \\| ".join(f"`{value}`" for value in inner)
+    if hasattr(annotation, "__metadata__"):
+        return _type_of(inner[0])
+    if inner:
+        return " \\| ".join(_type_of(a) for a in inner)
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "*needed*"
+    value = info.get_default(call_default_factory=True)
+    if value is PydanticUndefined or isinstance(value, BaseModel):
+        return "see below"
+    if value is None:
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _rule(path: str, info: FieldInfo) -> str:
+    if not path.startswith("train"):
+        return "" if path else next((m.value for m in info.metadata if isinstance(m, OnResume)), "")
+    if any(True for _ in _sections(info.annotation)) and not any(isinstance(m, OnResume) for m in info.metadata):
+        return ""
+    return next((m.value for m in info.metadata if isinstance(m, OnResume)), OnResume.FORBIDDEN.value)
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections(inner)
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("\n", " ").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "spec.md")

@@ -1,0 +1,120 @@
+"""A small real project for the drills: handwritten digits in several files, a network with dropout, two workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sklearn.datasets import load_digits
+
+__all__ = ["Command", "make_project"]
+
+PIPELINE = """\
+name: drill
+data:
+  format: parquet
+  train: data/train/
+  validation: {{fraction: 0.2}}
+  label: label
+preprocess:
+  - standard_scaler: {{columns: [mean]}}
+  - map_batches: transforms.py:scale
+materialize: {{unit_bytes: 1}}
+shuffle: {{seed: 5}}
+train:
+  recipe: model.py:Net
+  epochs: {epochs}
+  batch_rows: 64
+  workers: 2
+  cpus_per_worker: 0.5
+  checkpoint: {{every_steps: 5, every_s: 1}}
+  retries: 5
+register: {{name: drill}}
+"""
+
+MODEL = """\
+import time
+
+import torch
+from torch import nn
+
+
+class Net:
+    def __init__(self, pause_s: float = 0.0):
+        self.pause_s = pause_s
+
+    def build_model(self, schema):
+        return nn.Sequential(nn.Linear(65, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, schema.num_classes))
+
+    def loss(self, model, batch):
+        time.sleep(self.pause_s)
+        return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+
+    def predict(self, model, batch):
+        return model(torch.cat([batch["image"], batch["mean"][:, None]], dim=1))
+"""
+
+TRANSFORMS = """\
+import numpy as np
+
+
+def scale(batch):
+    batch["image"] = np.stack(batch["image"]).astype(np.float32) / 16
+    return batch
+"""
+
+
+def make_project(folder: Path, *, epochs: int = 6, files: int = 6) -> Path:
+    """Write the project into `folder` and return its pipeline file."""
+    digits = load_digits()
+    (folder / "data" / "train").mkdir(parents=True)
+    size = len(digits.data) // files + 1
+    for index in range(files):
+        part = slice(index * size, (index + 1) * size)
+        images = digits.data[part].astype("uint8")
+        table = pa.table(
+            {
+                "image": pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), 64),
+                "mean": images.mean(axis=1).astype("float32"),
+                "label": digits.target[part].astype("int64"),
+            }
+        )
+        pq.write_table(table, folder / "data" / "train" / f"part-{index}.parquet")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "transforms.py").write_text(TRANSFORMS)
+    file = folder / "pipeline.yaml"
+    file.write_text(PIPELINE.format(epochs=epochs))
+    return file
+
+
+class Command:
+    """One `penstock` process, in a session of its own so that it can be signalled like a user's."""
+
+    def __init__(self, *words: str, environment: dict[str, str] | None = None) -> None:
+        self.words = words
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "flows", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+
+    def kill(self) -> None:
+        """SIGKILL the process alone, as the kernel's out-of-memory killer does."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+    def finish(self, timeout_s: float = 400) -> dict[str, Any]:
+        """Wait, demand exit code 0, and return the JSON object of the last line."""
+        out, err = self.process.communicate(timeout=timeout_s)
+        assert self.process.returncode == 0, f"{' '.join(self.words)} exited {self.process.returncode}:\n{err[-6000:]}"
+        return json.loads(out.strip().splitlines()[-1])  # type: ignore[no-any-return]

@@ -1,0 +1,83 @@
+"""Stage keys: what must change them does, what must not does not, and the difference is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.spec_file import load_spec
+from tasks.keys import StageKey, changed_inputs, stage_keys
+from tasks.project import Project
+
+PIPELINE = """\
+name: keys
+data: {format: csv, train: rows/, label: y}
+preprocess:
+  - map_batches: transforms.py:scale
+train: {recipe: model.py:Net, batch_rows: 8}
+"""
+TRANSFORMS = "from helpers import factor\n\n\ndef scale(batch):\n    batch['x'] = batch['x'] * factor()\n    return batch\n"
+HELPERS = "def factor():\n    return 2.0\n\n\ndef unrelated():\n    return 1\n"
+MODEL = "class Net:\n    def build_model(self, schema): ...\n    def loss(self, model, batch): ...\n"
+
+
+def make(folder: Path) -> Path:
+    (folder / "rows").mkdir()
+    (folder / "rows" / "a.csv").write_text("x,y\n1,0\n2,1\n")
+    (folder / "transforms.py").write_text(TRANSFORMS)
+    (folder / "helpers.py").write_text(HELPERS)
+    (folder / "model.py").write_text(MODEL)
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    return folder / "pipeline.yaml"
+
+
+def keys_of(file: Path, *overrides: str) -> dict[str, StageKey]:
+    loaded = load_spec(file, overrides)
+    return stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins))
+
+
+def changed(old: dict[str, StageKey], new: dict[str, StageKey]) -> set[str]:
+    return {stage for stage in old if old[stage].key != new[stage].key}
+
+
+def test_equal_inputs_give_equal_keys(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    assert changed(keys_of(file), keys_of(file)) == set()
+
+
+def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    before = keys_of(file)
+    (tmp_path / "helpers.py").write_text(HELPERS.replace("2.0", "3.0"))
+    after = keys_of(file)
+    assert changed(before, after) == {"preprocess", "materialize", "shuffle", "train", "evaluate", "register"}
+    named = changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs)
+    assert len(named) == 1
+    assert named[0].startswith("code.transforms.py:scale: ")
+
+
+def test_comments_and_unrelated_functions_change_nothing(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    before = keys_of(file)
+    (tmp_path / "helpers.py").write_text("# a comment\n" + HELPERS.replace("return 1", "return 99"))
+    (tmp_path / "transforms.py").write_text('"""A docstring."""\n' + TRANSFORMS)
+    assert changed(before, keys_of(file)) == set()
+
+
+def test_an_added_file_changes_the_read_key_and_is_named(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    before = keys_of(file)
+    (tmp_path / "rows" / "b.csv").write_text("x,y\n3,0\n")
+    after = keys_of(file)
+    assert "read" in changed(before, after)
+    assert changed_inputs(before["read"].inputs, after["read"].inputs) == ["files: added train/b.csv"]
+
+
+def test_how_training_is_saved_does_not_change_what_it_yields(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    assert (
+        changed(keys_of(file), keys_of(file, "train.checkpoint.every_s=1", "train.retries=0", "train.checkpoint.keep=9"))
+        == set()
+    )
+    assert changed(keys_of(file), keys_of(file, "train.epochs=2")) == {"train", "evaluate", "register"}
+    assert changed(keys_of(file), keys_of(file, "shuffle.seed=2")) == {"shuffle", "train", "evaluate", "register"}
+    assert changed(keys_of(file), keys_of(file, "evaluate.metrics=[f1]")) == {"evaluate"}
