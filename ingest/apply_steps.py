@@ -1,0 +1,320 @@
+"""What does each preprocessing step do to a table of rows? Numpy and Arrow only, so that a serving process needs no Ray.
+
+The formulas are those of ray.data.preprocessors, which learnt the state; a test compares the two. Ray's own transforms are not
+used here because they go through pandas for most kinds, where an integer column with a null turns into floats.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.arrow_types import first_bad_row
+from ingest.decode import decode_images
+from ingest.fitted_state import ColumnState, FittedStep
+from ingest.fixed_shape import cast_column, fixed_shape, is_number, missing_values, numbers, single_chunk
+from ingest.reader import shorten
+from ingest.row_problems import Origin, Reason, RowProblem
+from ingest.shards import tensor_array
+from ingest.spec import DataSpec
+from ingest.steps import columns_of_step
+from ingest.type_text import parse_type
+from penstock.errors import DataError
+
+__all__ = ["KEEP", "Rows", "apply_step"]
+
+KEEP = "_keep"
+"""A boolean column that a map_batches function may add: rows where it is false are left out and counted."""
+
+
+class Rows:
+    """Rows on their way through the steps. A row that cannot be used is taken out at once and remembered as a problem.
+
+    Attributes:
+        table: the rows left, one chunk a column.
+        origin: where each of them came from.
+        problems: what was wrong with those that went.
+        filtered: rows that a map_batches function asked to leave out.
+        unseen: column to number of values that one_hot met and the train split did not have.
+    """
+
+    def __init__(self, table: pa.Table, origin: Origin) -> None:
+        self.table, self.origin = table, origin
+        self.problems: list[RowProblem] = []
+        self.filtered = 0
+        self.unseen: dict[str, int] = {}
+
+    def column(self, name: str) -> pa.Array:
+        """One column as one array."""
+        return single_chunk(self.table.column(name))
+
+    def put(self, name: str, values: pa.Array) -> None:
+        """Replace a column where it stands, or append it."""
+        index = self.table.schema.get_field_index(name)
+        if index < 0:
+            self.table = self.table.append_column(name, values)
+        else:
+            self.table = self.table.set_column(index, name, values)
+
+    def reject(self, mask: np.ndarray, reason: Reason, column: str, example: Callable[[int], str] | None = None) -> None:
+        """Take out the rows where `mask` is true."""
+        if not mask.any():
+            return
+        first = int(np.argmax(mask))
+        self.problems.append(
+            RowProblem(
+                reason=reason,
+                column=column,
+                rows=int(mask.sum()),
+                place=self.origin.place(first),
+                example=example(first) if example else "",
+            )
+        )
+        self._keep(~mask)
+
+    def reject_missing(self, name: str) -> None:
+        """Take out the rows without a usable value in column `name`."""
+        null, not_finite = missing_values(self.column(name))
+        self.reject(null, "null", name)
+        self.reject(not_finite[~null], "not finite", name)
+
+    def filter(self, keep: np.ndarray) -> None:
+        """Leave out rows because the user's code says so."""
+        self.filtered += int((~keep).sum())
+        self._keep(keep)
+
+    def _keep(self, mask: np.ndarray) -> None:
+        self.table = self.table.filter(pa.array(mask)).combine_chunks()
+        self.origin = self.origin.take(mask)
+
+
+def apply_step(rows: Rows, fitted: FittedStep, data: DataSpec, functions: Mapping[str, Any]) -> None:
+    """Apply one step to `rows` in place.
+
+    Args:
+        functions: the user's functions by their `map_batches` target.
+
+    Raises:
+        DataError: the step cannot be applied to these columns, whatever the rows hold; or user code failed.
+    """
+    step = fitted.step
+    if step.rename is not None:
+        _rename(rows, step.rename)
+    elif step.drop is not None:
+        _require(rows, step.drop, "drop")
+        rows.table = rows.table.drop_columns(step.drop)
+    elif step.cast is not None:
+        _require(rows, list(step.cast), "cast")
+        for name, kind in step.cast.items():
+            _cast(rows, name, parse_type(kind))
+    elif step.imputer is not None:
+        _impute(rows, fitted, data)
+    elif step.kind in ("one_hot", "ordinal", "label_encoder"):
+        for state in fitted.columns:
+            _encode(rows, state, step.kind)
+    elif step.concatenator is not None:
+        _concatenate(rows, fitted, data)
+    elif step.decode_image is not None:
+        options = step.decode_image
+        _require(rows, [options.column], "decode_image")
+        decode_images(rows, options.column, options.size or data.images.size, options.mode or data.images.mode)
+    elif step.map_batches is not None:
+        call = step.map_batches
+        _call(rows, call.function, functions[call.function], call.params)
+    else:
+        for state in fitted.columns:
+            _scale(rows, state, step.kind)
+
+
+def _require(rows: Rows, names: list[str], kind: str) -> None:
+    present = rows.table.column_names
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise DataError(
+            f"preprocess: {kind}: there is no column {missing[0]!r} at this step; the rows have {', '.join(present)}",
+            next_step=f"correct preprocess.{kind}, or the steps before it",
+        )
+
+
+def _rename(rows: Rows, names: dict[str, str]) -> None:
+    _require(rows, list(names), "rename")
+    renamed = [names.get(name, name) for name in rows.table.column_names]
+    twice = sorted({name for name in renamed if renamed.count(name) > 1})
+    if twice:
+        raise DataError(
+            f"preprocess: rename gives two columns the name {twice[0]!r}", next_step="drop one, or choose another name"
+        )
+    rows.table = rows.table.rename_columns(renamed)
+
+
+def _cast(rows: Rows, name: str, kind: pa.DataType) -> None:
+    values = rows.column(name)
+    try:
+        rows.put(name, cast_column(values, kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        row = first_bad_row(values, kind)
+        raise DataError(
+            f"preprocess: cast: {rows.origin.place(row)}: {name} holds {shorten(values[row].as_py())}, "
+            f"which does not become {kind} without loss",
+            next_step="cast it to another type, or repair the row",
+        ) from error
+
+
+def _scale(rows: Rows, state: ColumnState, kind: str) -> None:
+    _require(rows, [state.column], kind)
+    values = rows.column(state.column)
+    if not is_number(values.type):
+        raise DataError(f"preprocess: {kind} was fitted on numbers, and column {state.column!r} is {values.type} here")
+    wide = values.cast(pa.float64(), safe=False)
+    scaled = (wide.to_numpy(zero_copy_only=False) - state.center) / state.scale
+    missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
+    rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
+
+
+def _impute(rows: Rows, fitted: FittedStep, data: DataSpec) -> None:
+    options = fitted.step.imputer
+    assert options is not None
+    fills = {state.column: state.fill for state in fitted.columns}
+    if not fitted.columns:
+        names = columns_of_step(fitted.step, rows.table.schema, data.label)
+        fills = dict.fromkeys(names, options.fill_value)
+    _require(rows, list(fills), "imputer")
+    for name, fill in fills.items():
+        values = rows.column(name)
+        if options.strategy == "mean":
+            values = values.cast(pa.float64(), safe=False)
+        if pa.types.is_floating(values.type):
+            values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+        try:
+            rows.put(name, pc.fill_null(values, pa.scalar(fill, values.type)))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise DataError(f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}") from error
+
+
+def _encode(rows: Rows, state: ColumnState, kind: str) -> None:
+    name, categories = state.column, state.categories or ()
+    _require(rows, [name], kind)
+    rows.reject_missing(name)
+    values = rows.column(name)
+    try:
+        keys = pa.array(categories).cast(values.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"preprocess: {kind} was fitted on other values than column {name!r} of type {values.type} holds"
+        ) from error
+    codes = pc.index_in(values, keys)
+    unseen = codes.is_null().to_numpy(zero_copy_only=False)
+    if kind == "one_hot":
+        if unseen.any():
+            rows.unseen[name] = rows.unseen.get(name, 0) + int(unseen.sum())
+        # A row past the last is all zeros: that is where an unseen category points.
+        table = np.vstack([np.eye(len(categories), dtype=np.float32), np.zeros((1, len(categories)), np.float32)])
+        rows.put(name, tensor_array(table[pc.fill_null(codes, len(categories)).to_numpy()]))
+        return
+    rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
+    rows.put(name, pc.drop_null(codes).cast(pa.int64()))
+
+
+def _concatenate(rows: Rows, fitted: FittedStep, data: DataSpec) -> None:
+    options = fitted.step.concatenator
+    assert options is not None
+    names = columns_of_step(fitted.step, rows.table.schema, data.label)
+    if options.output in rows.table.column_names and options.output not in names:
+        raise DataError(
+            f"preprocess: concatenator: there is a column {options.output!r} already", next_step="choose another output"
+        )
+    for name in names:
+        rows.reject_missing(name)
+        column = fixed_shape(name, rows.column(name), is_label=False)
+        if not isinstance(column, pa.Array):
+            raise ragged_error(name, column.length, column.expected, rows.origin.place(column.row))
+        rows.put(name, column)
+        rows.reject_missing(name)
+    parts = [numbers(rows.column(name)).reshape(rows.table.num_rows, -1).astype(options.dtype) for name in names]
+    width = sum(part.shape[1] for part in parts)
+    joined = np.concatenate(parts, axis=1) if rows.table.num_rows else np.zeros((0, width), options.dtype)
+    rows.table = rows.table.drop_columns(names)
+    rows.put(options.output, tensor_array(joined))
+
+
+def ragged_error(name: str, length: int, expected: int, place: str) -> DataError:
+    """The error for lists of unequal length."""
+    return DataError(
+        f"column {name!r} holds lists of unequal length: {place} has {length} elements and a row before it {expected}",
+        next_step=f"cut or pad them in a map_batches function, or leave the column out (drop: [{name}])",
+    )
+
+
+def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[str, Any]) -> None:
+    """Give the rows to the user's function as numpy arrays, and check what comes back."""
+    count = rows.table.num_rows
+    where = f"{rows.origin.place(0)} and the {count - 1} rows after it"
+    batch = {name: _as_numpy(rows.column(name)) for name in rows.table.column_names}
+    try:
+        result = function(batch, **params)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"map_batches {target} raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})",
+            problems=[f"it was given {where}"],
+            next_step=f"correct {target}; it gets a dict of numpy arrays with the columns {', '.join(batch)}",
+        ) from error
+    if not isinstance(result, dict) or not result:
+        raise DataError(f"map_batches {target} returned {type(result).__name__}; it must return a dict of column name to array")
+    columns = {name: _from_numpy(target, name, values, count) for name, values in result.items()}
+    keep = columns.pop(KEEP, None)
+    rows.table = pa.table(columns)
+    if keep is not None:
+        rows.filter(np.asarray(result[KEEP]).astype(np.bool_))
+
+
+def _as_numpy(values: pa.Array) -> np.ndarray:
+    """Numbers as arrays [rows, *shape]; numbers with nulls as floats with NaN; everything else as objects."""
+    if isinstance(values.type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(values.type):
+        shaped = None if values.null_count else fixed_shape("", values, is_label=False)
+        if isinstance(shaped, pa.Array) and not missing_values(shaped)[0].any():
+            return _writable(numbers(shaped))
+    if is_number(values.type) and not values.null_count:
+        return _writable(values.to_numpy(zero_copy_only=False))
+    if is_number(values.type):
+        return _writable(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+        return _writable(values.to_numpy(zero_copy_only=False))
+    objects = np.empty(len(values), object)
+    objects[:] = values.to_pylist() if not pa.types.is_nested(values.type) else [_element(value) for value in values]
+    return objects
+
+
+def _element(value: pa.Scalar) -> Any:
+    plain = value.as_py()
+    return np.asarray(plain) if isinstance(plain, list) else plain
+
+
+def _writable(values: np.ndarray) -> np.ndarray:
+    return values if values.flags.writeable else values.copy()
+
+
+def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"map_batches {target}: column {name!r} is no array of one shape: {error}") from error
+    if array.ndim == 0 or len(array) != count:
+        got = "a scalar" if array.ndim == 0 else f"{len(array)} rows"
+        raise DataError(
+            f"map_batches {target}: column {name!r} came back with {got} for {count} rows; the number of rows must stay",
+            next_step=f"to leave rows out, return a boolean column {KEEP!r} with False for them",
+        )
+    if array.dtype.kind in "biuf":
+        return tensor_array(array)
+    try:
+        if array.dtype == object and len(array) and isinstance(array[0], np.ndarray):
+            return pa.array([None if value is None else np.asarray(value).tolist() for value in array])
+        return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"map_batches {target}: column {name!r} of dtype {array.dtype} cannot be kept: {error}") from error

@@ -1,0 +1,87 @@
+"""How does an encoded image become pixels? Upright by its EXIF tag, of one size and one number of channels."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image, ImageOps
+
+from ingest.shards import tensor_array
+from penstock.errors import DataError
+
+if TYPE_CHECKING:
+    from ingest.apply_steps import Rows
+
+__all__ = ["decode_image", "decode_images", "holds_images"]
+
+
+def holds_images(kind: pa.DataType) -> bool:
+    """Whether the type is that of encoded images as Parquet files keep them: a struct with the field `bytes`."""
+    return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+
+
+def decode_image(content: bytes, size: tuple[int, int] | None, mode: Literal["RGB", "L"]) -> np.ndarray:
+    """Decode to uint8 [height, width, channels]; channels is 3 for RGB and 1 for L.
+
+    Args:
+        size: (height, width) in pixels to resize to, bilinear; None keeps the image's own.
+
+    Raises:
+        OSError, ValueError, SyntaxError, Image.DecompressionBombError: not an image, or a damaged one.
+    """
+    with Image.open(io.BytesIO(content)) as image:
+        upright = ImageOps.exif_transpose(image).convert(mode)
+        if size is not None and upright.size != (size[1], size[0]):
+            upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        pixels = np.asarray(upright, np.uint8)
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def decode_images(rows: Rows, name: str, size: tuple[int, int] | None, mode: Literal["RGB", "L"]) -> None:
+    """Decode column `name` of `rows` in place; rows whose image is missing or broken are rejected.
+
+    Raises:
+        DataError: the column holds no images, or images of several sizes without `size`.
+    """
+    column = rows.column(name)
+    if holds_images(column.type):
+        rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
+        column = rows.column(name).field("bytes")
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        raise DataError(
+            f"preprocess: decode_image: column {name!r} has type {column.type}; it takes bytes or a struct with `bytes`",
+            next_step="leave the step out if the column holds pixels already",
+        )
+    rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
+    pixels, errors = _decode_all([value.as_buffer() for value in column if value.is_valid], size, mode)
+    rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
+    whole = [image for image in pixels if image is not None]
+    for row, image in enumerate(whole):
+        if image.shape != whole[0].shape:
+            height, width, _ = whole[0].shape
+            raise DataError(
+                f"{rows.origin.place(row)}: the image in {name!r} is {image.shape[0]}x{image.shape[1]} (height x width), "
+                f"one before it {height}x{width}",
+                next_step=f"resize all: decode_image: {{column: {name}, size: [{height}, {width}]}}",
+            )
+    channels = 3 if mode == "RGB" else 1
+    stacked = np.stack(whole) if whole else np.zeros((0, *(size or (1, 1)), channels), np.uint8)
+    rows.put(name, tensor_array(stacked))
+
+
+def _decode_all(
+    contents: list[Any], size: tuple[int, int] | None, mode: Literal["RGB", "L"]
+) -> tuple[list[np.ndarray | None], list[str]]:
+    pixels: list[np.ndarray | None] = []
+    errors: list[str] = []
+    for content in contents:
+        try:
+            pixels.append(decode_image(content, size, mode))
+            errors.append("")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            pixels.append(None)
+            errors.append(str(error) or type(error).__name__)
+    return pixels, errors

@@ -1,0 +1,152 @@
+"""What do the preprocessing steps learn from the train split? Fitted in order, each on rows prepared by the steps before it.
+
+Neighbouring steps that learn about different columns learn in one pass over the source. Missing values are left out of what is
+learnt; materialize reports them where they matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.apply_steps import Rows
+from ingest.fitted_state import Category, ColumnState, FittedPreprocess, FittedStep
+from ingest.fixed_shape import single_chunk
+from ingest.parallel import ParallelMap, local_map, ray_map
+from ingest.snapshot import SourceSnapshot
+from ingest.source import SourceFile
+from ingest.spec import DataSpec
+from ingest.statistics import Question, ask_here, ask_ray_data
+from ingest.steps import PreprocessStep, columns_of_step
+from ingest.transform import grows, run_steps, split_rows
+from ingest.unit_plan import plan_units
+from penstock.errors import DataError
+from penstock.progress import Progress
+from penstock.usercode import UserCode
+
+__all__ = ["Category", "ColumnState", "FittedPreprocess", "FittedStep", "fit_preprocess", "needs_fit"]
+
+FIT_UNIT_BYTES = 64 << 20
+"""Source bytes read by one task; part of no key, but sums round by it, so it does not depend on the cluster."""
+
+
+def needs_fit(steps: Sequence[PreprocessStep]) -> bool:
+    """Whether any step learns something, so that fitting reads rows."""
+    return any(step.is_fitted for step in steps)
+
+
+def fit_preprocess(
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    progress: Progress,
+    *,
+    parallel: ParallelMap = ray_map,
+) -> FittedPreprocess:
+    """Fit all steps on the train split.
+
+    Args:
+        code: `map_batches` target to the user's code.
+        parallel: `ray_map` fits with Ray Data's preprocessors (Ray must be initialised if `needs_fit(steps)`); `local_map`
+            computes the same statistics in this process, for samples that fit in memory.
+
+    Raises:
+        DataError: a step names a column that is not there or of the wrong type, or a column has no values to learn from.
+    """
+    fitted: list[FittedStep] = []
+    progress(0, len(steps), "steps")
+    while len(fitted) < len(steps):
+        step = steps[len(fitted)]
+        if not step.is_fitted:
+            fitted.append(FittedStep(step=step))
+        else:
+            source = _TrainRows(data, snapshot, dict(code), tuple(fitted))
+            fitted += _fit_pass(source, steps[len(fitted) :], local=parallel is local_map)
+        progress(len(fitted), len(steps), "steps", fitted[-1].step.kind)
+    encoder = next((step for step in fitted if step.step.label_encoder is not None), None)
+    classes = None if encoder is None else tuple(str(value) for value in encoder.columns[0].categories or ())
+    return FittedPreprocess(steps=tuple(fitted), classes=classes, num_classes=None if classes is None else len(classes))
+
+
+@dataclass(frozen=True)
+class _TrainRows:
+    """The train split, prepared by the steps fitted so far. Picklable, so that workers read it."""
+
+    data: DataSpec
+    snapshot: SourceSnapshot
+    code: dict[str, UserCode]
+    fitted: tuple[FittedStep, ...]
+
+    def files(self) -> list[SourceFile]:
+        """The files that hold rows of the train split."""
+        return [file for file in self.snapshot.files if file.location == "train"]
+
+    def tables(self, files: Sequence[SourceFile]) -> Iterator[pa.Table]:
+        """Yield rows, never none; rows that cannot be used are left out."""
+        functions = {target: user.load() for target, user in self.code.items()}
+        small = grows(self.data, self.snapshot, [step.step for step in self.fitted])
+        for split, table, origin in split_rows(self.data, self.snapshot, files, small=small):
+            if split == "train":
+                rows = Rows(table, origin)
+                run_steps(rows, self.fitted, self.data, functions)
+                if rows.table.num_rows:
+                    yield rows.table
+
+    def schema(self) -> pa.Schema:
+        """Types of the rows, from the first of them."""
+        first = next(self.tables(self.files()), None)
+        if first is None:
+            raise DataError(
+                "preprocess: the train split has no usable rows to learn from",
+                next_step="check data.train, and the fractions of data.validation and data.test",
+            )
+        return first.schema
+
+
+def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], *, local: bool) -> list[FittedStep]:
+    """Fit the leading steps of `steps` that do not depend on each other: fitted ones with columns of their own."""
+    schema = source.schema()
+    group: list[tuple[PreprocessStep, list[str]]] = []
+    taken: set[str] = set()
+    for step in steps:
+        if not step.is_fitted:
+            break
+        if taken and _takes_any_column(step):
+            break
+        columns = columns_of_step(step, schema, source.data.label)
+        if taken & set(columns):
+            break
+        taken |= set(columns)
+        group.append((step, columns))
+    questions = [Question.of(step, column, schema.field(column).type) for step, columns in group for column in columns]
+    if local:
+        states = ask_here(questions, (select(table, questions) for table in source.tables(source.files())))
+    else:
+        plans = plan_units(source.files(), FIT_UNIT_BYTES)
+        states = ask_ray_data(
+            questions, lambda unit: (select(table, questions) for table in source.tables(plans[unit])), len(plans)
+        )
+    answers = dict(zip([question.column for question in questions], states, strict=True))
+    return [FittedStep(step=step, columns=tuple(answers[column] for column in columns)) for step, columns in group]
+
+
+def _takes_any_column(step: PreprocessStep) -> bool:
+    # `*` means the columns after the step before it, whose types that step may change.
+    return step.label_encoder is None and step.options.columns == "*"
+
+
+def select(table: pa.Table, questions: Sequence[Question]) -> pa.Table:
+    """The columns to learn from, numbers as float64; NaN and infinities become nulls, which every statistic leaves out."""
+    columns = {}
+    for question in questions:
+        values = single_chunk(table.column(question.column))
+        if question.is_numeric:
+            values = values.cast(pa.float64(), safe=False)
+        if pa.types.is_floating(values.type):
+            values = pc.if_else(pc.is_finite(values), values, pa.scalar(None, values.type))
+        columns[question.column] = values
+    return pa.table(columns)

@@ -1,0 +1,197 @@
+"""How do source rows become rows to train on? All steps in order, then every column checked to be numbers of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingest.apply_steps import Rows, apply_step, ragged_error
+from ingest.dataset import SPLITS, Split
+from ingest.decode import decode_images, holds_images
+from ingest.fitted_state import FittedPreprocess, FittedStep
+from ingest.fixed_shape import fixed_shape, is_text
+from ingest.row_problems import Origin, raise_for
+from ingest.shards import PROVENANCE_COLUMNS
+from ingest.snapshot import SourceSnapshot, iterate_rows
+from ingest.source import SourceFile
+from ingest.spec import DataSpec
+from ingest.splits import split_codes
+from ingest.steps import PreprocessStep
+from penstock.errors import DataError
+from penstock.usercode import UserCode
+
+__all__ = ["MAX_CLASSES", "Transform", "prepared_rows", "prepared_tables", "run_steps", "split_rows"]
+
+BATCH_ROWS = 4096
+IMAGE_BATCH_ROWS = 256
+"""Decoded images are a hundred times larger than rows of a table."""
+
+MAX_CLASSES = 100_000
+"""An integer label above this is a quantity that was meant for regression, not a class."""
+
+
+class Transform:
+    """All steps of a pipeline, ready to be applied in this process.
+
+    Args:
+        steps: those of the pipeline file; `fitted` must have been made from them.
+        code: `map_batches` target to the user's code, which is loaded here.
+
+    Raises:
+        ValueError: `fitted` belongs to other steps.
+        UserCodeError: user code cannot be imported.
+    """
+
+    def __init__(
+        self, data: DataSpec, steps: Sequence[PreprocessStep], fitted: FittedPreprocess, code: Mapping[str, UserCode]
+    ) -> None:
+        if [step.step for step in fitted.steps] != list(steps):
+            raise ValueError("the fitted state was made from other preprocess steps than those given")
+        self._data, self._steps = data, fitted.steps
+        self._functions = {target: user.load() for target, user in code.items()}
+
+    def apply(self, table: pa.Table, file: str, first_row: int) -> pa.Table:
+        """Prepare consecutive rows of one file; columns of the result are numbers or fixed-shape tensors.
+
+        Raises:
+            DataError: a row cannot be used (unless `data.invalid: drop`), or a step cannot be applied.
+        """
+        rows = self.prepare(table, Origin.of_file(file, first_row, table.num_rows))
+        if self._data.invalid == "error":
+            raise_for(rows.problems)
+        return rows.table
+
+    def prepare(self, table: pa.Table, origin: Origin) -> Rows:
+        """Prepare rows; those that cannot be used are left out and listed in the result's `problems`.
+
+        The result's table may be empty, and then has no meaningful schema.
+
+        Raises:
+            DataError: a step or a column's type is wrong, whatever the rows hold.
+        """
+        rows = Rows(table, origin)
+        run_steps(rows, self._steps, self._data, self._functions)
+        if rows.table.num_rows:
+            self._finish(rows)
+        return rows
+
+    def _finish(self, rows: Rows) -> None:
+        if self._data.format == "images":
+            _finish_images(rows, self._data)
+        label = self._data.label
+        names = rows.table.column_names
+        if label is not None and label not in names:
+            raise DataError(
+                f"the label {label!r} is gone after the preprocess steps; the rows have {', '.join(names)}",
+                next_step="keep it in the steps, or set data.label to its new name",
+            )
+        for name in PROVENANCE_COLUMNS:
+            if name in names:
+                raise DataError(f"the column name {name!r} is taken by penstock", next_step="rename it")
+        for name in names:
+            _finish_column(rows, name, self._data, is_label=name == label)
+            if not rows.table.num_rows:
+                return
+        if label is not None:
+            _check_label(rows, label)
+
+
+def run_steps(rows: Rows, steps: Sequence[FittedStep], data: DataSpec, functions: Mapping[str, object]) -> None:
+    """Apply `steps` to `rows` in place, and stop early if no row is left."""
+    for step in steps:
+        if not rows.table.num_rows:
+            return
+        apply_step(rows, step, data, functions)
+
+
+def _finish_images(rows: Rows, data: DataSpec) -> None:
+    """What `format: images` means without a step that says so: pixels, and no file names among the features."""
+    if "path" in rows.table.column_names and is_text(rows.table.schema.field("path").type):
+        rows.table = rows.table.drop_columns(["path"])
+    if "image" in rows.table.column_names and pa.types.is_binary(rows.table.schema.field("image").type):
+        decode_images(rows, "image", data.images.size, data.images.mode)
+
+
+def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
+    if holds_images(rows.table.schema.field(name).type):
+        decode_images(rows, name, data.images.size, data.images.mode)
+        return
+    rows.reject_missing(name)
+    column = fixed_shape(name, rows.column(name), is_label=is_label)
+    if not isinstance(column, pa.Array):
+        raise ragged_error(name, column.length, column.expected, rows.origin.place(column.row))
+    rows.put(name, column)
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        rows.reject_missing(name)
+
+
+def _check_label(rows: Rows, label: str) -> None:
+    """Integer labels are class indices: int64, from 0."""
+    kind = rows.table.schema.field(label).type
+    if not pa.types.is_integer(kind):
+        return
+    values = rows.column(label).cast(pa.int64()).to_numpy()
+    rows.reject((values < 0) | (values >= MAX_CLASSES), "label out of range", label, lambda row: str(values[row]))
+    rows.put(label, pc.cast(rows.column(label), pa.int64()))
+
+
+def split_rows(
+    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], *, small: bool
+) -> Iterator[tuple[Split, pa.Table, Origin]]:
+    """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
+
+    Args:
+        small: read few rows at a time, because they grow when they are prepared.
+    """
+    for batch in iterate_rows(data, snapshot, files, IMAGE_BATCH_ROWS if small else BATCH_ROWS):
+        origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
+        codes = split_codes(data, batch.table, batch.file.location)
+        for code in np.unique(codes):
+            mask = codes == code
+            if mask.all():
+                yield SPLITS[code], batch.table, origin
+            else:
+                yield SPLITS[code], batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
+
+
+def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
+    """Whether rows hold images that the steps decode."""
+    images = any(holds_images(field.type) for field in snapshot.arrow_schema())
+    return images or data.format == "images" or any(step.decode_image is not None for step in steps)
+
+
+def prepared_rows(
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    fitted: FittedPreprocess,
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    files: Sequence[SourceFile],
+) -> Iterator[tuple[Split, Rows]]:
+    """Read and prepare `files` batch by batch; bad rows are in each result's `problems`, empty results come too."""
+    transform = Transform(data, steps, fitted, code)
+    for split, table, origin in split_rows(data, snapshot, files, small=grows(data, snapshot, steps)):
+        yield split, transform.prepare(table, origin)
+
+
+def prepared_tables(
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    fitted: FittedPreprocess,
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    files: Sequence[SourceFile],
+) -> Iterator[tuple[Split, pa.Table]]:
+    """Read and prepare `files`: tables of fixed-shape columns, without provenance, never empty.
+
+    Raises:
+        DataError: at the first batch with a row that cannot be used, unless `data.invalid: drop`.
+    """
+    for split, rows in prepared_rows(data, steps, fitted, snapshot, code, files):
+        if data.invalid == "error":
+            raise_for(rows.problems)
+        if rows.table.num_rows:
+            yield split, rows.table
