@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-
 from uuid import UUID
 
 from prefect.client.orchestration import get_client

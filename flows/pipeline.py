@@ -14,6 +14,7 @@ import yaml
 from prefect import State, flow
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
+from prefect.utilities.annotations import quote
 from pydantic import BaseModel, Field
 
 from flows.console import make_reporter
@@ -178,7 +179,8 @@ def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
     try:
         for stage in _TASKS:
             ctx.stopping.check()
-            state = stage(ctx, return_state=True)
+            # Quoted, so that Prefect does not search the context for futures.
+            state = stage(quote(ctx), return_state=True)
             if state.is_cancelled():
                 raise Interrupted(ctx.stopping.signum, str(state.message))
             state.result(raise_on_failure=True)
