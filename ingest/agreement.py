@@ -100,11 +100,14 @@ def _check_names(data: DataSpec, present: list[str]) -> None:
         rule = getattr(data, split)
         if rule is not None and not isinstance(rule, str) and rule.by != "row":
             named.append((f"data.{split}.by", rule.by))
+    lower = {name.lower(): name for name in present}
     problems = []
     for where, name in named:
         if name not in present:
-            close = difflib.get_close_matches(name, present, 1)
-            problems.append(f"{where}: no file has a column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            close = difflib.get_close_matches(name.lower(), lower, 1)
+            problems.append(
+                f"{where}: no file has a column {name!r}" + (f"; did you mean {lower[close[0]]!r}?" if close else "")
+            )
         elif data.columns is not None and name not in data.columns and not where.startswith("data.types"):
             problems.append(f"{where}: column {name!r} is not among data.columns")
     if problems:

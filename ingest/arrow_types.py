@@ -132,6 +132,10 @@ def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chun
     if isinstance(values.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
         chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
         values = pa.chunked_array([chunk.storage for chunk in chunks], type=values.type.storage_type)
+    if pa.types.is_null(kind):
+        if values.null_count < len(values):
+            raise pa.ArrowInvalid("a value in a column where only nulls were seen")
+        return pa.nulls(len(values))
     if _is_text(values.type) and not _is_text(kind) and not _is_bytes(kind):
         values = pc.utf8_trim_whitespace(values)
     if _is_text(values.type) and kind in (*_NUMBER_ORDER, *_UNSIGNED_ORDER):

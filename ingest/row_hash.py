@@ -193,8 +193,12 @@ def _hash_struct(array: pa.Array) -> Hashes:
 def _hash_fixed_list(array: pa.Array) -> Hashes:
     size, kind = array.type.list_size, array.type.value_type
     flat = array.values.slice(array.offset * size, len(array) * size)
-    if kind in (pa.uint8(), pa.int8()) and size and not flat.null_count:
-        return _hash_lanes(flat.to_numpy(zero_copy_only=False).reshape(len(array), size))
+    if kind in (pa.uint8(), pa.int8()) and size:
+        hashes = _hash_lanes(_filled(flat, 0).reshape(len(array), size))
+        if flat.null_count:
+            absent = flat.is_null().to_numpy(zero_copy_only=False).reshape(len(array), size)
+            hashes = np.where(absent.any(axis=1), _mix(hashes ^ _hash_lanes(absent)), hashes)
+        return hashes
     return _combined(_hash_array(flat), np.arange(len(array) + 1, dtype=np.int64) * size)
 
 
@@ -222,6 +226,7 @@ def _combined(items: Hashes, offsets: np.ndarray) -> Hashes:
     """Lists of hashed items: the sum of the items mixed with their positions, and the length. `offsets` int64 [rows + 1]."""
     lengths = np.diff(offsets)
     positions = np.arange(len(items), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
-    placed = _mix(items ^ _mix(positions.view(np.uint64)))
+    # Mixed twice: once would be what hashes an item, and [0, 0] would equal [1, 1].
+    placed = _mix(items + _mix(_mix(positions.view(np.uint64)) ^ _LIST_TAG))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(placed, dtype=np.uint64)])
     return _mix(sums[offsets[1:]] - sums[offsets[:-1]] + _mix(lengths.view(np.uint64) ^ _LIST_TAG))

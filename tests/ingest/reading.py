@@ -1,0 +1,44 @@
+"""Small sources on disk, and one way to read them from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
+from ingest.source import list_source
+from ingest.spec import DataSpec
+from penstock.progress import silent
+
+__all__ = ["read_rows", "read_snapshot", "write_files"]
+
+
+def write_files(folder: Path, files: Mapping[str, str | bytes | pa.Table]) -> Path:
+    """Write text, bytes or tables (as Parquet) below `folder`, and return it."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, pa.Table):
+            pq.write_table(content, path)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def read_snapshot(folder: Path, format: str, **options: Any) -> tuple[DataSpec, SourceSnapshot]:
+    """List and check the files of `folder`, or of `train=` below it."""
+    data = DataSpec.model_validate({"format": format, "train": ".", **options})
+    return data, read_source(data, list_source(data, folder), silent)
+
+
+def read_rows(folder: Path, format: str, batch_rows: int = 4096, **options: Any) -> pa.Table:
+    """All rows of the source, in order."""
+    data, snapshot = read_snapshot(folder, format, **options)
+    tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files, batch_rows)]
+    assert all(table.schema == snapshot.arrow_schema() for table in tables)
+    assert sum(table.num_rows for table in tables) == snapshot.rows
+    return pa.concat_tables(tables)

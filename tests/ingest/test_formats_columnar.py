@@ -1,0 +1,118 @@
+"""Parquet and Arrow: one schema over all files, and damage named by file and row group."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import DataError
+from tests.ingest.reading import read_rows, read_snapshot, write_files
+
+
+def refusal(folder: Path, format: str, files: dict[str, str | bytes | pa.Table], **options: object) -> str:
+    write_files(folder, files)
+    with pytest.raises(DataError) as caught:
+        read_rows(folder, format, **options)
+    return str(caught.value)
+
+
+def parquet_bytes(rows: int = 20_000, group_rows: int = 1000) -> bytes:
+    buffer = io.BytesIO()
+    values = np.random.default_rng(0).integers(0, 1 << 60, rows)
+    pq.write_table(pa.table({"a": values}), buffer, row_group_size=group_rows)
+    return buffer.getvalue()
+
+
+def test_types_widen_without_loss_and_layouts_do_not_matter(tmp_path: Path) -> None:
+    first = pa.table({"a": pa.array([1], pa.int32()), "b": pa.array(["x"]).dictionary_encode(), "c": pa.nulls(1)})
+    second = pa.table({"a": [2.5], "b": pa.array(["y"], pa.large_string()), "c": [3]})
+    write_files(tmp_path, {"a.parquet": first, "b.parquet": second})
+    assert read_rows(tmp_path, "parquet").to_pydict() == {"a": [1.0, 2.5], "b": ["x", "y"], "c": [None, 3]}
+
+
+def test_images_as_lists_structs_and_bytes_keep_their_types(tmp_path: Path) -> None:
+    pixels = pa.FixedSizeListArray.from_arrays(np.arange(12, dtype=np.uint8), 4)
+    table = pa.table({"p": pixels, "i": [{"bytes": b"x", "path": "p"}] * 3, "f": pa.array([b"ab"] * 3, pa.binary(2))})
+    write_files(tmp_path, {"a.parquet": table})
+    _, snapshot = read_snapshot(tmp_path, "parquet")
+    assert [column.type for column in snapshot.columns] == [
+        "fixed_size_list<uint8>[4]",
+        "struct<bytes: binary, path: string>",
+        "fixed_size_binary[2]",
+    ]
+    assert read_rows(tmp_path, "parquet").to_pylist() == table.to_pylist()
+
+
+def test_folder_names_give_columns(tmp_path: Path) -> None:
+    write_files(tmp_path, {"m=1/a.parquet": pa.table({"a": [1]}), "m=2/a.parquet": pa.table({"a": [2]})})
+    assert read_rows(tmp_path, "parquet").to_pydict() == {"a": [1, 2], "m": ["1", "2"]}
+    assert read_rows(tmp_path, "parquet", types={"m": "int64"}).to_pydict() == {"a": [1, 2], "m": [1, 2]}
+    assert read_rows(tmp_path, "parquet", columns=["a"]).column_names == ["a"]
+
+
+def test_columns_and_types_that_differ_are_all_named(tmp_path: Path) -> None:
+    text = refusal(
+        tmp_path,
+        "parquet",
+        {
+            "a.parquet": pa.table({"a": [1], "b": ["x"]}),
+            "b.parquet": pa.table({"a": ["1"], "b": ["x"]}),
+            "c.parquet": pa.table({"a": [1]}),
+        },
+    )
+    assert "column 'a' is string in b.parquet and int64 in 2 files (a.parquet, c.parquet)" in text
+    assert "column 'b' is missing in c.parquet, and there in 2 files (a.parquet, b.parquet)" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty (zero bytes)"),
+        (pa.table({"a": pa.array([], pa.int64())}), "holds no rows"),
+        (parquet_bytes()[:-500], "cut off or damaged: it begins as a Parquet file"),
+        ("a,b\n1,2\n", "this is text, not Parquet"),
+        (b"\x89PNG\r\n\x1a\n" + b"0" * 99, "this is a PNG image, not Parquet"),
+    ],
+)
+def test_a_broken_parquet_file_is_named(tmp_path: Path, content: bytes | str | pa.Table, message: str) -> None:
+    text = refusal(tmp_path, "parquet", {"good.parquet": pa.table({"a": [1]}), "bad.parquet": content})
+    assert message in text
+    assert str(tmp_path / "bad.parquet") in text
+
+
+def test_a_damaged_page_is_named_by_row_group(tmp_path: Path) -> None:
+    content = bytearray(parquet_bytes())
+    start = pq.ParquetFile(io.BytesIO(bytes(content))).metadata.row_group(7).column(0).data_page_offset
+    content[start : start + 40] = b"\xff" * 40
+    text = refusal(tmp_path, "parquet", {"a.parquet": bytes(content)})
+    assert f"{tmp_path / 'a.parquet'}: row group 7 (rows 7000 to 7999) cannot be read" in text
+
+
+def test_a_number_that_does_not_fit_the_common_type_is_named_by_row(tmp_path: Path) -> None:
+    text = refusal(tmp_path, "parquet", {"a.parquet": pa.table({"a": [1, 2**60 + 1]}), "b.parquet": pa.table({"a": [1.5]})})
+    assert "a.parquet, row 1 (from 0): column 'a' holds 1152921504606846977, which does not read as double" in text
+
+
+def test_arrow_files_and_streams_are_read(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 2, 3]})
+    with ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+    with ipc.new_stream(tmp_path / "b.arrows", table.schema) as writer:
+        writer.write_table(table)
+    assert read_rows(tmp_path, "arrow").column("a").to_pylist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_truncated_arrow_file_is_named(tmp_path: Path) -> None:
+    table = pa.table({"a": list(range(1000))})
+    with ipc.new_file(tmp_path / "good.arrow", table.schema) as writer:
+        writer.write_table(table)
+    content = (tmp_path / "good.arrow").read_bytes()
+    text = refusal(tmp_path, "arrow", {"bad.arrow": content[:-200], "other.arrow": parquet_bytes(10)})
+    assert f"{tmp_path / 'bad.arrow'}: cut off or damaged" in text
+    assert f"{tmp_path / 'other.arrow'}: this is a Parquet file, not Arrow" in text

@@ -1,0 +1,137 @@
+"""CSV: types come from all values, and whatever is wrong is named by file and line."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import DataError
+from tests.ingest.reading import read_rows, read_snapshot, write_files
+
+NUMBERS = "".join(f"{row},{row / 2}\n" for row in range(100))
+
+
+def refusal(folder: Path, files: dict[str, str | bytes | pa.Table], **options: object) -> str:
+    write_files(folder, files)
+    with pytest.raises(DataError) as caught:
+        read_rows(folder, "csv", **options)
+    assert caught.value.exit_code == 4
+    return str(caught.value)
+
+
+def test_types_are_inferred_from_every_value(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        {
+            "a.csv": "zip,code,n,f,b,d,t,none,long\n"
+            "01234,NA,NA,1,true,2020-01-02,2020-01-02 03:04:05,,12345678901234567890\n"
+            "99999,US,3,2.5,False,2020-01-03,2020-01-03,,1\n"
+        },
+    )
+    table = read_rows(tmp_path, "csv")
+    assert table.to_pylist()[0] == {
+        "zip": "01234",
+        "code": "NA",
+        "n": None,
+        "f": 1.0,
+        "b": True,
+        "d": datetime.date(2020, 1, 2),
+        "t": datetime.datetime(2020, 1, 2, 3, 4, 5),
+        "none": None,
+        "long": "12345678901234567890",
+    }
+
+
+def test_a_late_fraction_makes_the_whole_column_fractions(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "x\n" + "1\n" * 1_500_000 + "2.5\n"})
+    _, snapshot = read_snapshot(tmp_path, "csv")
+    assert (snapshot.columns[0].type, snapshot.rows) == ("double", 1_500_001)
+
+
+def test_an_empty_cell_is_null_and_an_empty_pair_of_quotes_is_text(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": 'a,b\nx,\ny,""\nz,"two\nlines"\n'})
+    assert read_rows(tmp_path, "csv").column("b").to_pylist() == [None, "", "two\nlines"]
+
+
+def test_byte_order_mark_windows_lines_tabs_and_compression_are_understood(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, {"a.csv": b"\xef\xbb\xbfa,b\r\n1,x\r\n", "b.tsv": "a\tb\n2\ty\n", "c.csv.gz": gzip.compress(b"a,b\n3,z")}
+    )
+    assert read_rows(tmp_path, "csv").to_pydict() == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
+
+
+def test_given_types_win_over_inference(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "id,n\n536365,17850.0\n", "b.csv": "id,n\nC536379,\n"})
+    table = read_rows(tmp_path, "csv", types={"id": "string", "n": "int64"})
+    assert table.to_pydict() == {"id": ["536365", "C536379"], "n": [17850, None]}
+
+
+def test_only_the_named_columns_are_read(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "a,b,c\n1,2,3\n", "b.csv": "c,a\n4,x\n"})
+    assert read_rows(tmp_path, "csv", columns=["c"]).to_pydict() == {"c": [3, 4]}
+
+
+def test_types_that_differ_between_files_name_the_files_the_line_and_the_cure(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"a.csv": "id,x\n1,1\n", "b.csv": "id,x\n2,1\nC3,2\n", "c.csv": "id,x\n4,1.5\n"})
+    assert (
+        "column 'id' is string in b.csv and int64 in 2 files (a.csv, c.csv); in b.csv, line 3 (row 1 from 0) holds 'C3'" in text
+    )
+    assert "data.types: {id: string}" in text
+    assert "'x'" not in text
+
+
+def test_a_stray_word_in_a_column_of_numbers_is_found_in_a_single_file(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"a.csv": f"id,x\n{NUMBERS}100,oops\n"})
+    assert "column 'x' holds numbers in 100 of 101 rows; in a.csv, line 102 (row 100 from 0) holds 'oops'" in text
+
+
+def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"a.csv": 'n,t\n1,"two\nlines"\n12.5,x\n'}, types={"n": "int64"})
+    assert "line 4 (row 1 from 0) holds '12.5' in column 'n', which does not read as int64" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "empty (zero bytes)"),
+        ("a,b\n", "holds no rows"),
+        ("a,b\n1,2\n3\n4,5,6\n", "line 3 has 1 instead of 2 fields: '3' (and 1 more"),
+        ('a,b\n1,x\n2,"y\n3,z\n', "a quote in the record of line 3 is never closed"),
+        ('a,b\n1,x\n2,"y\n3,"z"\n4,w\n', "a quote in the record of line 3 is never closed, or wrongly: it reaches line 4"),
+        ("a,b\n1,x\n2,caf\xe9\n".encode("latin1"), "line 3 is not UTF-8 (byte 0xe9 at offset 13, near '2,café')"),
+        ("a,b\n1,2\n".encode("utf-16"), "this is UTF-16 text, not CSV"),
+        ("a;b\n1;2\n", "separated by ';'"),
+        ("5.1,3.5\n4.9,3.0\n", "the first line holds values"),
+        ("a,a\n1,2\n", "column 'a' is in the header twice"),
+        (pa.table({"a": [1]}), "this is a Parquet file, not CSV"),
+        (b"PK\x03\x04" + b"\0" * 100, "this is a zip file (or an Excel workbook), not CSV"),
+        (b"<!DOCTYPE html>\n<html></html>", "this is an HTML page"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | bytes | pa.Table, message: str) -> None:
+    text = refusal(tmp_path, {"good.csv": "a,b\n1,2\n", "bad.csv": content})
+    assert message in text
+    assert str(tmp_path / "bad.csv") in text
+    assert "good.csv" not in text
+
+
+def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"a.csv.gz": gzip.compress(f"id,x\n{NUMBERS}".encode())[:-100]})
+    assert "a.csv.gz: " in text
+
+
+def test_a_column_missing_in_one_file_is_named(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"a.csv": "a,b\n1,2\n", "b.csv": "a\n1\n", "c.csv": "a,b\n1,2\n"})
+    assert "column 'b' is missing in b.csv, and there in 2 files (a.csv, c.csv)" in text
+
+
+def test_all_bad_files_are_counted_and_twenty_are_listed(tmp_path: Path) -> None:
+    write_files(tmp_path, {f"{index:02}.csv": "" for index in range(25)} | {"good.csv": "a\n1\n"})
+    with pytest.raises(DataError, match="25 of 26 source files cannot be used") as caught:
+        read_rows(tmp_path, "csv")
+    assert len(caught.value.problems) == 21
+    assert caught.value.problems[-1] == "... and 5 more"

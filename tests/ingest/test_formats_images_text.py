@@ -1,0 +1,95 @@
+"""Images in class folders and plain text: rows as promised, broken files named."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.errors import DataError
+from tests.ingest.reading import read_rows, write_files
+
+
+def picture(format: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(buffer, format)
+    return buffer.getvalue()
+
+
+def refusal(folder: Path, format: str, files: dict[str, str | bytes], **options: object) -> str:
+    write_files(folder, files)
+    with pytest.raises(DataError) as caught:
+        read_rows(folder, format, **options)
+    return str(caught.value)
+
+
+def test_a_picture_is_a_row_with_its_folder_as_label(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, {"cat/a.JPG": picture("JPEG"), "dog/b.png": picture("PNG"), "dog/c.bmp": picture("BMP"), "x.csv": "no"}
+    )
+    table = read_rows(tmp_path, "images", label="label", batch_rows=2)
+    assert table.drop_columns(["image"]).to_pydict() == {
+        "label": ["cat", "dog", "dog"],
+        "path": ["cat/a.JPG", "dog/b.png", "dog/c.bmp"],
+    }
+    assert table.column("image")[1].as_py() == picture("PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("cut.jpg", picture("JPEG")[:-100], "damaged or cut off"),
+        ("cut.png", picture("PNG")[:-20], "damaged or cut off"),
+        ("cut.bmp", picture("BMP")[:-50], "damaged or cut off"),
+        ("page.jpg", b"<html>404</html>", "not a JPEG, PNG or BMP image (this is an HTML page"),
+        ("empty.png", b"", "empty (zero bytes)"),
+    ],
+)
+def test_a_broken_picture_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    text = refusal(tmp_path, "images", {"cat/good.jpg": picture("JPEG"), f"cat/{name}": content})
+    assert message in text
+    assert str(tmp_path / "cat" / name) in text
+
+
+def test_a_picture_outside_class_folders_is_refused_only_where_the_label_is_wanted(tmp_path: Path) -> None:
+    text = refusal(tmp_path, "images", {"cat/a.png": picture("PNG"), "b.png": picture("PNG")}, label="label")
+    assert f"{tmp_path / 'b.png'}: lies in no class folder" in text
+    assert read_rows(tmp_path, "images").column("label").to_pylist() == [None, "cat"]
+
+
+def test_lines_are_rows_and_empty_lines_too(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.txt": b"\xef\xbb\xbfone\ntwo\r\n\nfour \xe2\x80\xa8 \x0b same", "b.txt": "five\n"})
+    assert read_rows(tmp_path, "text").column("text").to_pylist() == ["one", "two", "", "four \u2028 \x0b same", "five"]
+
+
+def test_files_and_chunks_are_rows(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.txt": "äbcde\nfghi", "b.txt": "klmno"})
+    assert read_rows(tmp_path, "text", text={"rows": "file"}).column("text").to_pylist() == ["äbcde\nfghi", "klmno"]
+    rows = read_rows(tmp_path, "text", text={"rows": "chunk", "chunk_chars": 4}).column("text").to_pylist()
+    assert rows == ["äbcd", "e\nfg", "klmn"]
+
+
+def test_chunks_do_not_hang_on_where_blocks_end(tmp_path: Path) -> None:
+    content = "".join(f"line {index} é\n" for index in range(400_000))
+    write_files(tmp_path, {"a.txt": content})
+    rows = read_rows(tmp_path, "text", text={"rows": "chunk", "chunk_chars": 1000}).column("text").to_pylist()
+    assert "".join(rows) == content[: len(content) // 1000 * 1000]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"ok\ncaf\xe9\n", {}, "line 2 is not UTF-8 (byte 0xe9 at offset 6, near 'café')"),
+        ("hi".encode("utf-16"), {}, "this is UTF-16 text"),
+        (picture("PNG"), {}, "this is a PNG image, not UTF-8 text"),
+        ("abc", {"rows": "chunk", "chunk_chars": 4}, "shorter than one chunk of 4 characters"),
+        ("", {}, "empty (zero bytes)"),
+    ],
+)
+def test_a_broken_text_is_named(tmp_path: Path, content: str | bytes, options: dict[str, object], message: str) -> None:
+    text = refusal(tmp_path, "text", {"a.txt": content}, text=options)
+    assert message in text
+    assert str(tmp_path / "a.txt") in text

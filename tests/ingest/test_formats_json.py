@@ -1,0 +1,86 @@
+"""JSON lines: a missing key is null, numbers widen, and whatever is wrong is named by file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DataError
+from tests.ingest.reading import read_rows, write_files
+
+
+def refusal(folder: Path, files: dict[str, str | bytes], **options: object) -> str:
+    write_files(folder, files)
+    with pytest.raises(DataError) as caught:
+        read_rows(folder, "json", **options)
+    return str(caught.value)
+
+
+def test_missing_keys_are_null_and_numbers_widen(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        {
+            "a.jsonl": '{"a": 1, "day": "2020-01-01"}\n\n{"a": 2.5, "b": null}\n',
+            "b.jsonl": '{"b": {"q": 1}, "day": "noon"}\n{}',
+        },
+    )
+    assert read_rows(tmp_path, "json").to_pydict() == {
+        "a": [1.0, 2.5, None, None],
+        "day": ["2020-01-01", None, "noon", None],
+        "b": [None, None, {"q": 1}, None],
+    }
+
+
+def test_values_of_several_kinds_read_as_the_given_type(tmp_path: Path) -> None:
+    write_files(
+        tmp_path,
+        {"a.jsonl": '{"a": 536365, "b": 1}\n{"a": "C5"}\n', "b.jsonl": '{"a": "2020-01-01"}\n{"a": null}\n{"a": 1.5}\n'},
+    )
+    table = read_rows(tmp_path, "json", types={"a": "string"})
+    assert table.column("a").to_pylist() == ["536365", "C5", "2020-01-01", None, "1.5"]
+    assert table.column("b").to_pylist() == [1, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": 1}\n{"a": 2\n{"a": 3}\n', "line 2: not a JSON object"),
+        ('{"a": 1}\n\n{"a": "x"}\n', "line 3: column 'a' was a number up to line 1 and here holds text, 'x'"),
+        ('{"a": 1}\n{"a": ', "line 2: not a JSON object"),
+        ('{"a": 1}{"a": 2}\n', "line 1: not a JSON object (Extra data"),
+        ('{\n"a": 1\n}\n', "line 1: not a JSON object"),
+        ('{"a": 1}\n[1]\n', "line 2: holds [1], not an object"),
+        ('{"a": 1, "a": 2}\n', "line 1: not a JSON object (key 'a' is there twice)"),
+        ('[{"a": 1},\n {"a": 2}]\n', "one JSON array, not one object per line"),
+        (b'{"a": 1}\n{"a": "\xe9"}\n', "line 2 is not UTF-8"),
+        (b"PAR1" + b"\0" * 20, "this is a Parquet file, not JSON lines"),
+        ("", "empty (zero bytes)"),
+        ("\n\n", "holds no rows"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:
+    text = refusal(tmp_path, {"good.jsonl": '{"a": 1}\n', "bad.jsonl": content})
+    assert message in text
+    assert str(tmp_path / "bad.jsonl") in text
+
+
+def test_text_against_numbers_between_files_names_both_and_the_line(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"a.jsonl": '{"a": 1}\n', "b.jsonl": '{"a": null}\n{"a": "x"}\n'})
+    assert "column 'a' is int64 in a.jsonl and string in b.jsonl; in b.jsonl, line 2 holds 'x'" in text
+
+
+def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
+    text = refusal(tmp_path, {"a.jsonl": '{"a": 1}\n\n{"a": "x"}\n'}, types={"a": "int64"})
+    assert "line 3: column 'a' holds 'x', which does not read as int64" in text
+
+
+def test_an_untidy_column_that_is_not_read_does_not_matter(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.jsonl": '{"a": 1, "z": 1}\n{"a": 2, "z": "x"}\n'})
+    assert read_rows(tmp_path, "json", columns=["a"]).to_pydict() == {"a": [1, 2]}
+
+
+def test_a_column_may_change_from_whole_numbers_late_in_a_large_file(tmp_path: Path) -> None:
+    line = '{"a": 1, "pad": "' + "x" * 100 + '"}\n'
+    write_files(tmp_path, {"a.jsonl": line * 50_000 + '{"a": 0.5}\n'})
+    assert read_rows(tmp_path, "json").column("a").to_pylist()[-2:] == [1.0, 0.5]
