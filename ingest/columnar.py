@@ -13,7 +13,6 @@ from ingest.access import open_input, read_problem
 from ingest.arrow_types import canonical_type
 from ingest.reader import FileFacts, conform, looks_like
 from ingest.source import SourceFile
-from ingest.spec import DataSpec
 from penstock.errors import DataError
 
 __all__ = ["ArrowReader", "ParquetReader"]
@@ -24,9 +23,6 @@ class ParquetReader:
 
     one_row_per_file = False
     missing_is_null = False
-
-    def __init__(self, data: DataSpec) -> None:
-        self._types = data.types
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the footer."""
@@ -60,9 +56,6 @@ class ArrowReader:
 
     one_row_per_file = False
     missing_is_null = False
-
-    def __init__(self, data: DataSpec) -> None:
-        self._types = data.types
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read every batch, since only the batches know their row counts."""

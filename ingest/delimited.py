@@ -139,7 +139,8 @@ class CsvReader:
             )
             yield from batches
         except pa.ArrowInvalid as error:
-            problems = self._bad_bytes(file) or self._broken_records(file, len(header)) or [" ".join(str(error).split())]
+            problems = self._bad_bytes(file) or self._broken_records(file, len(header)) or _long_records(file)
+            problems = problems or [" ".join(str(error).split())]
             raise _broken(file, problems) from error
         except OSError as error:
             raise read_problem(file.uri, error) from error
@@ -225,6 +226,12 @@ def _strict_records(file: SourceFile) -> Iterator[tuple[int, list[str], str]]:
                         [],
                         f"a quote in the record of line {start} is never closed, or wrongly: it reaches line {last}",
                     )
+
+
+def _long_records(file: SourceFile) -> list[str]:
+    limit = f"{_BLOCK_BYTES >> 20} MiB, the most that a CSV row may have"
+    long = (start for start, row, _ in _strict_records(file) if sum(map(len, row)) > _BLOCK_BYTES)
+    return [f"the row of line {start} is longer than {limit}; keep such texts in Parquet" for start in long]
 
 
 def _typed(text: pa.Array, kind: pa.DataType) -> pa.Array:

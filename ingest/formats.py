@@ -15,8 +15,8 @@ from ingest.text_files import TextReader
 __all__ = ["reader_of"]
 
 _READERS: dict[str, Callable[[DataSpec], Reader]] = {
-    "parquet": ParquetReader,
-    "arrow": ArrowReader,
+    "parquet": lambda data: ParquetReader(),
+    "arrow": lambda data: ArrowReader(),
     "csv": CsvReader,
     "json": JsonReader,
     "images": ImageReader,

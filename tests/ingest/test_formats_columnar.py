@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from penstock.errors import DataError
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 
-def refusal(folder: Path, format: str, files: dict[str, str | bytes | pa.Table], **options: object) -> str:
+def refusal(folder: Path, format: str, files: dict[str, str | bytes | pa.Table], **options: Any) -> str:
     write_files(folder, files)
     with pytest.raises(DataError) as caught:
         read_rows(folder, format, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from tests.ingest.reading import read_rows, read_snapshot, write_files
 NUMBERS = "".join(f"{row},{row / 2}\n" for row in range(100))
 
 
-def refusal(folder: Path, files: dict[str, str | bytes | pa.Table], **options: object) -> str:
+def refusal(folder: Path, files: dict[str, str | bytes | pa.Table], **options: Any) -> str:
     write_files(folder, files)
     with pytest.raises(DataError) as caught:
         read_rows(folder, "csv", **options)
@@ -107,6 +108,7 @@ def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
         ("a;b\n1;2\n", "separated by ';'"),
         ("5.1,3.5\n4.9,3.0\n", "the first line holds values"),
         ("a,a\n1,2\n", "column 'a' is in the header twice"),
+        ("a,b\n1,2\n3," + "x" * 9_000_000 + "\n", "the row of line 3 is longer than 4 MiB"),
         (pa.table({"a": [1]}), "this is a Parquet file, not CSV"),
         (b"PK\x03\x04" + b"\0" * 100, "this is a zip file (or an Excel workbook), not CSV"),
         (b"<!DOCTYPE html>\n<html></html>", "this is an HTML page"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def picture(format: str) -> bytes:
     return buffer.getvalue()
 
 
-def refusal(folder: Path, format: str, files: dict[str, str | bytes], **options: object) -> str:
+def refusal(folder: Path, format: str, files: dict[str, str | bytes], **options: Any) -> str:
     write_files(folder, files)
     with pytest.raises(DataError) as caught:
         read_rows(folder, format, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from penstock.errors import DataError
 from tests.ingest.reading import read_rows, write_files
 
 
-def refusal(folder: Path, files: dict[str, str | bytes], **options: object) -> str:
+def refusal(folder: Path, files: dict[str, str | bytes], **options: Any) -> str:
     write_files(folder, files)
     with pytest.raises(DataError) as caught:
         read_rows(folder, "json", **options)

@@ -122,7 +122,7 @@ def test_hashes_are_distinct_and_spread_evenly(values: object) -> None:
 def test_an_added_file_moves_no_row(tmp_path: Path) -> None:
     def codes_by_row() -> dict[str, int]:
         data, snapshot = read_snapshot(tmp_path, "json", **RULES)
-        found = {}
+        found: dict[str, int] = {}
         for batch in iterate_rows(data, snapshot, snapshot.files):
             codes = split_codes(data, batch.table, "train").tolist()
             found |= dict(zip(batch.table.column("id").to_pylist(), codes, strict=True))
