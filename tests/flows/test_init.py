@@ -15,6 +15,7 @@ import yaml
 
 from flows.init import TEMPLATES, create_project
 from flows.spec_file import load_spec
+from ingest.source import list_source
 from penstock.errors import SpecError
 from penstock.usercode import capture
 
@@ -37,9 +38,12 @@ def test_a_project_has_what_its_readme_lists(projects: dict[str, Path], template
 
 
 @pytest.mark.parametrize("template", ALL)
-def test_the_pipeline_file_is_valid_and_names_data_and_code_that_exist(projects: dict[str, Path], template: str) -> None:
+def test_the_pipeline_file_is_valid_and_names_all_the_data_and_code_that_exists(
+    projects: dict[str, Path], template: str
+) -> None:
     loaded = load_spec(projects[template] / "pipeline.yaml")
-    assert (loaded.base_dir / loaded.spec.data.train).exists()
+    listed = list_source(loaded.spec.data, loaded.base_dir)
+    assert {Path(file.uri) for file in listed} == {path for path in (projects[template] / "data").rglob("*") if path.is_file()}
     assert capture(loaded.spec.train.recipe, loaded.base_dir).digest
 
 
