@@ -1,0 +1,193 @@
+"""How does this process get a Ray cluster that leaves nothing behind, or join one that is there?
+
+The embedded cluster listens on 127.0.0.1 only, asks for a token, and keeps its files in a short temporary folder: a Unix
+socket's path may have 107 bytes. Ray's processes end with the driver. After its SIGKILL that takes 3 s, and a minute for two
+idle agents of 90 MB each, which wait for the head; the folder left behind is removed by the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import ray
+from ray._private import ray_constants
+
+from penstock.errors import ServiceError
+
+__all__ = ["RayCluster", "join_ray", "local_ray"]
+
+_LONGEST_ROOT = 40
+"""Bytes of the temporary folder's path: Ray appends up to 66 for its sockets."""
+_OBJECT_STORE_BYTES = 2 << 30
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Makes 127.0.0.1 the node's address on Linux too, as it is elsewhere; then Ray's servers listen there and on nothing else."""
+_PASSED_ON = ("AWS_", "PENSTOCK_")
+"""Prefixes of variables a remote cluster's workers need to reach the storage. A cluster on this machine inherits all."""
+
+
+class RayCluster(NamedTuple):
+    """A Ray this process is connected to."""
+
+    address: str
+    embedded: bool
+    num_cpus: float
+
+
+@contextlib.contextmanager
+def join_ray(address: str, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
+    """Connect to a running cluster for the block. Our packages travel along, so its nodes need our dependencies only."""
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    packages = [str(_source_root() / name) for name in ("penstock", "ingest", "training")]
+    runtime_env = {"env_vars": {**passed_on, **env_vars}, "py_modules": packages}
+    with _connected(address, {"address": address, "runtime_env": runtime_env}):
+        yield RayCluster(address, embedded=False, num_cpus=float(ray.cluster_resources().get("CPU", 0.0)))
+
+
+@contextlib.contextmanager
+def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
+    """Start a cluster for the block. Its logs are kept in `state_dir`/ray-cluster/logs until the next one ends."""
+    cpus = max(num_cpus or len(os.sched_getaffinity(0)), math.ceil(min_cpus))
+    with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
+        port = _free_port()
+        address = f"127.0.0.1:{port}"
+        settings = {
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": min(_OBJECT_STORE_BYTES, psutil.virtual_memory().total // 4),
+            "_temp_dir": str(root),
+            # With its address the workers' State API cannot mistake another cluster on this machine for ours.
+            "runtime_env": {"env_vars": {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), **env_vars}},
+        }
+        ray_constants.ENABLE_RAY_CLUSTER = False  # what _LOOPBACK says, for this process, which has imported Ray already
+        try:
+            with _environment({"RAY_GCS_SERVER_PORT": str(port)}), _connected("the embedded Ray", settings):
+                yield RayCluster(address, embedded=True, num_cpus=float(cpus))
+        finally:
+            _keep_logs(root, state_dir / "ray-cluster" / "logs")
+
+
+@contextlib.contextmanager
+def _connected(what: str, settings: dict[str, Any]) -> Iterator[None]:
+    with _own_signal_handlers():
+        try:
+            ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
+        except Exception as error:
+            ray.shutdown()
+            raise ServiceError(
+                f"cannot connect to {what}: {(str(error).splitlines() or [repr(error)])[0]}",
+                next_step="set PENSTOCK_RAY_LOGS=1 to see Ray's own messages",
+            ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """`ray.init` replaces the handler of SIGTERM by one that exits at once; ours saves a checkpoint first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _auth() -> dict[str, str | None]:
+    """A token that only this process and its children know, unless the user decided otherwise.
+
+    Who can connect to Ray runs code as this user. Ray turns its token mode on by itself when RAY_AUTH_MODE is unset, and only
+    then also in a process that has imported Ray before. It reads the token once per process.
+    """
+    if any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        return {}
+    return {"RAY_AUTH_TOKEN": _process_token(), "RAY_AUTH_MODE": None}
+
+
+@functools.cache
+def _process_token() -> str:
+    return secrets.token_hex(32)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables for the block (None: leave alone) and put all of them back, whatever was done to them inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _temporary_root() -> Iterator[Path]:
+    """A private folder with a short path; folders whose owners are dead are removed first."""
+    base = Path(tempfile.gettempdir())
+    prefix = f"penstock-ray-{os.getuid()}-"
+    if len(str(base / prefix)) + 8 > _LONGEST_ROOT:
+        base = Path("/tmp")
+    for old in base.glob(f"{prefix}*"):
+        _remove_if_dead(old)
+    root = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    with open(root / "owner.lock", "wb") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        try:
+            yield root
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _remove_if_dead(root: Path) -> None:
+    """The owner holds a lock as long as it lives, whatever kills it."""
+    with contextlib.suppress(OSError), open(root / "owner.lock", "rb") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _keep_logs(root: Path, target: Path) -> None:
+    logs = root / "session_latest" / "logs"
+    if logs.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            shutil.move(str(logs.resolve()), str(target))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _source_root() -> Path:
+    """The folder our packages are imported from: a checkout or site-packages."""
+    return Path(__file__).resolve().parent.parent
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(_source_root()), os.environ.get("PYTHONPATH")]))

@@ -1,0 +1,108 @@
+"""Does the embedded Ray listen on this machine only, reach our packages, and leave nothing behind, even after SIGKILL?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.services import ray_cluster
+from penstock.errors import ServiceError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DRIVER = """
+import json, os, signal, sys, time
+from pathlib import Path
+import psutil
+from flows.services import ray_cluster
+
+def mine(signum, frame):
+    raise SystemExit(7)
+
+def listening(process):
+    try:
+        return [c.laddr.ip for c in process.net_connections() if c.status == "LISTEN"]
+    except psutil.NoSuchProcess:
+        return []
+
+signal.signal(signal.SIGTERM, mine)
+with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5, env_vars={"MARK": "seen"}) as cluster:
+    import ray
+
+    @ray.remote(num_cpus=3)
+    def look():
+        import training
+        return os.environ["MARK"], os.environ.get("RAY_AUTH_MODE"), os.environ["RAY_ADDRESS"], training.__name__
+
+    seen = ray.get(look.remote())
+    family = psutil.Process().children(recursive=True)
+    hosts = sorted({host for p in family for host in listening(p)})
+    roots = [str(p) for p in Path(ray._private.worker._global_node.get_session_dir_path()).parents][:1]
+    kept = signal.getsignal(signal.SIGTERM) is mine
+    print(json.dumps({"seen": seen, "hosts": hosts, "root": roots[0], "cpus": cluster.num_cpus, "address": cluster.address,
+                      "pids": [p.pid for p in family], "kept": kept}), flush=True)
+    sys.stdin.readline()
+print("over", "RAY_AUTH_TOKEN" in os.environ, flush=True)
+"""
+
+
+def start_driver(state: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
+    ours = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | {"PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(state)],
+        env=environment,
+        cwd=state,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    line = driver.stdout.readline()
+    assert line, "the driver ended before its cluster was up"
+    return driver, json.loads(line)
+
+
+def wait_until_gone(pids: list[int], limit_s: float = 90) -> None:
+    deadline = time.monotonic() + limit_s
+    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))
+    assert not alive, f"left behind: {alive}"
+
+
+def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: Path) -> None:
+    driver, facts = start_driver(tmp_path)
+    assert facts["seen"] == ["seen", "token", facts["address"], "training"]
+    assert {str(host).removeprefix("::ffff:") for host in facts["hosts"]} == {"127.0.0.1"}  # type: ignore[attr-defined]
+    assert facts["cpus"] == 3.0 and facts["kept"] is True
+    assert Path(str(facts["root"])).is_dir() and len(str(facts["root"])) <= 40
+    out, _ = driver.communicate("\n", timeout=60)
+    assert driver.returncode == 0 and out.strip() == "over False"
+    wait_until_gone(facts["pids"])  # type: ignore[arg-type]
+    assert not Path(str(facts["root"])).exists()
+    assert (tmp_path / "ray-cluster" / "logs").is_dir()
+
+
+@pytest.mark.drill
+def test_a_killed_driver_takes_its_cluster_along_and_the_next_start_removes_its_folder(tmp_path: Path) -> None:
+    driver, facts = start_driver(tmp_path)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    wait_until_gone(facts["pids"])  # type: ignore[arg-type]
+    second, later = start_driver(tmp_path)
+    assert not Path(str(facts["root"])).exists() and Path(str(later["root"])).is_dir()
+    second.communicate("\n", timeout=60)
+
+
+def test_a_configured_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(ServiceError, match=r"RAY_ADDRESS=127\.0\.0\.1:9 does not answer"), ray_cluster(tmp_path):
+        pass
