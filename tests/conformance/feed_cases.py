@@ -1,0 +1,113 @@
+"""The feeds the conformance suite runs over, all on the same 1,003 rows, and what those rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
+from ingest.feed import Batch, Feed, open_feed
+from ingest.order import Order
+from ingest.shards import tensor_array, with_provenance, write_shard
+from penstock.digest import file_digest
+from penstock.storage import Storage
+
+ROWS = 1003
+BATCH_ROWS = 64
+
+SCHEMA = FeedSchema(
+    columns=(
+        ColumnInfo(name="x", dtype="float32", shape=(5,)),
+        ColumnInfo(name="image", dtype="uint8", shape=(2, 3)),
+        ColumnInfo(name="label", dtype="int64"),
+    ),
+    label="label",
+    num_classes=7,
+)
+
+
+def values_of(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """What the rows with these numbers hold; `x` alone tells them apart."""
+    return {
+        "x": (ids[:, None] * 8 + np.arange(5)).astype(np.float32),
+        "image": ((ids[:, None] * 6 + np.arange(6)) % 251).astype(np.uint8).reshape(-1, 2, 3),
+        "label": ids % 7,
+    }
+
+
+def tables(rows: int = ROWS, cuts: int = 150) -> Iterator[pa.Table]:
+    """The rows as prepared tables of uneven sizes."""
+    for start in range(0, rows, cuts):
+        yield table(np.arange(start, min(start + cuts, rows)))
+
+
+def table(ids: np.ndarray) -> pa.Table:
+    """Those rows as one prepared table."""
+    return pa.table({name: tensor_array(values) for name, values in values_of(ids).items()})
+
+
+def write_dataset(storage: Storage, scratch: Path, num_shards: int, rows: int = ROWS) -> DatasetManifest:
+    """Put the rows into a storage as a cached dataset of `num_shards` shards of uneven sizes."""
+    bounds = np.linspace(0, 1, num_shards + 1) ** 1.5 * rows
+    edges = np.unique(np.round(bounds).astype(int)).tolist()
+    shards = []
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        ids = np.arange(start, stop)
+        local = scratch / f"{number}.arrow"
+        scratch.mkdir(parents=True, exist_ok=True)
+        write_shard(local, [with_provenance(table(ids), np.zeros(len(ids)), ids)])
+        path = f"units/u/train-{number:05d}.arrow"
+        size, digest = local.stat().st_size, file_digest(local)
+        storage.put_file(local, path)
+        shards.append(ShardInfo(path=path, split="train", rows=len(ids), size_bytes=size, digest=digest, unit="u"))
+    return DatasetManifest(
+        key="k", feed_schema=SCHEMA, rows={"train": rows}, shards=tuple(shards), units=(), content_digest="c"
+    )
+
+
+class FullFeed(Feed, Protocol):
+    """A feed together with the parts tests look at."""
+
+    order: Order
+
+
+@dataclass(frozen=True)
+class Case:
+    """How one kind of feed is opened: `open(rank=..., world_size=..., batch_rows=..., seed=..., prefetch=...)`."""
+
+    name: str
+    open: Callable[..., FullFeed]
+    shuffles: bool
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens a cached dataset for a rank."""
+
+    storage: Storage
+    manifest: DatasetManifest
+    mode: str
+
+    def __call__(self, *, seed: int = 3, batch_rows: int = BATCH_ROWS, **place: Any) -> FullFeed:
+        order = order_of(self.mode, seed, self.manifest.rows["train"])
+        return open_feed(self.storage, self.manifest, "train", batch_rows=batch_rows, order=order, **place)
+
+
+def order_of(mode: str, seed: int, rows: int = ROWS) -> Order:
+    """An order whose windows end inside batches."""
+    return Order(mode=mode, seed=seed, rows=rows, window_rows=150 if mode == "windowed" else 0)  # type: ignore[arg-type]
+
+
+def check_values(batch: Batch) -> None:
+    """Every tensor holds what its row ids say, in the stored dtype."""
+    expected = values_of(batch.row_ids)
+    assert set(batch.columns) == set(expected)
+    for name, tensor in batch.columns.items():
+        assert tensor.numpy().dtype == np.dtype(SCHEMA[name].dtype)
+        np.testing.assert_array_equal(tensor.numpy(), expected[name])

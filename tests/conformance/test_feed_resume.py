@@ -1,0 +1,218 @@
+"""One suite for every feed: whoever stops it anywhere and continues gets what an uninterrupted reader gets."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from ingest.feed import Batch
+from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, put_dataset, streamed
+from penstock.errors import ResumeError
+from penstock.storage import Storage
+
+from .feed_cases import BATCH_ROWS, ROWS, SCHEMA, Case, FullFeed, Opener, check_values, order_of, table, tables, write_dataset
+
+KINDS = [
+    *(f"disk-{mode}-{shards}" for mode in ("none", "windowed", "global") for shards in (1, 5)),
+    "remote-global-5",
+    "memory-global",
+    "memory-windowed",
+    pytest.param("stream-none", marks=pytest.mark.slow),
+    pytest.param("stream-windowed", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def memory_dataset(ray_cluster: None) -> MemoryDataset:
+    return put_dataset(tables(), SCHEMA, "train", block_bytes=200 * 34)
+
+
+@pytest.fixture(params=KINDS)
+def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    place, mode, *rest = request.param.split("-")
+    if place in ("disk", "remote"):
+        monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+        storage = Storage(str(tmp_path / "storage") if place == "disk" else f"memory://{tmp_path.name}")
+        yield Case(
+            request.param, Opener(storage, write_dataset(storage, tmp_path / "scratch", int(rest[0])), mode), mode != "none"
+        )
+        if place == "remote":
+            fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+        return
+    if place == "memory":
+        dataset = request.getfixturevalue("memory_dataset")
+
+        def open_memory(*, seed: int = 3, batch_rows: int = BATCH_ROWS, **part: Any) -> FullFeed:
+            return MemoryFeed(dataset, batch_rows=batch_rows, order=order_of(mode, seed), **part)
+
+        yield Case(request.param, open_memory, mode != "none")
+        return
+    request.getfixturevalue("ray_cluster")
+    make = streamed([(0, 400), (400, 401), (401, ROWS)], lambda bounds: iter([table(np.arange(*bounds))]))
+
+    def open_stream(*, seed: int = 3, batch_rows: int = BATCH_ROWS, **part: Any) -> FullFeed:
+        return StreamFeed(make, SCHEMA, "train", content="c", batch_rows=batch_rows, order=order_of(mode, seed), **part)
+
+    yield Case(request.param, open_stream, mode != "none")
+
+
+def ids_of(batches: Iterator[Batch]) -> list[int]:
+    out: list[int] = []
+    for batch in batches:
+        check_values(batch)
+        assert batch.rows == len(batch.row_ids)
+        out.extend(batch.row_ids.tolist())
+    return out
+
+
+def stored(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state as a checkpoint gives it back."""
+    return dict(json.loads(json.dumps(state)))
+
+
+def test_an_epoch_holds_every_row_once_and_can_be_entered_anywhere(case: Case) -> None:
+    feed = case.open()
+    assert feed.num_rows == ROWS
+    whole = list(feed.batches(0))
+    ids = ids_of(iter(whole))
+    assert sorted(ids) == list(range(ROWS))
+    assert [batch.global_rows for batch in whole] == [BATCH_ROWS] * (ROWS // BATCH_ROWS) + [ROWS % BATCH_ROWS]
+    assert [batch.position for batch in whole] == [*range(BATCH_ROWS, ROWS, BATCH_ROWS), ROWS]
+    assert [batch.first_row for batch in whole] == [*range(0, ROWS, BATCH_ROWS)]
+    for start in (BATCH_ROWS, 5 * BATCH_ROWS, 15 * BATCH_ROWS, 100):
+        assert ids_of(feed.batches(0, start)) == ids[start:]
+    assert list(feed.batches(0, ROWS)) == []
+    following = ids_of(feed.batches(1))
+    assert sorted(following) == list(range(ROWS))
+    assert (following != ids) is case.shuffles
+    assert ids_of(case.open().batches(0)) == ids
+    assert (ids_of(case.open(seed=4).batches(0)) != ids) is case.shuffles
+
+
+def test_a_feed_resumed_twice_in_an_epoch_continues_where_it_was(case: Case) -> None:
+    straight = [ids_of(case.open().batches(epoch)) for epoch in (0, 1)]
+    seen: list[list[int]] = [[], []]
+    state = case.open().state_dict()
+    for num_batches in (3, 4, 9, 2):  # the third stop is at the epoch's very end, the fourth in the next one
+        feed = case.open()
+        epoch, position = feed.load_state_dict(stored(state))
+        assert stored(feed.state_dict()) == stored(state)  # saved again before anything is read
+        if position == ROWS:
+            epoch, position = epoch + 1, 0
+        batches = feed.batches(epoch, position)
+        seen[epoch] += ids_of(islice(batches, num_batches))
+        state = feed.state_dict()  # with batches gathered ahead that nobody has seen
+        batches.close()  # type: ignore[attr-defined]
+        assert stored(feed.state_dict()) == stored(state)
+    assert seen[0] == straight[0]
+    assert seen[1] == straight[1][: 2 * BATCH_ROWS]
+
+
+def test_ranks_share_each_global_batch_whatever_their_number(case: Case) -> None:
+    alone = list(case.open().batches(1))
+    for world_size in (2, 3):
+        feeds = [case.open(rank=rank, world_size=world_size) for rank in range(world_size)]
+        for whole, *parts in zip(alone, *(feed.batches(1) for feed in feeds), strict=True):
+            assert np.concatenate([part.row_ids for part in parts]).tolist() == whole.row_ids.tolist()
+            assert {(part.position, part.global_rows) for part in parts} == {(whole.position, whole.global_rows)}
+            assert [part.first_row for part in parts] == [
+                whole.first_row + sum(p.rows for p in parts[:rank]) for rank in range(world_size)
+            ]
+            assert max(p.rows for p in parts) - min(p.rows for p in parts) <= 1
+            for part in parts:
+                check_values(part)
+        assert len({json.dumps(feed.state_dict()) for feed in feeds}) == 1
+
+
+def test_another_world_size_continues_with_the_same_rows(case: Case) -> None:
+    straight = ids_of(case.open().batches(0))
+    first = case.open(rank=1, world_size=2)
+    batches = first.batches(0)
+    list(islice(batches, 5))
+    state = stored(first.state_dict())
+    parts = []
+    for rank in range(3):
+        feed = case.open(rank=rank, world_size=3)
+        epoch, position = feed.load_state_dict(state)
+        parts.append(list(feed.batches(epoch, position)))
+    joined = np.concatenate([part.row_ids for step in zip(*parts, strict=True) for part in step])
+    assert joined.tolist() == straight[5 * BATCH_ROWS :]
+
+
+def test_more_ranks_than_rows_in_a_batch_still_count_each_row_once(case: Case) -> None:
+    parts = [list(case.open(rank=rank, world_size=5, batch_rows=3).batches(0, ROWS - 7)) for rank in range(5)]
+    assert {len(part) for part in parts} == {3}
+    assert [sum(part[step].rows for part in parts) for step in range(3)] == [3, 3, 1]
+    empty = next(part[0] for part in parts if part[0].rows == 0)
+    assert empty.columns["x"].shape == (0, 5)
+    assert len({row for part in parts for batch in part for row in batch.row_ids.tolist()}) == 7
+
+
+def test_reading_ahead_changes_nothing(case: Case) -> None:
+    for prefetch in (0, 1, 8):
+        feed = case.open(prefetch=prefetch)
+        for number, batch in enumerate(islice(feed.batches(0), 4), start=1):
+            assert feed.state_dict()["position"] == number * BATCH_ROWS == batch.position
+
+
+def test_batches_may_be_kept_and_changed(case: Case) -> None:
+    kept = list(islice(case.open().batches(0), 6))
+    kept[0].columns["x"].zero_()
+    for batch in kept[1:]:
+        check_values(batch)
+    assert ids_of(islice(case.open().batches(0), 1)) == kept[0].row_ids.tolist()
+
+
+def test_a_reader_that_stops_leaves_no_thread_behind(case: Case) -> None:
+    before = feed_threads()
+    batches = case.open(prefetch=1).batches(0)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    dropped = case.open(prefetch=1).batches(0)
+    next(dropped)
+    del dropped
+    gc.collect()
+    assert feed_threads() == before
+
+
+def feed_threads() -> int:
+    return sum(thread.name == "penstock-feed" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_rows": 32}, ["train.batch_rows: 32 in the checkpoint, 64 now", "--fresh"]),
+        ({"content": "other"}, ["content of the dataset", "other"]),
+        ({"rows": 7}, ["rows of the split: 7 in the checkpoint, 1003 now"]),
+        ({"fingerprint": "f"}, ["fingerprint"]),
+        ({"seed": 99}, ["shuffle.seed: 99 in the checkpoint"]),
+        ({"position": ROWS + 1}, ["1004"]),
+        ({"position": -1}, ["position"]),
+        ({"version": 2}, ["version"]),
+        ({"surprise": 1}, ["surprise"]),
+    ],
+)
+def test_a_state_of_something_else_is_refused(case: Case, change: dict[str, Any], words: list[str]) -> None:
+    feed = case.open()
+    before = feed.state_dict()
+    with pytest.raises(ResumeError) as caught:
+        feed.load_state_dict(stored(before) | change)
+    for word in words:
+        assert word in str(caught.value)
+    assert feed.state_dict() == before
+
+
+@pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, ROWS + 1)])
+def test_a_position_outside_the_epoch_is_refused(case: Case, epoch: int, start: int) -> None:
+    with pytest.raises(ValueError, match=str(ROWS)):
+        list(case.open().batches(epoch, start))

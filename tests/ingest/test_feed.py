@@ -1,0 +1,363 @@
+"""Opening a feed, fetching its shards, and what happens when something about them is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
+from ingest.feed import open_feed, share
+from ingest.gather import Rows
+from ingest.order import Order
+from ingest.prefetch import ahead
+from ingest.ray_feed import MemoryFeed, StreamFeed, put_dataset, streamed, table_columns
+from ingest.shard_cache import local_shard
+from penstock.errors import DataError, ServiceError, SpecError
+from penstock.storage import Storage
+from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
+from tests.conformance.feed_cases import ROWS, SCHEMA, check_values, order_of, table, tables, write_dataset
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GLOBAL = order_of("global", 3)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(str(tmp_path / "storage"))
+
+
+@pytest.fixture
+def manifest(storage: Storage, tmp_path: Path) -> DatasetManifest:
+    return write_dataset(storage, tmp_path / "scratch", 4)
+
+
+@pytest.fixture
+def remote(storage: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """The same files behind a URL, so that they count as remote."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    return Storage(f"local://{storage.root}")
+
+
+def test_only_the_columns_asked_for_are_gathered(storage: Storage, manifest: DatasetManifest) -> None:
+    feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["label", "x"])
+    assert [column.name for column in feed.schema.columns] == ["label", "x"]
+    assert list(next(feed.batches(0)).columns) == ["label", "x"]
+    whole = next(open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL).batches(0))
+    assert set(whole.columns) == {"x", "image", "label"}  # and not where the rows came from
+    with pytest.raises(KeyError, match="nosuch"):
+        open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["nosuch"])
+
+
+def test_a_split_that_does_not_exist_is_named(storage: Storage, manifest: DatasetManifest) -> None:
+    with pytest.raises(DataError, match=r"'test'.*\['train'\]"):
+        open_feed(storage, manifest, "test", batch_rows=10, order=GLOBAL)
+
+
+@pytest.mark.parametrize("wrong", [{"order": Order(mode="none", rows=5)}, {"rank": 2}, {"batch_rows": 0}, {"prefetch": -1}])
+def test_arguments_that_make_no_sense_are_refused(
+    storage: Storage, manifest: DatasetManifest, wrong: dict[str, object]
+) -> None:
+    with pytest.raises(ValueError):
+        open_feed(storage, manifest, "train", **({"batch_rows": 10, "order": GLOBAL, "world_size": 2} | wrong))  # type: ignore[arg-type]
+
+
+def test_a_missing_shard_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
+    storage.delete(manifest.shards[2].path)
+    with pytest.raises(DataError, match=f"{manifest.shards[2].path} is missing"):
+        open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+
+
+def test_a_shard_of_another_size_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
+    path = manifest.shards[1].path
+    storage.write_bytes(path, storage.read_bytes(path)[:-1])
+    with pytest.raises(DataError, match=path):
+        open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+
+
+def test_a_shard_that_is_no_shard_ends_the_epoch_with_its_name(storage: Storage, manifest: DatasetManifest) -> None:
+    path = manifest.shards[1].path
+    storage.write_bytes(path, b"x" * manifest.shards[1].size_bytes)
+    feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+    with pytest.raises(DataError, match=path):
+        list(feed.batches(0))
+
+
+def test_a_shard_with_another_shape_than_the_manifest_is_refused(storage: Storage, manifest: DatasetManifest) -> None:
+    columns = (ColumnInfo(name="x", dtype="float32", shape=(4,)),)
+    wrong = manifest.model_copy(update={"feed_schema": FeedSchema(columns=columns)})
+    with pytest.raises(DataError, match=r"'x' is float32\[\d+, 5\].*says float32\[\d+, 4\]"):
+        list(open_feed(storage, wrong, "train", batch_rows=10, order=GLOBAL).batches(0))
+
+
+def test_remote_shards_are_fetched_once_and_named_by_content(
+    remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    get_file = Storage.get_file
+    monkeypatch.setattr(Storage, "get_file", lambda self, path, local: (fetched.append(path), get_file(self, path, local)))
+    for _ in range(2):
+        for batch in open_feed(remote, manifest, "train", batch_rows=100, order=GLOBAL).batches(0):
+            check_values(batch)
+    assert sorted(fetched) == sorted(shard.path for shard in manifest.shards)
+    names = {path.name for path in (tmp_path / "cache").rglob("*.arrow")}
+    assert names == {f"{shard.digest}.arrow" for shard in manifest.shards}
+    assert not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def test_processes_of_one_node_fetch_a_shard_once(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
+    script = """
+import sys, time
+from pathlib import Path
+from ingest.dataset import ShardInfo
+from ingest.shard_cache import local_shard
+from penstock.storage import Storage
+get_file = Storage.get_file
+def slow(self, path, local):
+    with open(sys.argv[3], "a") as log:
+        log.write(path + "\\n")
+    get_file(self, path, local)
+    time.sleep(0.3)
+Storage.get_file = slow
+shard = ShardInfo.model_validate_json(sys.argv[2])
+path = local_shard(Storage(sys.argv[1]), shard, Path(sys.argv[4]))
+assert path.stat().st_size == shard.size_bytes
+"""
+    arguments = [remote.root, manifest.shards[0].model_dump_json(), str(tmp_path / "log"), str(tmp_path / "shared")]
+    running = [
+        subprocess.Popen([sys.executable, "-c", script, *arguments], env={"PYTHONPATH": str(REPOSITORY)}) for _ in range(4)
+    ]
+    assert [process.wait() for process in running] == [0, 0, 0, 0]
+    assert (tmp_path / "log").read_text().splitlines() == [manifest.shards[0].path]
+
+
+def test_a_download_damaged_once_is_repeated(
+    remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_file = Storage.get_file
+    tries: list[str] = []
+
+    def damaged_first(self: Storage, path: str, local: Path) -> None:
+        get_file(self, path, local)
+        tries.append(path)
+        if len(tries) == 1:
+            data = bytearray(local.read_bytes())
+            data[len(data) // 2] ^= 1
+            local.write_bytes(data)
+
+    monkeypatch.setattr(Storage, "get_file", damaged_first)
+    path = local_shard(remote, manifest.shards[0], tmp_path / "cache")
+    assert len(tries) == 2
+    assert path.read_bytes() == remote.read_bytes(manifest.shards[0].path)
+
+
+def test_a_damaged_remote_shard_is_given_up_and_leaves_nothing(
+    remote: Storage, manifest: DatasetManifest, tmp_path: Path
+) -> None:
+    shard = manifest.shards[0]
+    data = bytearray(remote.read_bytes(shard.path))
+    data[-100] ^= 1
+    remote.write_bytes(shard.path, bytes(data))
+    with pytest.raises(DataError, match=f"{shard.path} has another content"):
+        local_shard(remote, shard, tmp_path / "cache")
+    remote.write_bytes(shard.path, bytes(data[:-1]))
+    with pytest.raises(DataError, match="bytes where its manifest says"):
+        local_shard(remote, shard, tmp_path / "cache")
+    remote.delete(shard.path)
+    with pytest.raises(DataError, match="missing"):
+        local_shard(remote, shard, tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".lock"]
+
+
+def test_a_storage_that_does_not_answer_is_a_service_error(
+    remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Storage, path: str, local: Path) -> None:
+        raise ConnectionRefusedError("nobody there")
+
+    monkeypatch.setattr(Storage, "get_file", refuse)
+    with pytest.raises(ServiceError, match="nobody there"):
+        local_shard(remote, manifest.shards[0], tmp_path / "cache")
+
+
+def test_a_torn_file_in_the_cache_is_fetched_again(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
+    path = local_shard(remote, manifest.shards[0], tmp_path / "cache")
+    path.write_bytes(b"short")
+    assert local_shard(remote, manifest.shards[0], tmp_path / "cache").stat().st_size == manifest.shards[0].size_bytes
+
+
+@pytest.mark.s3
+def test_a_feed_reads_from_s3(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    storage = Storage(f"{s3_bucket}/state")
+    manifest = write_dataset(storage, tmp_path / "scratch", 3)
+    feed = open_feed(storage, manifest, "train", batch_rows=100, order=GLOBAL)
+    seen = []
+    for batch in feed.batches(0):
+        check_values(batch)
+        seen += batch.row_ids.tolist()
+    assert sorted(seen) == list(range(ROWS))
+    gone = manifest.shards[0].model_copy(update={"path": "units/nosuch.arrow", "digest": "0" * 32})
+    with pytest.raises(DataError, match="nosuch"):
+        local_shard(storage, gone)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"]
+)
+def test_every_dtype_arrives_as_stored(dtype: str) -> None:
+    blocks = [np.arange(first, first + 10).astype(dtype).reshape(10, 1) for first in (0, 10)]
+    rows = Rows([ColumnInfo(name="v", dtype=dtype, shape=(1,))], [10, 10], lambda index: {"v": blocks[index]})
+    tensor = rows.take(np.array([19, 0, 10, 9]))["v"]
+    assert str(tensor.dtype) == f"torch.{dtype}"
+    assert tensor.numpy().ravel().tolist() == [19, 0, 10, 9]
+
+
+def test_gathering_from_many_blocks_equals_plain_indexing() -> None:
+    rng = np.random.default_rng(5)
+    sizes = [1, 700, 3, 0, 296]
+    data = rng.random((1000, 3), dtype=np.float32)
+    ends = np.cumsum(sizes)
+    rows = Rows([ColumnInfo(name="v", dtype="float32", shape=(3,))], sizes, lambda i: {"v": data[ends[i] - sizes[i] : ends[i]]})
+    for ids in (rng.integers(0, 1000, 500), np.arange(1000), np.array([999]), np.array([], np.int64), np.full(5, 704)):
+        assert torch.equal(rows.take(ids)["v"], torch.from_numpy(data[ids]))
+
+
+@pytest.mark.parametrize(("rows", "world_size"), [(10, 3), (0, 2), (2, 5), (256, 4)])
+def test_shares_make_up_the_batch(rows: int, world_size: int) -> None:
+    parts = [share(rows, rank, world_size) for rank in range(world_size)]
+    assert [row for low, high in parts for row in range(low, high)] == list(range(rows))
+
+
+def test_an_error_while_reading_ahead_comes_after_the_items_before_it() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise OSError("disk gone")
+
+    for depth in (0, 2):
+        seen = []
+        with pytest.raises(OSError, match="disk gone"):
+            seen.extend(item for item in _noting(ahead(items(), depth), seen))
+        assert seen == [1]
+
+
+def _noting(items: Iterator[int], seen: list[int]) -> Iterator[int]:
+    for item in items:
+        seen.append(item)
+        yield from ()
+
+
+def test_no_more_is_made_ahead_than_asked_for() -> None:
+    made: list[int] = []
+    third = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            if number == 3:
+                third.set()
+            yield number
+
+    reading = ahead(items(), 3)
+    assert next(reading) == 0
+    assert third.wait(10)  # one consumed, three ahead
+    reading.close()
+    assert len(made) <= 5
+
+
+def test_the_source_is_closed_when_the_reader_stops() -> None:
+    closed = threading.Event()
+
+    def items() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    reading = ahead(items(), 2)
+    next(reading)
+    reading.close()
+    assert closed.is_set()
+
+
+def test_tables_become_arrays_whatever_their_chunks() -> None:
+    whole = pa.concat_tables(tables(rows=100, cuts=7)).slice(3, 60)
+    arrays = table_columns(whole, SCHEMA.columns)
+    np.testing.assert_array_equal(arrays["x"], table_columns(table(np.arange(3, 63)), SCHEMA.columns)["x"])
+    assert arrays["image"].shape == (60, 2, 3)
+    with pytest.raises(DataError, match="lack column 'label'"):
+        table_columns(whole.drop_columns(["label"]), SCHEMA.columns)
+    with pytest.raises(DataError, match=r"'label' of prepared rows is float64\[\]"):
+        wrong = whole.drop_columns(["label"]).append_column("label", pa.array(np.ones(60)))
+        table_columns(wrong, SCHEMA.columns)
+
+
+def test_memory_blocks_are_read_in_other_processes(ray_cluster: None) -> None:  # noqa: F811
+    import ray
+
+    dataset = put_dataset(tables(), SCHEMA, "train", block_bytes=5000)
+    assert len(dataset.blocks) > 3
+    assert dataset.num_rows == ROWS
+    assert put_dataset(tables(cuts=400), SCHEMA, "train", block_bytes=5000).content == dataset.content
+    assert put_dataset(tables(rows=1002), SCHEMA, "train", block_bytes=5000).content != dataset.content
+
+    @ray.remote(num_cpus=1)
+    def read(dataset: object, rank: int) -> list[int]:
+        feed = MemoryFeed(dataset, batch_rows=50, order=GLOBAL, rank=rank, world_size=2)  # type: ignore[arg-type]
+        return [row for batch in feed.batches(0) for row in batch.row_ids.tolist()]
+
+    parts = ray.get([read.remote(dataset, rank) for rank in range(2)])
+    assert sorted(parts[0] + parts[1]) == list(range(ROWS))
+
+
+def test_no_rows_to_put_is_an_error(ray_cluster: None) -> None:  # noqa: F811
+    with pytest.raises(DataError, match="no rows"):
+        put_dataset([], SCHEMA, "train")
+
+
+def test_a_stream_refuses_a_global_order() -> None:
+    with pytest.raises(SpecError, match="windowed"):
+        StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=5, order=GLOBAL)
+
+
+@pytest.mark.parametrize(("given", "words"), [(90, "only 90"), (110, "more than 100")])
+def test_a_stream_of_another_length_is_an_error(given: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(mode="windowed", seed=1, rows=100, window_rows=40)
+    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=8, order=order)
+    arrays = [table_columns(part, SCHEMA.columns) for part in tables(rows=given, cuts=7)]
+    monkeypatch.setattr(feed, "_arrays", lambda: iter(arrays))
+    with pytest.raises(DataError, match=words):
+        list(feed.batches(0))
+
+
+def test_windows_of_a_stream_are_shuffled_each_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(mode="windowed", seed=1, rows=160, window_rows=40)
+    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=40, order=order)
+    arrays = [table_columns(part, SCHEMA.columns) for part in tables(rows=160, cuts=7)]
+    monkeypatch.setattr(feed, "_arrays", lambda: iter(arrays))
+    seen = [batch.row_ids for epoch in (0, 1) for batch in feed.batches(epoch)]
+    for number, ids in enumerate(seen):
+        assert sorted(ids.tolist()) == list(range(number % 4 * 40, number % 4 * 40 + 40))
+    assert len({tuple((ids % 40).tolist()) for ids in seen}) == 8
+
+
+@pytest.mark.slow
+def test_an_error_while_preparing_a_stream_is_the_users_own(ray_cluster: None) -> None:  # noqa: F811
+    def broken(item: int) -> Iterator[pa.Table]:
+        if item == 1:
+            raise DataError("file b.csv, row 3: no number")
+        yield table(np.arange(100))
+
+    order = Order(mode="none", rows=200)
+    feed = StreamFeed(streamed([0, 1], broken), SCHEMA, "train", content="c", batch_rows=10, order=order)
+    with pytest.raises(DataError, match="row 3"):
+        list(islice(feed.batches(0), 20))
