@@ -22,6 +22,7 @@ from flows.decisions import Continue, Refuse, choose_run
 from flows.environment import describe_environment, git_commit
 from flows.flow_runs import mark_crashed, name_flow_run
 from flows.preflight import check_recipe, check_resources, check_storage, cpus_needed, cpus_refused
+from flows.sample import try_one_batch
 from flows.services import mlflow_uri, ray_cluster, telemetry_off
 from flows.spec_file import LoadedSpec, load_spec
 from penstock.errors import Interrupted, ResumeError
@@ -37,6 +38,8 @@ from tasks.read import read
 from tasks.register import register
 from tasks.runs import Attempt, Ledger, Run, Status, utc_now
 from tasks.shuffle import shuffle
+from tasks.stage import Look
+from tasks.train import STAGE as TRAIN
 from tasks.train import train
 from training.checkpoint import CheckpointStore
 from training.journal import read_journal
@@ -99,6 +102,9 @@ def _begin(
     for warning in check_resources(project):
         reporter.warn(warning)
     run = _choose(ledger, loaded, keys, request, reporter)
+    will_train = not _trained(ledger, project, run, keys)
+    if will_train and ledger.stage_record(f"stages/materialize/{keys['materialize'].key}.json", keys["materialize"].key) is None:
+        try_one_batch(project)
     for old in ledger.attempts(run.run):
         if old.status == "running":
             # We hold the lease, so whoever wrote this is gone.
@@ -151,7 +157,15 @@ def _begin(
         state_dir=loaded.state_dir,
         need_ray=need_ray,
         stopping=stopping,
+        will_train=will_train,
     )
+
+
+def _trained(ledger: Ledger, project: Project, run: Run, keys: dict[str, StageKey]) -> bool:
+    """Whether training has nothing left to do."""
+    key = keys["train"].key
+    record = ledger.stage_record(TRAIN.record_path(run.run, key), key)
+    return record is not None and TRAIN.distrust(Look(project, run.run, deep=False), record.output) is None
 
 
 def _choose(ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], request: RunRequest, reporter: Reporter) -> Run:

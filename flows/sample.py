@@ -21,7 +21,7 @@ from ingest.order import make_order
 from ingest.parallel import local_map
 from ingest.preprocess import fit_preprocess
 from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
-from ingest.source import list_source
+from ingest.source import SourceFile, list_source
 from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
 from penstock.errors import DataError, TrainingError
 from penstock.progress import silent
@@ -32,6 +32,8 @@ from training.recipe import load_recipe
 __all__ = ["try_one_batch"]
 
 SAMPLE_ROWS = 512
+SAMPLE_FILES = 8
+"""Rows come from so many files, since one file may hold one class only."""
 
 
 def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> dict[str, Any]:
@@ -55,14 +57,13 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     spec = project.spec
     files = [file for file in project.files if file.location == "train"]
     if snapshot is None:
-        files = files[:SAMPLE_ROWS] if spec.data.format == "images" else files[:1]
+        files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else 1)
         snapshot = read_source(spec.data, files, silent)
-    tables: list[pa.Table] = []
-    for batch in iterate_rows(spec.data, snapshot, files, SAMPLE_ROWS):
-        tables.append(batch.table)
-        if sum(table.num_rows for table in tables) >= SAMPLE_ROWS:
-            break
-    sample = pa.concat_tables(tables).slice(0, SAMPLE_ROWS)
+    else:
+        files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else SAMPLE_FILES)
+    share = max(1, SAMPLE_ROWS // len(files))
+    first = (next(iterate_rows(spec.data, snapshot, [file], share), None) for file in files)
+    sample = pa.concat_tables([batch.table for batch in first if batch is not None])
     if sample.num_rows == 0:
         raise DataError(f"{files[0].uri} holds no rows")
     pq.write_table(sample, folder / "sample.parquet")
@@ -92,6 +93,12 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     return storage, manifest
 
 
+def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
+    """`count` of the files, evenly over all of them."""
+    step = max(1, len(files) // count)
+    return files[::step][:count]
+
+
 def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
     train = project.spec.train
     rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
@@ -100,9 +107,10 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
     recipe = load_recipe(project.recipe, train.params)
     model = recipe.build_model(manifest.feed_schema)
     loss = recipe.loss(model, dict(batch.columns))
-    if not math.isfinite(float(loss)):
+    value = loss.detach().item()
+    if not math.isfinite(value):
         raise TrainingError(
-            f"{train.recipe}: the loss of the first batch is {float(loss)}",
+            f"{train.recipe}: the loss of the first batch is {value}",
             next_step="look at the columns' values (scale, missing values) and at the loss function",
         )
     if not loss.requires_grad:
@@ -117,6 +125,6 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
         "rows": rows,
         "columns": {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in manifest.feed_schema.columns},
         "parameters": sum(p.numel() for p in model.parameters()),
-        "loss": float(loss),
+        "loss": value,
         "predict_shape": shape,
     }
