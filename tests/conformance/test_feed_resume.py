@@ -38,6 +38,7 @@ def memory_dataset(ray_cluster: None) -> MemoryDataset:
 
 @pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    monkeypatch.setattr("ingest.feed.GROUP_BYTES", 3 * BATCH_ROWS * 34)  # an epoch takes several groups, of 3 batches and more
     place, mode, *rest = request.param.split("-")
     if place in ("disk", "remote"):
         monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
