@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,11 +35,3 @@ def on_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     if device.type == "cpu":
         return dict(batch.columns)
     return {name: column.to(device, non_blocking=True) for name, column in batch.columns.items()}
-
-
-def row_record(step: int, epoch: int, row_ids: np.ndarray) -> dict[str, object]:
-    """One line of `rows/<attempt>-<rank>.jsonl`."""
-    return {"step": step, "epoch": epoch, "rows": row_ids.tolist()}
-
-
-__all__ += ["row_record"]

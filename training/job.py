@@ -21,7 +21,7 @@ __all__ = ["FeedOpener", "TrainJob"]
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
 """(job, split, rank, world size) -> feed. Picklable: it is called in the workers, at every start of a worker group."""
 
-_MEASURED = ("train.workers", "train.gpus")
+_MEASURED = ("train.workers", "train.gpus", "train.cpus_per_worker")
 """Settings whose effect on the bits is read from what was really used, not from the spec."""
 
 

@@ -7,8 +7,7 @@ Everything a restart needs is in the checkpoint; nothing here remembers anything
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -42,7 +41,7 @@ class StepTimes:
 
 
 class Observer:
-    """What the loop tells the outside. The base class listens to nothing; rank 0 has one that charts and saves."""
+    """What the loop tells the outside, and asks of it. This one listens to nothing and saves nothing."""
 
     def wants(self) -> tuple[bool, bool]:
         """(stop, save) wishes of the outside, asked at each exchange on rank 0."""
@@ -57,6 +56,9 @@ class Observer:
     def validated(self, step: int, metrics: dict[str, float]) -> None:
         """The model was validated."""
 
+    def save(self, state: TrainState, measured: dict[str, float]) -> None:
+        """Write a checkpoint of the state with the metrics measured on it. A collective; returns before it is committed."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -69,9 +71,7 @@ class Parts:
     feed: Feed
     validation: Feed | None
     metrics: MetricSet
-    save: Callable[[TrainState, dict[str, float]], None]
-    """Write a checkpoint of the state with the metrics measured on it. A collective; returns before it is committed."""
-    observer: Observer = field(default_factory=Observer)
+    observer: Observer
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
                 observer.validated(state.step, values)
                 measured |= values
             if save_now or decision.save or decision.stop:
-                parts.save(state, measured)
+                observer.save(state, measured)
             if decision.stop and not last:
                 return LoopEnd("interrupted", state)
             if last or epoch_done:
@@ -140,7 +140,9 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
 def _learn(parts: Parts, state: TrainState, batch: Batch) -> Tensor:
     columns = on_device(batch, parts.group.device)
     if parts.recipe.can_augment and batch.rows:
-        columns = parts.recipe.augment(columns, augment_generator(parts.job.seed, state.epoch, batch.first_row))
+        columns = parts.recipe.augment(
+            columns, augment_generator(parts.job.seed, state.epoch, batch.first_row, parts.group.device)
+        )
     return parts.learner.step(columns, batch.rows, batch.global_rows)
 
 

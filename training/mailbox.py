@@ -29,6 +29,7 @@ __all__ = [
     "Progress",
     "RayMailboxClient",
     "Resumed",
+    "Saving",
     "Warned",
     "WorkerStarted",
     "now_ms",
@@ -59,6 +60,12 @@ class CheckpointCommitted(Section):
     size_bytes: int
     best: bool
     weights_digest: str
+
+
+class Saving(Section):
+    """Rank 0 has copied the state of `step` and is writing it; large models take a while from here to `CheckpointCommitted`."""
+
+    step: int
 
 
 class Resumed(Section):
@@ -98,7 +105,7 @@ class Failure(Section):
     error: Exception | None = None
 
 
-Event = Point | Progress | CheckpointCommitted | Resumed | WorkerStarted | Warned | Failure
+Event = Point | Progress | Saving | CheckpointCommitted | Resumed | WorkerStarted | Warned | Failure
 
 
 class Mailbox:

@@ -12,7 +12,8 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
         def scheduler(self, optimizer) -> LRScheduler     # default: none
         scheduler_every = "step"                          # or "epoch"
         def metrics(self) -> dict[str, Metric]            # torchmetrics (or a MetricCollection), updated with (predict, label)
-        def augment(self, batch, generator) -> batch      # training only; draw from `generator` and it is exact after a resume
+        def augment(self, batch, generator) -> batch      # training only; draws from `generator` are exact after a resume;
+                                                          #   it lives on the batch's device: pass device=generator.device
 
 `batch` maps column names to tensors with the rows in front, on the worker's device. `model` is the module `build_model`
 returned (compiled with `train.compile`), on one worker or many, so its own methods and attributes can be used. What a recipe

@@ -46,12 +46,12 @@ def seed_rng(*parts: int) -> None:
     torch.manual_seed(value)
 
 
-def augment_generator(seed: int, epoch: int, first_row: int) -> torch.Generator:
-    """A CPU generator for the augmentation of one rank's part of one batch.
+def augment_generator(seed: int, epoch: int, first_row: int, device: torch.device) -> torch.Generator:
+    """A generator on `device` for the augmentation of one rank's part of one batch.
 
     It depends on the place in the data only, so an augmentation is the same after a resume without anything being saved.
     """
-    return torch.Generator().manual_seed(_mixed(seed, epoch, first_row))
+    return torch.Generator(device).manual_seed(_mixed(seed, epoch, first_row))
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:

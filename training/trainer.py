@@ -1,4 +1,4 @@
-"""How does the driver run one attempt at training on Ray Train, hear of it while it runs, stop it, and say what came of it?"""
+"""How does the driver run one attempt at training on Ray Train: start it, listen, stop it, and lose patience?"""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import ray
 import ray.train
-from pydantic import Field
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from penstock.config import Section
-from penstock.errors import PenstockError, TrainingError
-from training.checkpoint import CheckpointStore
+from penstock.errors import PenstockError
+from training.attempt import Attempt, TrainOutcome
 from training.job import TrainJob
-from training.mailbox import CheckpointCommitted, Event, Failure, Resumed, Warned, WorkerStarted, start_mailbox
+from training.mailbox import Event, start_mailbox
 from training.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -30,15 +27,22 @@ _log = logging.getLogger("penstock.train")
 
 POLL_S = 0.3
 STOP_GRACE_S = 20.0
-"""How long the workers may take to reach the next step and save, before they are killed."""
+"""How long the workers may take to reach the next step (or to end a validation) before they are killed."""
+SAVE_GRACE_S = 600.0
+"""How long they may take to write the checkpoint from there on."""
 KILL_GRACE_S = 20.0
 """How long Ray Train may take to notice that its workers are gone."""
+COLLECTIVE_TIMEOUT_S = 900
+"""A rank that is alive but stuck in user code shows as a collective that times out on the others."""
+
 _KNOBS = {
     # A dead worker is noticed within a poll; Ray's own 2 s would be most of the time a restart of a small model takes.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     # A frozen worker (or a dead network) is given up after this instead of ten minutes.
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",
+    # Its notices are not used here (the last time-based checkpoint is recent enough), and it costs a process per worker group.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "300",
     # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -49,30 +53,6 @@ _WORKER_ENVIRONMENT = {
     # Read by cuBLAS when it is first used: without it its results may differ from run to run.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
-COLLECTIVE_TIMEOUT_S = 900
-"""A rank that is alive but stuck in user code shows as a collective that times out on the others."""
-
-
-class TrainOutcome(Section):
-    """What came of one attempt."""
-
-    status: Literal["finished", "interrupted"]
-    step: int
-    epoch: int
-    position: int
-    checkpoint: str | None
-    """Name of the newest checkpoint; None only when a stop came before the first."""
-    best_checkpoint: str | None = None
-    weights_digest: str
-    """Of the weights to register: the best checkpoint's where `train.checkpoint.best` is set, else the newest one's."""
-    metrics: dict[str, float]
-    """Measured on the newest checkpoint's weights."""
-    exactness: str
-    resumed_from_step: int | None = None
-    restarts: int = 0
-    """Worker groups that died and were started again within the attempt."""
-    warnings: list[str] = Field(default_factory=list)
-    world_size: int
 
 
 def train(
@@ -85,8 +65,10 @@ def train(
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
-    Runs in the driver, in any thread; Ray is connected already. Worker deaths are retried `train.retries` times. An error that
-    a user can act on (a bug in the recipe, a bad row, a checkpoint that cannot be written) ends the attempt at once.
+    Runs in the driver, in any thread; Ray is connected already. Worker deaths, and exceptions that are not a user's to
+    correct, are
+    retried `train.retries` times. An error that a user can act on (a bug in the recipe, a bad row, a checkpoint that cannot be
+    written) ends the attempt at once.
 
     Args:
         job: what to train.
@@ -102,17 +84,19 @@ def train(
     for name, value in _KNOBS.items():
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
-    attempt = _Attempt(job, listener)
+    attempt = Attempt(job, listener)
     fit = _Fit(_trainer(job, mailbox, ray_storage, _gpus_per_worker(job, use_gpu)))
     fit.start()
     stopping = _Stopping(stop, mailbox)
     while fit.is_alive() and not stopping.given_up:
         fit.join(POLL_S)
         attempt.hear(ray.get(mailbox.take.remote()))
-        stopping.pursue()
+        stopping.pursue(attempt.saves)
     attempt.hear(ray.get(mailbox.take.remote()))
     ray.kill(mailbox)
-    return attempt.outcome(fit, stopped=stop.is_set())
+    if fit.result is None and (not stop.is_set() or attempt.final_failure is not None):
+        raise attempt.error(fit.error) from fit.error
+    return attempt.outcome(fit.result)
 
 
 def _trainer(job: TrainJob, mailbox: Any, ray_storage: str, gpus: float) -> TorchTrainer:
@@ -129,6 +113,8 @@ def _trainer(job: TrainJob, mailbox: Any, ray_storage: str, gpus: float) -> Torc
             failure_config=FailureConfig(  # type: ignore[call-arg]  # V2's fields; the annotations are V1's
                 max_failures=job.spec.retries, controller_failure_limit=3, max_preemption_failures=100
             ),
+            # Ray prints each rank's traceback several times; `Attempt` tells the first cause, and Ray's log files hold all.
+            logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={"env_vars": _WORKER_ENVIRONMENT},
             callbacks=[_NoRetryOfUserErrors()],  # type: ignore[list-item]
         ),
@@ -171,113 +157,33 @@ class _Stopping:
     def __init__(self, stop: threading.Event, mailbox: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._stop, self._mailbox, self._clock = stop, mailbox, clock
         self._asked_s: float | None = None
-        self._killed = False
+        self._saves_before = 0
+        self._killed_s: float | None = None
         self.given_up = False
 
-    def pursue(self) -> None:
-        """Do what is due now."""
+    def pursue(self, saves: int) -> None:
+        """Do what is due now; `saves` counts the checkpoints begun so far."""
         if not self._stop.is_set():
             return
+        now_s = self._clock()
         if self._asked_s is None:
-            self._asked_s = self._clock()
+            self._asked_s, self._saves_before = now_s, saves
             ray.get(self._mailbox.stop.remote())
-        waited_s = self._clock() - self._asked_s
-        if waited_s > STOP_GRACE_S and not self._killed:
-            self._killed = True
-            _log.warning("the workers did not stop within %.0f s and are killed; the last checkpoint stands", STOP_GRACE_S)
+        grace_s = SAVE_GRACE_S if saves > self._saves_before else STOP_GRACE_S
+        if self._killed_s is not None:
+            self.given_up = now_s - self._killed_s > KILL_GRACE_S
+        elif now_s - self._asked_s > grace_s:
+            self._killed_s = now_s
+            _log.warning("the workers did not stop within %.0f s and are killed; the last checkpoint stands", grace_s)
             for worker in ray.get(self._mailbox.workers.remote()):
                 ray.kill(worker)
-        self.given_up = waited_s > STOP_GRACE_S + KILL_GRACE_S
-
-
-@dataclass
-class _Attempt:
-    """What the driver has heard so far."""
-
-    job: TrainJob
-    listener: Callable[[list[Event]], None]
-    warnings: list[str] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    committed: CheckpointCommitted | None = None
-    resumed: Resumed | None = None
-    """The first resume of the attempt; later ones are restarts."""
-    restarts: int = 0
-    _listener_failed: bool = False
-
-    def hear(self, events: list[Event]) -> None:
-        """Take in events and pass them on."""
-        for event in events:
-            if isinstance(event, Warned):
-                self.warnings.append(event.message)
-            elif isinstance(event, Resumed):
-                self.warnings.extend(event.warnings)
-                self.resumed = self.resumed or event
-            elif isinstance(event, CheckpointCommitted):
-                self.committed = event
-            elif isinstance(event, Failure):
-                self.failures.append(event)
-            elif isinstance(event, WorkerStarted) and event.rank == 0:
-                self.restarts = event.restart
-        if not events:
-            return
-        try:
-            self.listener(events)
-        except Exception as error:  # whoever only listens must not stop training
-            if not self._listener_failed:
-                _log.warning("the listener of training events fails: %s", error, exc_info=True)
-                self.warnings.append(f"training events could not be passed on: {type(error).__name__}: {error}")
-            self._listener_failed = True
-
-    def outcome(self, fit: _Fit, *, stopped: bool) -> TrainOutcome:
-        """Say what came of it, from the checkpoints on storage and from what was heard."""
-        if fit.result is None and not stopped:
-            raise self._error(fit.error)
-        store = CheckpointStore(self.job.run_storage, self.job.spec.checkpoint.keep, self.job.spec.checkpoint.best)
-        committed = store.committed()
-        newest = committed[0] if committed else None
-        best = store.best()
-        chosen = best or newest
-        finished = fit.result is not None and fit.result.status == "finished"
-        metrics = newest.manifest.metrics if newest else {}
-        return TrainOutcome(
-            status="finished" if finished else "interrupted",
-            step=newest.manifest.step if newest else 0,
-            epoch=newest.manifest.epoch if newest else 0,
-            position=newest.manifest.position if newest else 0,
-            checkpoint=newest.name if newest else None,
-            best_checkpoint=best.name if best else None,
-            weights_digest=chosen.manifest.weights_digest if chosen else "",
-            metrics={name: value for name, value in metrics.items() if value is not None},
-            exactness=newest.manifest.exactness if newest else "bit-exact",
-            resumed_from_step=self.resumed.step if self.resumed else None,
-            restarts=self.restarts,
-            warnings=self.warnings,
-            world_size=self.job.spec.workers,
-        )
-
-    def _error(self, error: Exception | None) -> PenstockError:
-        """The first cause: a rank's own finding before the broken connections it left the others with."""
-        ranked = sorted(self.failures, key=lambda failure: (not failure.final, failure.t_ms))
-        own = next((failure.error for failure in ranked if isinstance(failure.error, PenstockError)), None)
-        if own is not None:
-            return own
-        shown = ranked[0] if ranked else None
-        cause = f"rank {shown.rank}: {shown.text.strip().splitlines()[-1]}" if shown else f"{type(error).__name__}: {error}"
-        others = len({failure.rank for failure in ranked}) - 1
-        more = f" ({others} more ranks failed after it)" if others > 0 else ""
-        return TrainingError(
-            f"training failed after {self.restarts} restarts: {cause}{more}",
-            problems=shown.text.strip().splitlines()[-8:-1] if shown else (),
-            next_step="run the same command again; it continues from the newest checkpoint",
-        )
 
 
 def _gpus_per_worker(job: TrainJob, use_gpu: bool | None) -> float:
     wanted = job.spec.gpus
     if use_gpu is False or wanted == 0:
         return 0.0
-    per_worker = 1 if wanted == "auto" else wanted
     there = ray.cluster_resources().get("GPU", 0.0)
     if wanted == "auto" and use_gpu is None and there < job.spec.workers:
         return 0.0
-    return float(per_worker)
+    return 1.0 if wanted == "auto" else float(wanted)

@@ -1,19 +1,12 @@
-"""What does one training worker do from its first line to its last?
-
-Set up, continue from the newest checkpoint, run the loop, report.
-"""
+"""What does one training worker do? It sets up, continues from the newest checkpoint, and runs the loop to the end."""
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import ray
 import ray.train
@@ -21,29 +14,27 @@ import ray.train.torch
 import torch
 
 from penstock.errors import PenstockError, SpecError
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
-from training.checkpoint_writer import CheckpointWriter
+from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore
 from training.exactness import BIT_EXACT, check_identity, environment_of, judge
 from training.feeds import open_job_feed
 from training.group import Group
 from training.job import TrainJob
-from training.journal import JournalWriter, truncate_journal
 from training.learner import Learner
-from training.loop import Observer, Parts, run_loop
-from training.mailbox import Courier, Failure, MailboxClient, RayMailboxClient, Resumed, now_ms
+from training.loop import Parts, run_loop
+from training.mailbox import Failure, MailboxClient, RayMailboxClient, now_ms
 from training.metrics import make_metrics
 from training.recipe import load_recipe
-from training.reporting import Reporter, RowRecorder
-from training.state import TrainState, capture_rng, restore_rng, seed_rng
+from training.reporting import rank_observer
+from training.state import TrainState, restore_rng, seed_rng
 
 __all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """How a worker group's work ended; the same on every rank but for `checkpoint`, which rank 0 knows."""
+    """How a worker group's work ended. `checkpoint` is the newest one: rank 0 knows it, the others the one they began with."""
 
-    status: str
+    status: Literal["finished", "interrupted"]
     state: TrainState
     exactness: str
     resumed_from_step: int | None
@@ -57,8 +48,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
         config: `job` (TrainJob) and `mailbox` (handle of training.mailbox.Mailbox).
     """
     job, mailbox = config["job"], config["mailbox"]
-    device = ray.train.torch.get_device()
-    group = Group.current(device)
+    group = Group.current(ray.train.torch.get_device())
     worker = ray.get_runtime_context().current_actor
     greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), worker))
     client = RayMailboxClient(mailbox)
@@ -86,13 +76,39 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     recipe = load_recipe(job.code, job.spec.params)
     learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group)
     metrics = make_metrics(None, feed.schema, recipe).to(group.device)
+    _check_best(job, [f"val/{name}" for name in ("loss", *metrics.metrics)] if validation is not None else [])
     seed_rng(job.seed, group.rank)
 
     store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
-    _check_best(job, [f"val/{name}" for name in ("loss", *metrics.metrics)] if validation is not None else [])
-    environment = environment_of(group.device)
     checkpoint, warnings = _agree_on_checkpoint(store, group)
-    exactness, state = BIT_EXACT, TrainState()
+    state, facts = _continue_from(checkpoint, job, group, learner)
+    resumed_from = state.step if checkpoint is not None else None
+    name = checkpoint.name if checkpoint is not None else None
+    start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
+    if stop:
+        return start
+
+    with rank_observer(job, group, client, store, learner, facts) as observer:
+        if checkpoint is not None:
+            observer.resumed(checkpoint, warnings)
+        end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
+        written = observer.finish()
+    return replace(start, status=end.status, state=end.state, checkpoint=written or start.checkpoint)
+
+
+def _continue_from(
+    checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner
+) -> tuple[TrainState, CheckpointFacts]:
+    """Put the learner and this rank's generators where the checkpoint was.
+
+    Returns:
+        (state, facts): where to go on, and what checkpoints written from here say about themselves.
+
+    Raises:
+        ResumeError: the checkpoint is from another training.
+    """
+    environment = environment_of(group.device)
+    state, exactness = TrainState(), BIT_EXACT
     if checkpoint is not None:
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
@@ -100,7 +116,6 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         learner.restore(checkpoint.model(), checkpoint.training())
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(checkpoint.ranks()[group.rank], group.device)
-
     facts = CheckpointFacts(
         step=state.step,
         epoch=state.epoch,
@@ -111,48 +126,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         environment=environment,
         exactness=exactness,
     )
-    resumed_from = checkpoint.manifest.step if checkpoint is not None else None
-    if stop:
-        return RankResult("interrupted", state, exactness, resumed_from, checkpoint.name if checkpoint else None)
-
-    with _rows_file(job, group.rank) as rows_file:
-        if not group.is_first:
-            observer = RowRecorder(rows_file) if rows_file else Observer()
-
-            def help_save(state: TrainState, measured: dict[str, float]) -> None:
-                group.gather(capture_rng(group.device))
-
-            end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, help_save, observer), state)
-            return RankResult(end.status, end.state, exactness, resumed_from, None)
-
-        truncate_journal(job.run_storage, state.step)
-        courier = Courier(client)
-        if checkpoint is not None:
-            courier.post(Resumed(step=state.step, checkpoint=checkpoint.name, exactness=exactness, warnings=tuple(warnings)))
-        writer = CheckpointWriter(store, JournalWriter(job.run_storage, job.attempt), courier.post)
-        reporter = Reporter(
-            courier, writer, every_s=job.spec.checkpoint.every_s, total_steps=job.total_steps, rows_file=rows_file
-        )
-
-        def save(state: TrainState, measured: dict[str, float]) -> None:
-            ranks = group.gather(capture_rng(group.device))
-            weights, training = learner.snapshot()
-            update = {
-                "step": state.step,
-                "epoch": state.epoch,
-                "position": state.position,
-                "metrics": {name: value if math.isfinite(value) else None for name, value in measured.items()},
-            }
-            snapshot = Snapshot(facts.model_copy(update=update), weights, training, ranks)
-            writer.submit(snapshot, reporter.take_unsealed())
-
-        try:
-            end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, save, reporter), state)
-            last = writer.wait() or checkpoint
-        finally:
-            writer.close()
-            courier.close()
-    return RankResult(end.status, end.state, exactness, resumed_from, last.name if last else None)
+    return state, facts
 
 
 def _make_deterministic(cpus: float) -> None:
@@ -186,18 +160,7 @@ def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoi
     return found
 
 
-@contextmanager
-def _rows_file(job: TrainJob, rank: int) -> Iterator[IO[str] | None]:
-    if not job.record_rows:
-        yield None
-        return
-    path: Path = job.run_storage.local_path(f"rows/{job.attempt}-{rank}.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        yield file
-
-
 def _failure(rank: int, error: BaseException) -> Failure:
     final = isinstance(error, PenstockError)
     text = "".join(traceback.format_exception(error)[-12:])
-    return Failure(rank=rank, t_ms=now_ms(), final=final, text=text, error=error if final else None)  # type: ignore[arg-type]
+    return Failure(rank=rank, t_ms=now_ms(), final=final, text=text, error=error if isinstance(error, PenstockError) else None)

@@ -1,0 +1,218 @@
+"""Does a checkpoint count exactly when it is whole? The same questions to a local disk and to an object store."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.errors import CheckpointError
+from penstock.storage import Storage
+from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from training.spec import BestSpec
+
+
+@pytest.fixture(params=["disk", "object store"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return Storage(str(tmp_path)) if request.param == "disk" else Storage(f"memory://{uuid.uuid4().hex}")
+
+
+def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float | None] | None = None) -> Snapshot:
+    fill = float(step) if value is None else value
+    facts = CheckpointFacts(step=step, epoch=1, position=step * 8, world_size=2, identity={"data": "d"}, metrics=metrics or {})
+    model = {"weight": torch.full((64, 64), fill), "half": torch.full((3,), fill, dtype=torch.bfloat16)}
+    ranks = [{"torch": torch.get_rng_state(), "python": random.getstate()} for _ in range(2)]
+    return Snapshot(facts, model, {"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}}, ranks)
+
+
+def overwrite(storage: Storage, path: str, data: bytes) -> None:
+    storage.child("checkpoints").write_bytes(path, data)
+
+
+def newest(store: CheckpointStore) -> Checkpoint:
+    checkpoint, warnings = store.newest_valid()
+    assert checkpoint is not None and warnings == []
+    return checkpoint
+
+
+def test_an_empty_run_has_no_checkpoint(storage: Storage) -> None:
+    assert CheckpointStore(storage).newest_valid() == (None, [])
+    assert CheckpointStore(storage).best() is None
+
+
+def test_what_was_written_is_read_back(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    written = store.write(snapshot(7, metrics={"val/loss": 0.25, "train/loss": None}))
+    read = newest(CheckpointStore(storage))
+    assert read.name == written.name and read.manifest == written.manifest
+    assert (read.state.step, read.state.epoch, read.state.position) == (7, 1, 56)
+    assert read.manifest.metrics == {"val/loss": 0.25, "train/loss": None}
+    assert torch.equal(read.model()["half"], torch.full((3,), 7.0, dtype=torch.bfloat16))
+    assert read.training()["optimizer"]["state"][0]["step"].item() == 7.0
+    assert len(read.ranks()) == 2 and read.ranks()[0]["python"][1] == random.getstate()[1]
+    assert store.problem(read.name) is None
+    assert store.get(read.name).manifest == read.manifest
+
+
+def test_files_without_a_manifest_do_not_count_and_are_no_loss(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    first = store.write(snapshot(1))
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.write(snapshot(2), before_commit=die)
+    assert newest(store).name == first.name
+    assert len(storage.list("checkpoints")) == 2
+    store.clean(first)
+    assert storage.list("checkpoints") == [first.name]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "training.pt", "ranks.pt", "manifest.json"])
+def test_a_torn_newest_checkpoint_gives_way_to_the_one_before(storage: Storage, file: str) -> None:
+    store = CheckpointStore(storage)
+    first = store.write(snapshot(100))
+    torn = store.write(snapshot(140))
+    content = storage.read_bytes(f"checkpoints/{torn.name}/{file}")
+    overwrite(storage, f"{torn.name}/{file}", content[: len(content) // 2])
+    found, warnings = store.newest_valid()
+    assert found is not None and found.name == first.name
+    assert len(warnings) == 1
+    assert torn.name in warnings[0] and file in warnings[0] and "40 steps are trained again" in warnings[0]
+    assert store.problem(torn.name) is not None
+    store.clean(found)
+    assert [checkpoint.name for checkpoint in store.committed()] == [first.name]
+
+
+def test_one_flipped_bit_is_noticed(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    store.write(snapshot(1))
+    bad = store.write(snapshot(2))
+    content = bytearray(storage.read_bytes(f"checkpoints/{bad.name}/model.safetensors"))
+    content[-5] ^= 1
+    overwrite(storage, f"{bad.name}/model.safetensors", bytes(content))
+    found, warnings = store.newest_valid()
+    assert found is not None and found.manifest.step == 1
+    assert "hash" in warnings[0]
+
+
+def test_a_missing_file_is_noticed(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    store.write(snapshot(1))
+    bad = store.write(snapshot(2))
+    storage.delete(f"checkpoints/{bad.name}/ranks.pt")
+    found, warnings = store.newest_valid()
+    assert found is not None and found.manifest.step == 1
+    assert "ranks.pt is missing" in warnings[0]
+
+
+def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    for step in (1, 2):
+        storage.delete(f"checkpoints/{store.write(snapshot(step)).name}/model.safetensors")
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints") as caught:
+        store.newest_valid()
+    assert len(caught.value.problems) == 2 and "--fresh" in str(caught.value)
+
+
+def test_a_manifest_from_a_newer_version_is_refused(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    store.write(snapshot(1))
+    newer = store.write(snapshot(2))
+    text = storage.read_bytes(f"checkpoints/{newer.name}/manifest.json").replace(b'"version": 1', b'"version": 2')
+    overwrite(storage, f"{newer.name}/manifest.json", text)
+    with pytest.raises(CheckpointError, match=r"version 2.*reads version 1"):
+        store.newest_valid()
+
+
+def test_the_newest_and_the_best_are_kept(storage: Storage) -> None:
+    store = CheckpointStore(storage, keep=2, best=BestSpec(metric="val/accuracy", mode="max"))
+    for step, accuracy in enumerate([0.5, 0.9, 0.9, 0.7, None, 0.6], start=1):
+        store.write(snapshot(step, metrics={"val/accuracy": accuracy}))
+        store.prune()
+    assert sorted(checkpoint.manifest.step for checkpoint in store.committed()) == [2, 5, 6]
+    best = store.best()
+    assert best is not None and best.manifest.step == 2
+    assert len(storage.list("checkpoints")) == 3
+
+
+def test_a_checkpoint_without_the_metric_is_never_the_best(storage: Storage) -> None:
+    store = CheckpointStore(storage, keep=1, best=BestSpec(metric="val/loss"))
+    store.write(snapshot(1, metrics={"train/loss": 0.0}))
+    store.write(snapshot(2, metrics={"val/loss": None}))
+    assert store.best() is None
+
+
+def test_a_step_written_again_leaves_the_older_one_whole(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    first = store.write(snapshot(5, value=1.0))
+    time.sleep(0.002)  # manifests carry milliseconds
+    again = store.write(snapshot(5, value=2.0))
+    assert first.name != again.name
+    assert newest(store).name == again.name
+    storage.delete(f"checkpoints/{again.name}/model.safetensors")
+    found, warnings = store.newest_valid()
+    assert found is not None and found.name == first.name and "no step is lost" in warnings[0]
+    store.clean(found)
+    assert [checkpoint.name for checkpoint in store.committed()] == [first.name]
+
+
+def test_an_unknown_name_is_refused_with_those_that_exist(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    known = store.write(snapshot(1))
+    with pytest.raises(CheckpointError, match=known.name):
+        store.get("step-0000000009-abcdef")
+
+
+def test_a_disk_that_refuses_is_a_checkpoint_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where a folder must be")
+    with pytest.raises(CheckpointError, match="cannot write checkpoint"):
+        CheckpointStore(Storage(str(tmp_path))).write(snapshot(1))
+
+
+_WRITER = """
+import sys, torch
+from penstock.storage import Storage
+from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
+store = CheckpointStore(Storage(sys.argv[1]), keep=2)
+found, _ = store.newest_valid()
+store.clean(found)
+step = found.manifest.step if found else 0
+while True:
+    step += 1
+    facts = CheckpointFacts(step=step, epoch=0, position=step, world_size=1)
+    model = {f"w{i}": torch.full((50_000,), float(step)) for i in range(4)}
+    store.write(Snapshot(facts, model, {"extra": {}}, []))
+    store.prune()
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.drill
+def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    store = CheckpointStore(Storage(str(tmp_path)), keep=2)
+    reached = 0
+    for _ in range(6):
+        command = [sys.executable, "-c", _WRITER, str(tmp_path)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+            assert writer.stdout is not None
+            reported = int(writer.stdout.readline())
+            time.sleep(rng.uniform(0.0, 0.05))  # somewhere within a write, a prune, or between them
+            writer.send_signal(signal.SIGKILL)
+            reported = max([reported, *map(int, writer.stdout.read().split())])
+        found, warnings = store.newest_valid()
+        assert found is not None and warnings == []
+        assert found.manifest.step in (reported, reported + 1) and reported > reached
+        assert torch.equal(found.model()["w3"], torch.full((50_000,), float(found.manifest.step)))
+        reached = found.manifest.step
