@@ -13,8 +13,7 @@ from tasks.context import Outcome, RunContext
 from tasks.evaluate import model_checkpoint
 from tasks.stage import Facts, Look, Stage, stage_task
 from tasks.train import checkpoint_store
-from training.register import register_model
-from training.tracking import version_exists
+from training.register import register_model, version_exists
 
 __all__ = ["STAGE", "register"]
 
