@@ -84,7 +84,7 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float, env_vars: 
 
 @contextlib.contextmanager
 def _connected(what: str, settings: dict[str, Any]) -> Iterator[None]:
-    with _own_signal_handlers():
+    with _own_signal_handlers(), _own_process_groups():
         try:
             ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
         except Exception as error:
@@ -97,6 +97,29 @@ def _connected(what: str, settings: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Keep signals to the driver's process group away from Ray's processes started in the block.
+
+    A Prefect worker, a service manager and a terminal signal the whole group. Ray's daemons would end at once on SIGTERM, under
+    the workers that are about to save a checkpoint. Ray's processes end with the driver by themselves.
+    """
+    _own_group["wanted"] = True
+    try:
+        yield
+    finally:
+        _own_group["wanted"] = False
+
+
+def _leave_process_group() -> None:
+    if _own_group["wanted"]:
+        os.setpgid(0, 0)
+
+
+_own_group = {"wanted": False}
+os.register_at_fork(after_in_child=_leave_process_group)
 
 
 @contextlib.contextmanager

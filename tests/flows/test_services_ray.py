@@ -47,8 +47,10 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5, env_vars={"MARK": 
     hosts = sorted({host for p in family for host in listening(p)})
     roots = [str(p) for p in Path(ray._private.worker._global_node.get_session_dir_path()).parents][:1]
     kept = signal.getsignal(signal.SIGTERM) is mine
+    same_group = [p.name() for p in family if os.getpgid(p.pid) == os.getpgid(0)]
     print(json.dumps({"seen": seen, "hosts": hosts, "root": roots[0], "cpus": cluster.num_cpus, "address": cluster.address,
-                      "pids": [p.pid for p in family], "kept": kept}), flush=True)
+                      "pids": [p.pid for p in family], "kept": kept,
+                      "same_group": same_group}), flush=True)
     sys.stdin.readline()
 print("over", "RAY_AUTH_TOKEN" in os.environ, flush=True)
 """
@@ -83,6 +85,7 @@ def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: P
     assert facts["seen"] == ["seen", "token", facts["address"], "training"]
     assert {str(host).removeprefix("::ffff:") for host in facts["hosts"]} == {"127.0.0.1"}  # type: ignore[attr-defined]
     assert facts["cpus"] == 3.0 and facts["kept"] is True
+    assert facts["same_group"] == [], "a SIGTERM to the driver's group would end Ray before the checkpoint"
     assert Path(str(facts["root"])).is_dir() and len(str(facts["root"])) <= 40
     out, _ = driver.communicate("\n", timeout=60)
     assert driver.returncode == 0 and out.strip() == "over False"
