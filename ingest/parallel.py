@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -66,7 +67,9 @@ def quiet_ray_data(*, preserve_order: bool = False) -> Iterator[None]:
 
     # Ray Data reports every plan it runs at INFO, and every task that raises at ERROR, besides raising it.
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    context = ray.data.DataContext.get_current().copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the copy reads options that Ray itself has deprecated
+        context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.raise_original_map_exception = True
     context.execution_options.preserve_order = preserve_order

@@ -7,7 +7,7 @@ learnt; materialize reports them where they matter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from ingest.fixed_shape import single_chunk
 from ingest.parallel import ParallelMap, local_map, ray_map
 from ingest.snapshot import SourceSnapshot
 from ingest.source import SourceFile
-from ingest.spec import DataSpec
+from ingest.spec import DataSpec, SplitRule
 from ingest.statistics import Question, ask_here, ask_ray_data
 from ingest.steps import PreprocessStep, columns_of_step
 from ingest.transform import grows, run_steps, split_rows
@@ -29,7 +29,7 @@ from penstock.usercode import UserCode
 
 __all__ = ["Category", "ColumnState", "FittedPreprocess", "FittedStep", "fit_preprocess", "needs_fit"]
 
-FIT_UNIT_BYTES = 64 << 20
+FIT_UNIT_BYTES = 16 << 20
 """Source bytes read by one task; part of no key, but sums round by it, so it does not depend on the cluster."""
 
 
@@ -96,6 +96,14 @@ class _TrainRows:
                 if rows.table.num_rows:
                     yield rows.table
 
+    def narrowed(self, columns: set[str]) -> _TrainRows:
+        """The same rows with only those columns read, if nothing else looks at the others."""
+        by_hash = any(isinstance(rule, SplitRule) for rule in (self.data.validation, self.data.test))
+        if self.fitted or by_hash:
+            return self
+        kept = tuple(column for column in self.snapshot.columns if column.name in columns)
+        return replace(self, snapshot=self.snapshot.model_copy(update={"columns": kept}))
+
     def schema(self) -> pa.Schema:
         """Types of the rows, from the first of them."""
         first = next(self.tables(self.files()), None)
@@ -122,6 +130,7 @@ def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], *, local: boo
             break
         taken |= set(columns)
         group.append((step, columns))
+    source = source.narrowed(taken)
     questions = [Question.of(step, column, schema.field(column).type) for step, columns in group for column in columns]
     if local:
         states = ask_here(questions, (select(table, questions) for table in source.tables(source.files())))

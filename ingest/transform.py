@@ -23,7 +23,7 @@ from ingest.steps import PreprocessStep
 from penstock.errors import DataError
 from penstock.usercode import UserCode
 
-__all__ = ["MAX_CLASSES", "Transform", "prepared_rows", "prepared_tables", "run_steps", "split_rows"]
+__all__ = ["MAX_CLASSES", "Transform", "grows", "prepared_rows", "prepared_tables", "run_steps", "split_rows"]
 
 BATCH_ROWS = 4096
 IMAGE_BATCH_ROWS = 256
@@ -48,7 +48,8 @@ class Transform:
     def __init__(
         self, data: DataSpec, steps: Sequence[PreprocessStep], fitted: FittedPreprocess, code: Mapping[str, UserCode]
     ) -> None:
-        if [step.step for step in fitted.steps] != list(steps):
+        # Compared as JSON: that is how the fitted state was kept, and it turns a date in a step's params into text.
+        if [step.step.model_dump(mode="json") for step in fitted.steps] != [step.model_dump(mode="json") for step in steps]:
             raise ValueError("the fitted state was made from other preprocess steps than those given")
         self._data, self._steps = data, fitted.steps
         self._functions = {target: user.load() for target, user in code.items()}

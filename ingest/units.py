@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import PIL
 import pyarrow as pa
 from pydantic import Field, ValidationError
 
@@ -27,7 +28,7 @@ from ingest.snapshot import SourceSnapshot
 from ingest.source import SourceFile
 from ingest.spec import DataSpec, SplitRule
 from ingest.steps import PreprocessStep
-from ingest.transform import prepared_rows
+from ingest.transform import grows, prepared_rows
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
@@ -113,6 +114,7 @@ def unit_key(job: UnitJob) -> str:
             "rules": rules,
             "fitted": job.fitted.digest,
             "code": {target: user.digest for target, user in sorted(job.code.items())},
+            "pillow": PIL.__version__ if grows(data, job.snapshot, job.steps) else "",
             "shard_bytes": job.shard_bytes,
         }
     )

@@ -1,0 +1,104 @@
+"""A source in a folder, its steps and its code, prepared in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ingest.dataset import DatasetManifest, Split
+from ingest.materialize import materialize
+from ingest.parallel import ParallelMap, local_map
+from ingest.preprocess import FittedPreprocess, fit_preprocess
+from ingest.shards import open_shard
+from ingest.snapshot import SourceSnapshot, read_source
+from ingest.source import list_source
+from ingest.spec import DataSpec, MaterializeSpec
+from ingest.steps import PreprocessStep
+from ingest.transform import Transform
+from penstock.progress import silent
+from penstock.storage import Storage
+from penstock.usercode import UserCode, capture
+from tests.ingest.reading import write_files
+
+__all__ = ["ONE_FILE_PER_UNIT", "Source", "counting_code", "transform_table"]
+
+ONE_FILE_PER_UNIT = MaterializeSpec(unit_bytes=1)
+
+
+@dataclass
+class Source:
+    """A pipeline's data part below one folder."""
+
+    folder: Path
+    data: DataSpec
+    steps: list[PreprocessStep]
+
+    @classmethod
+    def of(cls, folder: Path, files: Mapping[str, Any] | None = None, steps: Sequence[Any] = (), **data: Any) -> Source:
+        """Write `files` and parse `steps` and `data` as a pipeline file would give them."""
+        write_files(folder, files or {})
+        spec = DataSpec.model_validate({"format": "parquet", "train": "train", **data})
+        return cls(folder, spec, [PreprocessStep.model_validate(step) for step in steps])
+
+    @property
+    def code(self) -> dict[str, UserCode]:
+        targets = [step.map_batches.function for step in self.steps if step.map_batches is not None]
+        return {target: capture(target, self.folder) for target in targets}
+
+    def snapshot(self) -> SourceSnapshot:
+        return read_source(self.data, list_source(self.data, self.folder), silent)
+
+    def fit(self, parallel: ParallelMap = local_map) -> FittedPreprocess:
+        return fit_preprocess(self.data, self.steps, self.snapshot(), self.code, silent, parallel=parallel)
+
+    def materialize(
+        self,
+        storage: Storage | None = None,
+        spec: MaterializeSpec = ONE_FILE_PER_UNIT,
+        parallel: ParallelMap = local_map,
+        fitted: FittedPreprocess | None = None,
+    ) -> DatasetManifest:
+        """Prepare everything into `storage` (default: `state` in the folder)."""
+        return materialize(
+            key="key",
+            data=self.data,
+            steps=self.steps,
+            fitted=fitted or self.fit(),
+            snapshot=self.snapshot(),
+            code=self.code,
+            spec=spec,
+            storage=storage or self.storage,
+            progress=silent,
+            parallel=parallel,
+        )
+
+    @property
+    def storage(self) -> Storage:
+        return Storage(str(self.folder / "state"))
+
+    def column(self, manifest: DatasetManifest, name: str, split: Split = "train") -> np.ndarray:
+        """A whole column of the dataset in `state`, in row order."""
+        shards = [open_shard(self.storage.local_path(shard.path)) for shard in manifest.shards_of(split)]
+        return np.concatenate([shard.column(name) for shard in shards])
+
+
+def counting_code(folder: Path, body: str = "pass") -> str:
+    """Write a map_batches function that appends a line to the file `calls` for each call; return its target."""
+    (folder / "count.py").write_text(
+        f"import os, time\n\ndef count(batch, log):\n    with open(log, 'a') as calls:\n"
+        f"        calls.write(f'{{int(batch[\"x\"][0])}}\\n')\n    {body}\n    return batch\n"
+    )
+    return "count.py:count"
+
+
+def transform_table(table: pa.Table, steps: Sequence[Any] = (), **data: Any) -> pa.Table:
+    """Prepare a table with steps that learn nothing."""
+    spec = DataSpec.model_validate({"format": "parquet", "train": "train", **data})
+    parsed = [PreprocessStep.model_validate(step) for step in steps]
+    fitted = FittedPreprocess.model_validate({"steps": [{"step": step} for step in parsed]})
+    return Transform(spec, parsed, fitted, {}).apply(table, "part-0.parquet", 100)

@@ -1,0 +1,88 @@
+"""The same dataset from Ray Data as from this process, and errors that come out of workers as they were raised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ingest.parallel import local_map, ray_map
+from penstock.errors import DataError
+from penstock.storage import Storage
+from tests.ingest.preparing import Source
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+RNG = np.random.default_rng(0)
+
+
+def files(count: int) -> dict[str, Any]:
+    return {
+        f"train/part-{i}.parquet": pa.table(
+            {
+                "x": RNG.normal(size=50),
+                "image": pa.array([[i, j] for j in range(50)], pa.list_(pa.uint8(), 2)),
+                "y": np.arange(50) % 5,
+            }
+        )
+        for i in range(count)
+    }
+
+
+def test_ray_and_one_process_make_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text("def f(batch):\n    batch['x'] = batch['x'] - batch['x'].mean()\n    return batch\n")
+    steps = [{"map_batches": "user.py:f"}, {"standard_scaler": {"columns": ["x"]}}]
+    source = Source.of(tmp_path, files(6), steps, validation={"fraction": 0.2}, label="y")
+    fitted = source.fit(ray_map)
+    here = source.materialize(Storage(str(tmp_path / "here")), parallel=local_map, fitted=fitted)
+    ray = source.materialize(Storage(str(tmp_path / "ray")), parallel=ray_map, fitted=fitted)
+    assert ray == here
+
+
+def test_results_are_those_of_the_items(ray_cluster: None) -> None:
+    assert sorted(ray_map(lambda item: item * item, list(range(7)))) == [item * item for item in range(7)]
+    assert list(ray_map(lambda item: item, [])) == []
+
+
+def test_an_error_comes_out_of_a_worker_as_it_was_raised() -> None:
+    def fail(item: int) -> int:
+        raise DataError("part-7.csv, row 3: no number", problems=["a", "b"], next_step="repair it")
+
+    with pytest.raises(DataError) as caught:
+        list(ray_map(fail, [1, 2]))
+    assert type(caught.value) is DataError
+    assert (caught.value.problems, caught.value.next_step) == (("a", "b"), "repair it")
+    assert str(caught.value) == "part-7.csv, row 3: no number\n  - a\n  - b\nNext: repair it"
+
+
+def test_an_unexpected_error_keeps_its_message() -> None:
+    with pytest.raises(Exception, match="surprise"):
+        list(ray_map(lambda item: {}["surprise"], [1]))
+
+
+def test_bad_rows_of_all_units_are_reported_from_workers(tmp_path: Path) -> None:
+    bad = {name: table.append_column("z", pa.array([None, *range(49)])) for name, table in files(3).items()}
+    with pytest.raises(DataError, match=r"3 rows have a null in z; first: .*part-0\.parquet, row 0"):
+        Source.of(tmp_path, bad, label="y").materialize(parallel=ray_map)
+
+
+def test_user_code_runs_in_workers_without_the_project_on_their_path(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "helper.py").write_text("SCALE = 3.0\n")
+    (project / "user.py").write_text("from helper import SCALE\n\ndef f(batch):\n    batch['x'] *= SCALE\n    return batch\n")
+    source = Source.of(project, {"train/a.parquet": pa.table({"x": [1.0, 2.0]})}, [{"map_batches": "user.py:f"}])
+    manifest = source.materialize(parallel=ray_map)
+    assert source.column(manifest, "x").tolist() == [3.0, 6.0]
+
+
+def test_ray_datas_own_settings_are_left_as_they_were(tmp_path: Path) -> None:
+    import ray.data
+
+    before = ray.data.DataContext.get_current()
+    list(ray_map(lambda item: item, [1]))
+    assert ray.data.DataContext.get_current() is before
+    assert before.raise_original_map_exception is False
