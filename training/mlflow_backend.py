@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag
@@ -31,8 +31,19 @@ from training.journal import Point
 from training.redact import fit_key, fit_value
 from training.sender import Operation, Trouble
 
-__all__ = ["MlflowTransport", "OpenRun", "connect", "dataset_schema", "describe_run", "ensure_run", "open_client", "probe"]
+__all__ = [
+    "MlflowTransport",
+    "OpenRun",
+    "connect",
+    "dataset_schema",
+    "describe_run",
+    "ensure_run",
+    "open_client",
+    "patiently",
+    "probe",
+]
 
+T = TypeVar("T")
 _FINAL_CODES = frozenset(
     {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"}
 )
@@ -55,7 +66,8 @@ def open_client(tracking_uri: str) -> MlflowClient:
     """A client that fails fast, because retrying is the sender's work. A caller's own settings win."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
     return MlflowClient(tracking_uri, registry_uri=tracking_uri)
 
 
@@ -218,6 +230,40 @@ class MlflowTransport:
             return Metric(metric["key"], metric["value"], metric["t_ms"], metric["step"])
         history = [m for m in self._client.get_metric_history(self._run_id, metric["key"]) if m.step <= metric["step"]]
         return max(history, key=lambda m: (m.step, m.timestamp), default=None)
+
+
+def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
+    """Call the server for something the caller must have, again and again while it is away, for `for_s` seconds.
+
+    Raises:
+        ServiceError: it did not answer in time, or it refused.
+    """
+    deadline = time.monotonic() + for_s
+    delay_s = 0.5
+    while True:
+        try:
+            with _long_requests():
+                return call()
+        except Exception as error:
+            if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
+                time.sleep(delay_s)
+                delay_s = min(10.0, 2 * delay_s)
+                continue
+            raise ServiceError(
+                f"MLflow: cannot {what}: {(str(error).splitlines() or [repr(error)])[0][:300]}",
+                next_step="run the same command again, it continues with this step",
+            ) from error
+
+
+@contextlib.contextmanager
+def _long_requests() -> Iterator[None]:
+    """A model of gigabytes needs more than the seconds a metric may take."""
+    before = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "")
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "600"
+    try:
+        yield
+    finally:
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = before or "10"
 
 
 def _judge(error: Exception) -> Trouble:

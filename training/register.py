@@ -36,6 +36,8 @@ from training.tracking import Tracker
 __all__ = ["Registered", "register_model", "version_exists"]
 
 KEY_TAG = "penstock.register_key"
+MODEL_TAG = "penstock.model_id"
+"""On the version, because the registry of some stores does not give the logged model back."""
 _ENTRY = "from mlflow.models import set_model\n\nfrom training.serving import ServedModel\n\nset_model(ServedModel())\n"
 _REQUIRED = ("mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
 """Distributions that training/serving.py reaches; user code adds its own."""
@@ -104,11 +106,12 @@ def register_model(
         patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, number))
     uri = f"models:/{name}/{number}"
     tracker.set_tags({"penstock.model": uri})
-    return Registered(name=name, version=number, uri=uri, alias=alias, model_id=str(version.model_id), run_id=tracker.run_id)
+    model_id = version.tags[MODEL_TAG]
+    return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
 
 
 def version_exists(tracking_uri: str, name: str, version: str) -> bool:
-    """Whether the registry still has that version. A registry that does not answer counts as having it: nothing says otherwise."""
+    """Whether the registry still has that version. One that does not answer counts as having it: nothing says otherwise."""
     try:
         open_client(tracking_uri).get_model_version(name, version)
     except MlflowException as error:
@@ -152,7 +155,7 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, run_id:
     # A request whose answer was lost may have made the version already.
     made = _find_version(client, name, tags[KEY_TAG], run_id)
     return made or client.create_model_version(
-        name, model.artifact_location, run_id=run_id, tags=dict(tags), model_id=model.model_id
+        name, model.artifact_location, run_id=run_id, tags={**tags, MODEL_TAG: model.model_id}, model_id=model.model_id
     )
 
 

@@ -6,6 +6,7 @@ itself. So an environment with the listed requirements is enough; penstock need 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,15 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         """Whether the recipe has a `predict`."""
         return self._recipe.can_predict
 
-    def predict(self, context: PythonModelContext | None, model_input: Any, params: dict[str, Any] | None = None) -> Any:
-        """Predict, row by row.
+    def predict(
+        self, context: PythonModelContext | None, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> Any:
+        """Predict, row by row. MLflow knows no type for "a DataFrame or a mapping of arrays" and complains about others.
 
         Args:
             context: not used.
-            model_input: feature columns, rows first: a mapping of name to array, or a DataFrame of scalars or lists.
+            model_input: feature columns, rows first: a mapping of name to array, or a DataFrame whose cells are scalars or
+                (flat) lists.
             params: not used.
 
         Returns:
@@ -114,6 +118,8 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         if isinstance(values, pd.Series) and column.shape:
             values = [np.asarray(value) for value in values]
         array = np.asarray(values).astype(column.dtype, copy=False)
+        if array.ndim == 2 and column.shape and array.shape[1] == math.prod(column.shape):
+            array = array.reshape(-1, *column.shape)
         if array.shape[1:] != tuple(column.shape):
             wanted = ", ".join(map(str, ("rows", *column.shape)))
             raise DataError(f"column {column.name!r} has shape {array.shape}; the model takes ({wanted})")
