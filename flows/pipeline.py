@@ -17,6 +17,7 @@ from prefect.states import Cancelled, Completed
 from prefect.utilities.annotations import quote
 from pydantic import BaseModel, Field
 
+from flows.cancel_watch import cancel_becomes_sigterm
 from flows.console import make_reporter
 from flows.decisions import Continue, Refuse, choose_run
 from flows.environment import describe_environment, git_commit
@@ -31,6 +32,7 @@ from penstock.stopping import StopRequest, stopping_on_signals
 from tasks.context import Reporter, RunContext
 from tasks.evaluate import evaluate
 from tasks.keys import StageKey, stage_keys
+from tasks.materialize import STAGE as MATERIALIZE
 from tasks.materialize import materialize
 from tasks.preprocess import preprocess
 from tasks.project import Project
@@ -76,6 +78,7 @@ def pipeline(request: RunRequest) -> State[Any]:
     stopping = StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopping_on_signals(stopping))
+        stack.enter_context(cancel_becomes_sigterm())
         check_storage(project.storage)
         lease = f"pipelines/{loaded.spec.name}/lease"
         stack.enter_context(hold_lease(project.storage, lease, on_lost=stopping.stop.set))
@@ -103,7 +106,8 @@ def _begin(
         reporter.warn(warning)
     run = _choose(ledger, loaded, keys, request, reporter)
     will_train = not _trained(ledger, project, run, keys)
-    if will_train and ledger.stage_record(f"stages/materialize/{keys['materialize'].key}.json", keys["materialize"].key) is None:
+    prepared = ledger.stage_record(MATERIALIZE.record_path(run.run, keys["materialize"].key), keys["materialize"].key)
+    if will_train and prepared is None:
         try_one_batch(project)
     for old in ledger.attempts(run.run):
         if old.status == "running":

@@ -35,11 +35,13 @@ class Look:
 
     Attributes:
         deep: read and hash the data too; without it presence and sizes have to do.
+        will_train: training has something left to do, so it will read the rows.
     """
 
     project: Project
     run_id: str
     deep: bool
+    will_train: bool = False
 
     @property
     def run_storage(self) -> Storage:
@@ -55,6 +57,7 @@ class Stage:
         run: does the work; returns (output as small JSON, `ran` or `resumed`).
         distrust: returns why a recorded output cannot be believed, or None. It looks at the data, not at the record.
         facts: what a person wants to know of the output.
+        publish: shows the output to the tracker; called in every attempt, reused or not.
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
     """
 
@@ -63,6 +66,7 @@ class Stage:
     distrust: Callable[[Look, dict[str, Any]], str | None]
     facts: Callable[[dict[str, Any]], Facts]
     of_run: bool = False
+    publish: Callable[[RunContext, dict[str, Any]], None] = lambda _ctx, _output: None
 
     def record_path(self, run_id: str, key: str) -> str:
         """Where the record lies in the storage."""
@@ -100,7 +104,7 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
     path = stage.record_path(ctx.run.run, key.key)
     record = ctx.ledger.stage_record(path, key.key)
     if record is not None:
-        doubt = stage.distrust(Look(ctx.project, ctx.run.run, ctx.will_train), record.output)
+        doubt = stage.distrust(Look(ctx.project, ctx.run.run, deep=ctx.will_train, will_train=ctx.will_train), record.output)
         if doubt is None:
             return _done(ctx, stage, key.key, "reused", started, record.output)
         ctx.warn(f"{stage.name}: the recorded output is not used: {doubt}")
@@ -115,6 +119,7 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
 def _done(ctx: RunContext, stage: Stage, key: str, how: Outcome, started: float, output: dict[str, Any]) -> StageOutcome:
     outcome = StageOutcome(stage.name, key, how, time.monotonic() - started, output, stage.facts(output))
     ctx.outcomes[stage.name] = outcome
+    stage.publish(ctx, output)
     ctx.reporter.finished(outcome)
     return outcome
 
@@ -125,7 +130,7 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
         {"": "outcome", "value": outcome.outcome},
         {"": "seconds", "value": f"{outcome.seconds:.2f}"},
         {"": "key", "value": outcome.key},
-        {"": "MLflow run", "value": ctx.run.mlflow_run_id or ""},
+        {"": "MLflow run", "value": ctx.tracker.url or ctx.tracker.run_id},
     ]
     try:
         create_table_artifact(
