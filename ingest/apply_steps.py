@@ -212,9 +212,9 @@ def _encode(rows: Rows, state: ColumnState, kind: str) -> None:
     if kind == "one_hot":
         if unseen.any():
             rows.unseen[name] = rows.unseen.get(name, 0) + int(unseen.sum())
-        # A row past the last is all zeros: that is where an unseen category points.
-        table = np.vstack([np.eye(len(categories), dtype=np.float32), np.zeros((1, len(categories)), np.float32)])
-        rows.put(name, tensor_array(table[pc.fill_null(codes, len(categories)).to_numpy()]))
+        vectors = np.zeros((len(values), len(categories)), np.float32)
+        vectors[np.flatnonzero(~unseen), pc.drop_null(codes).to_numpy()] = 1
+        rows.put(name, tensor_array(vectors))
         return
     rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
     rows.put(name, pc.drop_null(codes).cast(pa.int64()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from ingest.steps import PreprocessStep
@@ -43,7 +44,7 @@ class FittedPreprocess(Section):
     """Names of the label's classes in the order of their indices, if a label encoder learnt them."""
     num_classes: int | None = None
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of steps and state: 32 hex characters."""
         return digest_of(self.model_dump(mode="json"))

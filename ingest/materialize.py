@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ingest.dataset import SPLITS, DatasetManifest, FeedSchema, ShardInfo, Split, UnitInfo
@@ -112,7 +113,7 @@ def _plan(
     for files in plan_units(snapshot.files, spec.unit_bytes):
         own = snapshot.model_copy(update={"files": files})
         job = UnitJob("", files, data, tuple(steps), fitted, own, dict(code), spec.shard_bytes, storage)
-        jobs.append(UnitJob(unit_key(job), files, data, tuple(steps), fitted, own, dict(code), spec.shard_bytes, storage))
+        jobs.append(replace(job, key=unit_key(job)))
     return jobs
 
 

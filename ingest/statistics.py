@@ -21,10 +21,13 @@ from penstock.errors import DataError
 if TYPE_CHECKING:
     import ray.data
 
-__all__ = ["Question", "ask_here", "ask_ray_data"]
+__all__ = ["MAX_ONE_HOT", "Question", "ask_here", "ask_ray_data"]
 
 _EPSILON = 1e-8
 """A spread up to this is that of a constant column: dividing by it would blow up rounding errors. As in ray.data."""
+
+MAX_ONE_HOT = 10_000
+"""A longer one-hot vector is a mistake: 40 KB a row, for what an embedding does with one integer."""
 
 
 class Question(NamedTuple):
@@ -167,6 +170,12 @@ def _state(question: Question, facts: Facts) -> ColumnState:
         raise DataError(
             f"preprocess: {kind}: column {column!r} has no values in the train split",
             next_step=f"leave the column out (drop: [{column}]), or check the steps before",
+        )
+    if kind == "one_hot" and len(facts["categories"]) > MAX_ONE_HOT:
+        raise DataError(
+            f"preprocess: one_hot: column {column!r} has {len(facts['categories']):,} categories; vectors longer than "
+            f"{MAX_ONE_HOT:,} are refused",
+            next_step=f"use ordinal and an embedding, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
         )
     if kind == "standard_scaler":
         return _scaling(column, facts["mean"], facts["std"], _EPSILON)

@@ -131,7 +131,12 @@ class DecodeImageOptions(Section):
 
 
 class MapBatchesOptions(Section):
-    """A function of the user's: dict of column name to numpy array in, the same out. See docs for what it may rely on."""
+    """A function of the user's: dict of column name to numpy array in, the same out.
+
+    It sees up to 4096 rows of one file and one split at a time (256 where there are images to decode). Numbers come as arrays
+    [rows, *shape], numbers with nulls as floats with NaN, text and bytes as objects. It must return as many rows as it got, and
+    the same for the same rows; a boolean column `_keep` that is False leaves a row out.
+    """
 
     function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
     """`transforms.py:normalize`, relative to the pipeline file."""

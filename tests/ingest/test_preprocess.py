@@ -128,6 +128,13 @@ def test_nothing_to_learn_from_is_an_error(tmp_path: Path, parallel: ParallelMap
         Source.of(tmp_path, {"train/a.parquet": table}, [step]).fit(parallel)
 
 
+def test_a_one_hot_vector_of_absurd_length_is_refused(tmp_path: Path) -> None:
+    files = {"train/a.parquet": pa.table({"c": [f"id-{i}" for i in range(10_001)]})}
+    with pytest.raises(DataError, match="'c' has 10,001 categories") as caught:
+        Source.of(tmp_path, files, [{"one_hot": {"columns": ["c"]}}]).fit()
+    assert "ordinal" in str(caught.value)
+
+
 def test_a_missing_column_is_an_error_before_anything_is_learnt(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"standard_scaler: there is no column 'fare'.*x \(double\)"):
         fit(tmp_path, {"standard_scaler": {"columns": ["fare"]}}, parallel=local_map)
