@@ -52,6 +52,8 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
         stages.append(entry)
         if entry["action"] != "reuse":
             will_run.add(stage.name)
+    if "train" in will_run:
+        _plan_rows(stages[_STAGES.index(MATERIALIZE)], project, ledger)
     return {
         "status": "done",
         "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
@@ -78,6 +80,15 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         because = "\n".join(entry["because"])
         table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
     console.print(table)
+
+
+def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
+    """Correct the plan of materialize: what it left behind may be enough for a record, but not for training to read."""
+    record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
+    if entry["action"] == "reuse" and record is not None:
+        doubt = MATERIALIZE.distrust(Look(project, "", deep=False, will_train=True), record.output)
+        if doubt is not None:
+            entry.update(action="run", because=[doubt])
 
 
 def _plan_stage(

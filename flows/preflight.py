@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from ingest.ray_feed import streams_cpus
 from penstock.errors import PreflightError, ServiceError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
@@ -71,22 +72,34 @@ def check_resources(project: Project) -> list[str]:
 
 
 def cpus_needed(spec: PipelineSpec) -> float:
-    """CPUs a run needs at once: its workers, and one for data tasks, else training and data wait for each other."""
-    return spec.train.workers * spec.train.cpus_per_worker + 1
+    """CPUs a run needs at once: its workers, and some beside them for data tasks, at least one."""
+    return _held_by_workers(spec) + max(1.0, _needed_by_streams(spec))
 
 
 def cpus_refused(spec: PipelineSpec, cluster_cpus: float) -> PreflightError | None:
-    """The refusal if a cluster of so many CPUs cannot hold the workers; None if it can."""
-    workers = spec.train.workers * spec.train.cpus_per_worker
-    data = 0 if spec.materialize.cache == "disk" else 1
-    if workers + data <= cluster_cpus:
+    """The refusal if a cluster of so many CPUs cannot hold the workers and their streams; None if it can.
+
+    With `cache: disk` and `memory` all rows are prepared before the workers start, and reading them takes no tasks.
+    """
+    workers, streams = _held_by_workers(spec), _needed_by_streams(spec)
+    if workers + streams <= cluster_cpus:
         return None
-    extra = " plus 1 for the data tasks" if data else ""
+    extra, advice = "", "lower train.workers or train.cpus_per_worker, or add nodes"
+    if streams:
+        extra, advice = f" plus {streams:g} for the tasks of their streams", f"use materialize.cache: disk or memory, {advice}"
     return PreflightError(
-        f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs{extra} need {workers + data:g} CPUs; "
+        f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs{extra} need {workers + streams:g} CPUs; "
         f"the Ray cluster has {cluster_cpus:g}: they would wait for each other without end",
-        next_step="lower train.workers or train.cpus_per_worker, or add nodes",
+        next_step=advice,
     )
+
+
+def _held_by_workers(spec: PipelineSpec) -> float:
+    return spec.train.workers * spec.train.cpus_per_worker
+
+
+def _needed_by_streams(spec: PipelineSpec) -> float:
+    return streams_cpus(spec.train.workers) if spec.materialize.cache == "none" else 0.0
 
 
 def check_recipe(project: Project) -> None:

@@ -11,8 +11,9 @@ a state continues only if the content is the same.
   can hold up another, and no rows are dropped to make shares equal, as Ray Data's own `streaming_split` does.
 - Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; no order of the whole split.
 - A resume prepares the epoch's rows from the start again and skips those already consumed.
-- Ray tasks need CPUs that the training workers do not hold. Preflight: on top of `workers * cpus_per_worker`, the cluster needs
-  `num_cpus` free for each rank, or the first batch never comes (Ray Data gives up only after 30 minutes).
+- Ray tasks need CPUs that the training workers do not hold, or the first batch never comes (Ray Data gives up only after 30
+  minutes). A stream runs at most `tasks` of them at a time, because a task that waits for its reader keeps its CPUs: without a
+  bound one rank's tasks can hold all CPUs while that rank waits for another. `streams_cpus` is what must be left free.
 """
 
 from __future__ import annotations
@@ -37,13 +38,25 @@ from ingest.permutation import hash_words
 from penstock.digest import bytes_digest, digest_of
 from penstock.errors import DataError, SpecError
 
-__all__ = ["STREAM_CPUS", "MemoryDataset", "MemoryFeed", "StreamFeed", "put_dataset", "streamed"]
+__all__ = [
+    "STREAM_CPUS",
+    "MemoryDataset",
+    "MemoryFeed",
+    "StreamFeed",
+    "put_dataset",
+    "stream_tasks",
+    "streamed",
+    "streams_cpus",
+]
 
 BLOCK_BYTES = 64 << 20
 """Rows of about this size make one object: few objects to pass around, and small beside the store."""
 
 STREAM_CPUS = 0.25
 """CPUs one preparing task of a stream asks for: tasks must fit beside workers that hold whole CPUs."""
+
+STREAMS_PER_RANK = 2
+"""A rank reads the validation split while its place in the train split stays open."""
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
@@ -108,13 +121,14 @@ class MemoryFeed(CachedFeed):
 
 
 def streamed(
-    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float = STREAM_CPUS
+    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float = STREAM_CPUS, tasks: int = 1
 ) -> Callable[[], ray.data.Dataset]:
     """Describe a Ray Data pipeline that prepares `items` (source files, or commit units) in order, one task each.
 
     Args:
         tables_of: gives an item's prepared rows as tables of fixed-shape columns; must give equal rows every time.
         num_cpus: CPUs one task asks for.
+        tasks: how many may run at a time; the order of rows does not depend on it.
 
     Returns:
         A function that makes the dataset anew, to be called once per epoch in the process that reads it. It pickles.
@@ -128,9 +142,19 @@ def streamed(
     def make() -> ray.data.Dataset:
         with quiet_ray_data(preserve_order=True):
             numbers = ray.data.from_items([{"item": i} for i in range(len(held))], override_num_blocks=max(1, len(held)))
-            return numbers.map_batches(prepare, batch_size=1, num_cpus=num_cpus)
+            return numbers.map_batches(prepare, batch_size=1, num_cpus=num_cpus, concurrency=tasks)
 
     return make
+
+
+def streams_cpus(ranks: int) -> float:
+    """CPUs that must be left free of training workers so that every stream of `ranks` ranks can run one task."""
+    return ranks * STREAMS_PER_RANK * STREAM_CPUS
+
+
+def stream_tasks(ranks: int, free_cpus: float) -> int:
+    """How many tasks each stream of `ranks` ranks may run at a time, one CPU's work each, in `free_cpus`; at least 1."""
+    return max(1, int(free_cpus / (ranks * STREAMS_PER_RANK)))
 
 
 class _Window(NamedTuple):

@@ -19,6 +19,7 @@ from tasks.project import Project
 from tasks.runs import Attempt, Ledger, Run
 
 if TYPE_CHECKING:
+    from training.job import FeedOpener
     from training.tracking import Tracker
 
 __all__ = ["Outcome", "Reporter", "RunContext", "StageOutcome"]
@@ -64,6 +65,7 @@ class RunContext:
         state_dir: where embedded servers keep files on this machine.
         need_ray: starts or joins the Ray cluster on the first call; later calls return at once.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
+        open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
     """
 
@@ -78,6 +80,7 @@ class RunContext:
     need_ray: Callable[[], None]
     stopping: StopRequest
     will_train: bool = True
+    open_feeds: FeedOpener | None = None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ from typing import Any
 from ingest.dataset import SPLITS, Split
 from tasks.context import Outcome, RunContext
 from tasks.stage import Facts, Look, Stage, stage_task
-from tasks.train import checkpoint_store, chosen_checkpoint
+from tasks.train import checkpoint_store, chosen_checkpoint, make_job
 from training.evaluation import evaluate as evaluate_model
 from training.trainer import TrainOutcome
 
@@ -20,15 +20,11 @@ def model_checkpoint(ctx: RunContext) -> str:
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    spec = ctx.project.spec
-    manifest = ctx.manifest
-    splits: list[Split] = [split for split in SPLITS[1:] if manifest.rows.get(split)]
+    spec, rows = ctx.project.spec, ctx.manifest.rows
+    splits: list[Split] = [split for split in SPLITS[1:] if rows.get(split)]
     result = evaluate_model(
-        manifest=manifest,
-        storage=ctx.storage,
-        code=ctx.project.recipe,
-        spec=spec.train,
-        weights=checkpoint_store(ctx.project, ctx.work_storage).get(model_checkpoint(ctx)),
+        make_job(ctx),
+        checkpoint_store(ctx.project, ctx.work_storage).get(model_checkpoint(ctx)),
         splits=splits,
         metrics=spec.evaluate.metrics,
         figures=spec.evaluate.figures,

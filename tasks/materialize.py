@@ -1,4 +1,4 @@
-"""The materialize stage: prepared rows as an immutable cached dataset."""
+"""The materialize stage: prepared rows as an immutable cached dataset, in Ray's object store, or only counted and described."""
 
 from __future__ import annotations
 
@@ -7,16 +7,64 @@ from typing import Any
 from ingest.dataset import DatasetManifest
 from ingest.materialize import damaged_shards
 from ingest.materialize import materialize as materialize_dataset
+from ingest.uncached import RowSource
+from penstock.errors import DataError
 from tasks.context import Outcome, RunContext
 from tasks.stage import Facts, Look, Stage, stage_task
+from training.feeds import MemoryFeeds, StreamFeeds
+from training.job import FeedOpener
 
-__all__ = ["STAGE", "materialize"]
+__all__ = ["STAGE", "feed_opener", "materialize"]
+
+
+def feed_opener(ctx: RunContext) -> FeedOpener | None:
+    """How train, evaluate and register read the rows; None reads them from disk. Starts Ray where that needs it.
+
+    Raises:
+        DataError: rows that had to be prepared again for one of these stages came out differently.
+    """
+    cache = ctx.project.spec.materialize.cache
+    if cache == "disk":
+        return None
+    ctx.need_ray()
+    if ctx.open_feeds is None:
+        if cache == "none":
+            ctx.open_feeds = StreamFeeds(_source(ctx))
+        elif _put(ctx).content_digest != ctx.manifest.content_digest:
+            raise DataError(
+                "the rows of cache: memory are gone with the run that prepared them, and they come out differently now",
+                next_step="make the map_batches functions give the same result for the same rows, or use cache: disk",
+            )
+    return ctx.open_feeds
+
+
+def _source(ctx: RunContext) -> RowSource:
+    spec = ctx.project.spec
+    return RowSource(
+        spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.transforms), spec.materialize
+    )
+
+
+def _put(ctx: RunContext) -> DatasetManifest:
+    manifest, datasets = _source(ctx).put(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
+    ctx.open_feeds = MemoryFeeds(datasets)
+    return manifest
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    spec = ctx.project.spec
     ctx.need_ray()
-    manifest = materialize_dataset(
+    if ctx.project.spec.materialize.cache == "disk":
+        manifest = _put_on_disk(ctx)
+    elif ctx.project.spec.materialize.cache == "memory":
+        manifest = _put(ctx)
+    else:
+        manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
+    return manifest.model_dump(mode="json"), "ran"
+
+
+def _put_on_disk(ctx: RunContext) -> DatasetManifest:
+    spec = ctx.project.spec
+    return materialize_dataset(
         key=ctx.keys["materialize"].key,
         data=spec.data,
         steps=spec.preprocess,
@@ -27,10 +75,13 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
     )
-    return manifest.model_dump(mode="json"), "ran"
 
 
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+    cache = look.project.spec.materialize.cache
+    if cache != "disk":
+        gone = cache == "memory" and look.will_train
+        return "rows of cache: memory live only as long as the run that prepared them" if gone else None
     damaged = damaged_shards(look.project.storage, DatasetManifest.model_validate(output), deep=look.deep)
     if damaged:
         return f"{len(damaged)} of its shards are missing or damaged, the first is {damaged[0].path}; they are made again"
@@ -42,13 +93,19 @@ def _facts(output: dict[str, Any]) -> Facts:
     size = sum(shard.size_bytes for shard in manifest.shards)
     dropped = sum(unit.rows_dropped for unit in manifest.units)
     facts = (
-        ("rows", ", ".join(f"{split} {rows:,}" for split, rows in manifest.rows.items())),
+        ("rows", ", ".join(f"{split} {rows:,}" for split, rows in manifest.rows.items() if rows)),
         ("columns", ", ".join(f"{c.name}: {c.dtype}{list(c.shape) if c.shape else ''}" for c in manifest.feed_schema.columns)),
-        ("shards", f"{len(manifest.shards):,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB"),
+        ("shards", f"{len(manifest.shards):,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if size else "none kept"),
         ("content digest", manifest.content_digest),
     )
     return (*facts, ("rows left out", f"{dropped:,}")) if dropped else facts
 
 
-STAGE = Stage("materialize", _run, _distrust, _facts)
+def _show(ctx: RunContext, output: dict[str, Any]) -> None:
+    manifest = DatasetManifest.model_validate(output)
+    ctx.tracker.log_dataset(manifest, name=ctx.run.pipeline, uri=ctx.project.spec.data.train)
+    ctx.tracker.log_json("manifest.json", output)
+
+
+STAGE = Stage("materialize", _run, _distrust, _facts, publish=_show)
 materialize = stage_task(STAGE)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ingest.dataset import DatasetManifest
-from ingest.shards import open_shard
-from penstock.storage import Storage
+from ingest.order import make_order
+from ingest.spec import ShuffleSpec
 from tasks.context import Outcome, RunContext
 from tasks.evaluate import model_checkpoint
 from tasks.stage import Facts, Look, Stage, stage_task
-from tasks.train import checkpoint_store
+from tasks.train import checkpoint_store, make_job
+from training.feeds import open_job_feed
 from training.register import register_model, version_exists
 
 __all__ = ["STAGE", "register"]
@@ -38,7 +39,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             params=spec.train.params,
             schema=manifest.feed_schema,
             fitted_json=ctx.output("preprocess"),
-            example=_example(ctx.storage, manifest),
+            example=_example(ctx),
             tags={
                 "penstock.run": ctx.run.run,
                 "penstock.checkpoint": checkpoint.name,
@@ -51,17 +52,13 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return {**registered.model_dump(mode="json"), "tracking_uri": ctx.tracker.tracking_uri}, "ran"
 
 
-def _example(storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
+def _example(ctx: RunContext) -> dict[str, Any]:
     """The first rows of the train split, without the label."""
-    shard = manifest.shards_of("train")[0]
-    with tempfile.TemporaryDirectory() as folder:
-        if storage.is_local:
-            path = storage.local_path(shard.path)
-        else:
-            path = Path(folder, "shard.arrow")
-            storage.get_file(shard.path, path)
-        reader = open_shard(path)
-        return {c.name: reader.column(c.name)[:EXAMPLE_ROWS].copy() for c in manifest.feed_schema.features}
+    manifest = ctx.manifest
+    as_stored = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
+    feed = open_job_feed(replace(make_job(ctx), order=as_stored), "train", 0, 1)
+    first = next(feed.batches(0))
+    return {c.name: first.columns[c.name][:EXAMPLE_ROWS].numpy().copy() for c in manifest.feed_schema.features}
 
 
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.errors import CheckpointError, Interrupted
 from penstock.storage import Storage
 from tasks.context import Outcome, RunContext
+from tasks.materialize import feed_opener
 from tasks.project import Project
 from tasks.stage import Facts, Look, Stage, stage_task
 from training import journal
@@ -21,7 +22,7 @@ __all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "train"
 
 
 def make_job(ctx: RunContext) -> TrainJob:
-    """Put together what the workers need; also used by evaluation."""
+    """Put together what reading rows and training on them needs; evaluate and register read by it too."""
     spec = ctx.project.spec
     return TrainJob(
         run_storage=ctx.work_storage,
@@ -38,6 +39,7 @@ def make_job(ctx: RunContext) -> TrainJob:
             "order": ctx.order.fingerprint,
             "batch_rows": str(spec.train.batch_rows),
         },
+        open_feeds=feed_opener(ctx),
     )
 
 

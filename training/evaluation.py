@@ -14,15 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ingest.dataset import DatasetManifest, FeedSchema, Split
-from ingest.feed import open_feed
-from ingest.order import make_order
-from ingest.spec import ShuffleSpec
+from ingest.dataset import FeedSchema, Split
 from penstock.errors import DataError, ResumeError
 from penstock.progress import Progress, silent
-from penstock.storage import Storage
-from penstock.usercode import UserCode
 from training.checkpoint import Checkpoint
+from training.feeds import open_job_feed
 from training.figures import (
     calibration_figure,
     confusion_figure,
@@ -32,9 +28,9 @@ from training.figures import (
     residuals_figure,
     roc_figure,
 )
+from training.job import TrainJob
 from training.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
 from training.recipe import load_recipe
-from training.spec import TrainSpec
 from training.validation import run_over
 
 __all__ = ["EvaluationResult", "Findings", "evaluate"]
@@ -60,12 +56,9 @@ class EvaluationResult:
 
 
 def evaluate(
-    *,
-    manifest: DatasetManifest,
-    storage: Storage,
-    code: UserCode,
-    spec: TrainSpec,
+    job: TrainJob,
     weights: Checkpoint,
+    *,
     splits: Sequence[Split] = ("test",),
     metrics: Iterable[str] | None = None,
     figures: bool = True,
@@ -74,10 +67,7 @@ def evaluate(
     """Measure a checkpoint on held-out splits. Runs in any process; uses a GPU if this one has it.
 
     Args:
-        manifest: the dataset.
-        storage: that holds its shards.
-        code: the recipe.
-        spec: of the training, for the recipe's parameters, precision and batch size.
+        job: the training: its dataset, recipe and batch size.
         weights: the checkpoint to measure.
         splits: which splits, of those that have rows.
         metrics: names from training/metrics.py; None takes the recipe's own, else those that fit the label.
@@ -90,8 +80,8 @@ def evaluate(
         DataError: a shard is damaged, or a split has no rows.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    schema = manifest.feed_schema
-    recipe = load_recipe(code, spec.params)
+    schema, rows_of = job.manifest.feed_schema, job.manifest.rows
+    recipe = load_recipe(job.code, job.spec.params)
     names = None if metrics is None else list(metrics)
     make_metrics(names, schema, recipe)  # before any work: a typo should not cost a pass over the rows
     model = recipe.build_model(schema)
@@ -101,13 +91,12 @@ def evaluate(
         raise ResumeError(f"checkpoint {weights.name} does not fit the recipe's model: {error}") from error
     model.to(device).eval()
     result = EvaluationResult()
-    total = sum(manifest.rows.get(split, 0) for split in splits)
+    total = sum(rows_of.get(split, 0) for split in splits)
     done = 0
     for split in splits:
-        rows = manifest.rows.get(split, 0)
-        if not rows:
+        if not rows_of.get(split):
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
-        feed = open_feed(storage, manifest, split, batch_rows=spec.batch_rows, order=make_order(ShuffleSpec(mode="none"), rows))
+        feed = open_job_feed(job, split, 0, 1)
         measured = make_metrics(names, schema, recipe).to(device)
         findings = Findings(schema)
 

@@ -2,32 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import ray
 import torch
 from torch import Tensor
 
 from ingest.dataset import Split
 from ingest.feed import Batch, Feed, open_feed
-from ingest.order import make_order
+from ingest.order import Order, make_order
+from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, stream_tasks, streamed
 from ingest.spec import ShuffleSpec
+from ingest.uncached import RowSource
 from training.job import TrainJob
 
-__all__ = ["on_device", "open_job_feed"]
+__all__ = ["MemoryFeeds", "StreamFeeds", "on_device", "open_job_feed"]
 
 
 def open_job_feed(job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
     """Open this rank's feed of a split: the train split in the job's order, held-out splits as stored."""
     if job.open_feeds is not None:
         return job.open_feeds(job, split, rank, world_size)
-    order = job.order if split == "train" else make_order(ShuffleSpec(mode="none"), job.manifest.rows[split])
     return open_feed(
         job.data_storage,
         job.manifest,
         split,
         batch_rows=job.spec.batch_rows,
-        order=order,
+        order=_order(job, split),
         rank=rank,
         world_size=world_size,
     )
+
+
+@dataclass(frozen=True)
+class MemoryFeeds:
+    """Opens feeds of rows in Ray's object store (`cache: memory`)."""
+
+    datasets: Mapping[Split, MemoryDataset]
+
+    def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
+        """Open a rank's feed; in any process of the Ray cluster that holds the rows."""
+        order, batch_rows = _order(job, split), job.spec.batch_rows
+        return MemoryFeed(self.datasets[split], batch_rows=batch_rows, order=order, rank=rank, world_size=world_size)
+
+
+@dataclass(frozen=True)
+class StreamFeeds:
+    """Opens feeds that prepare their rows anew each epoch (`cache: none`)."""
+
+    source: RowSource
+
+    def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
+        """Open a rank's feed; in any process connected to Ray."""
+        free_cpus = ray.cluster_resources().get("CPU", 0.0) - world_size * job.spec.cpus_per_worker
+        rows_of = partial(self.source.tables, split)
+        return StreamFeed(
+            streamed(self.source.units(split), rows_of, tasks=stream_tasks(world_size, free_cpus)),
+            job.manifest.feed_schema,
+            split,
+            content=job.manifest.content_digest,
+            batch_rows=job.spec.batch_rows,
+            order=_order(job, split),
+            rank=rank,
+            world_size=world_size,
+        )
+
+
+def _order(job: TrainJob, split: Split) -> Order:
+    return job.order if split == "train" else make_order(ShuffleSpec(mode="none"), job.manifest.rows[split])
 
 
 def on_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
