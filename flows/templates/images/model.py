@@ -54,7 +54,7 @@ class Digits:
 
     def scheduler(self, optimizer):
         """Stepped after every optimizer step: the unit is steps."""
-        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=500, gamma=0.5)
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=300, gamma=0.5)
 
 
 def side_of(pixels: int) -> int:

@@ -11,7 +11,7 @@ class NextCharacter:
     There is no base class. A recipe needs `build_model` and `loss`; everything else here is optional.
     """
 
-    def __init__(self, hidden: int = 160, learning_rate: float = 4e-3):
+    def __init__(self, hidden: int = 128, learning_rate: float = 6e-3):
         self.hidden = hidden
         self.learning_rate = learning_rate
 
