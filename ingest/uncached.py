@@ -27,7 +27,6 @@ from ingest.spec import DataSpec, MaterializeSpec, SplitRule
 from ingest.steps import PreprocessStep
 from ingest.transform import prepared_tables
 from ingest.unit_plan import plan_units
-from ingest.units import UnitJob, UnitResult
 from penstock.digest import digest_of
 from penstock.progress import Progress
 from penstock.storage import Storage
@@ -159,7 +158,7 @@ class _Nowhere(Storage):
 
 
 @ray.remote(num_returns="streaming")
-def _make_unit(fn: Callable[[UnitJob], tuple[str, UnitResult]], job: Any, keep: bool) -> Iterator[Any]:
+def _make_unit(fn: Callable[[Any], Any], job: Any, keep: bool) -> Iterator[Any]:
     """Give what came of the unit, and then, if they are to be kept, the columns of its shards in the record's order."""
     columns: dict[str, Arrays] = {}
 

@@ -32,7 +32,7 @@ def feed_opener(ctx: RunContext) -> FeedOpener | None:
             ctx.open_feeds = StreamFeeds(_source(ctx))
         elif _put(ctx).content_digest != ctx.manifest.content_digest:
             raise DataError(
-                "the rows of cache: memory are gone with the run that prepared them, and they come out differently now",
+                "the rows of cache: memory are gone with the attempt that prepared them, and they come out differently now",
                 next_step="make the map_batches functions give the same result for the same rows, or use cache: disk",
             )
     return ctx.open_feeds
@@ -81,7 +81,7 @@ def _distrust(look: Look, output: dict[str, Any]) -> str | None:
     cache = look.project.spec.materialize.cache
     if cache != "disk":
         gone = cache == "memory" and look.will_train
-        return "rows of cache: memory live only as long as the run that prepared them" if gone else None
+        return "rows of cache: memory live only as long as the attempt that prepared them" if gone else None
     damaged = damaged_shards(look.project.storage, DatasetManifest.model_validate(output), deep=look.deep)
     if damaged:
         return f"{len(damaged)} of its shards are missing or damaged, the first is {damaged[0].path}; they are made again"
@@ -95,7 +95,7 @@ def _facts(output: dict[str, Any]) -> Facts:
     facts = (
         ("rows", ", ".join(f"{split} {rows:,}" for split, rows in manifest.rows.items() if rows)),
         ("columns", ", ".join(f"{c.name}: {c.dtype}{list(c.shape) if c.shape else ''}" for c in manifest.feed_schema.columns)),
-        ("shards", f"{len(manifest.shards):,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if size else "none kept"),
+        ("shards", f"{len(manifest.shards):,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if size else "none on disk"),
         ("content digest", manifest.content_digest),
     )
     return (*facts, ("rows left out", f"{dropped:,}")) if dropped else facts
