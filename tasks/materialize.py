@@ -90,12 +90,12 @@ def _distrust(look: Look, output: dict[str, Any]) -> str | None:
 
 def _facts(output: dict[str, Any]) -> Facts:
     manifest = DatasetManifest.model_validate(output)
-    size = sum(shard.size_bytes for shard in manifest.shards)
+    shards, size = len(manifest.shards), sum(shard.size_bytes for shard in manifest.shards)
     dropped = sum(unit.rows_dropped for unit in manifest.units)
     facts = (
         ("rows", ", ".join(f"{split} {rows:,}" for split, rows in manifest.rows.items() if rows)),
         ("columns", ", ".join(f"{c.name}: {c.dtype}{list(c.shape) if c.shape else ''}" for c in manifest.feed_schema.columns)),
-        ("shards", f"{len(manifest.shards):,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if size else "none on disk"),
+        ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),
         ("content digest", manifest.content_digest),
     )
     return (*facts, ("rows left out", f"{dropped:,}")) if dropped else facts
