@@ -316,7 +316,8 @@ def _damage(checkpoint: Checkpoint) -> str | None:
 
 def _lost(name: str, why: str, used: CheckpointManifest) -> str:
     steps = _step_of(name) - used.step
-    cost = f"{steps:,} steps are trained again" if steps else "no step is lost"
+    again = "1 step is" if steps == 1 else f"{steps:,} steps are"
+    cost = f"{again} trained again" if steps else "no step is lost"
     return f"checkpoint {name} is damaged ({why}); continuing from step {used.step:,} instead: {cost}"
 
 

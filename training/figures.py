@@ -57,7 +57,7 @@ def confusion_figure(counts: Counts, names: Sequence[str], title: str = "Confusi
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     labels = [_short(name) for name in names]
-    size = float(np.clip(11 - classes / 5, 5, 10))
+    size = float(np.clip(11 - classes / 8, 7.5, 10))
     rotation, anchor = (0, "center") if _fits(labels) else (60, "right")
     axes.set_xticks(range(classes), labels, rotation=rotation, ha=anchor, fontsize=size)
     axes.set_yticks(range(classes), labels, fontsize=size)

@@ -17,7 +17,7 @@ from training.group import Group
 from training.job import TrainJob
 from training.worker import RankResult, run_rank
 
-__all__ = ["run_ranks", "train_ranks"]
+__all__ = ["run_ranks", "train_all", "train_ranks"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "training.worker"])
@@ -48,13 +48,14 @@ def run_ranks(work: Callable[..., Any], world_size: int, *args: Any) -> list[Any
     return results
 
 
-def train_ranks(job: TrainJob) -> list[RankResult]:
-    """Train with `job.spec.workers` ranks."""
-    return run_ranks(_train, job.spec.workers, job)
+def train_ranks(*jobs: TrainJob) -> list[RankResult]:
+    """Train the jobs, which want equally many workers, one after the other in the same processes; rank 0's results."""
+    return run_ranks(train_all, jobs[0].spec.workers, jobs)[0]  # type: ignore[no-any-return]
 
 
-def _train(group: Group, job: TrainJob) -> RankResult:
-    return run_rank(job, group, ListClient())
+def train_all(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
+    """Train the jobs as one rank of `group`."""
+    return [run_rank(job, group, ListClient()) for job in jobs]
 
 
 def _enter(rank: int, world_size: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:

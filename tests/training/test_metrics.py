@@ -1,0 +1,123 @@
+"""Are metrics chosen by name and label, and right whether a recipe returns logits or probabilities?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r2_score, roc_auc_score
+from torch import Tensor, nn
+
+from ingest.dataset import ColumnInfo, FeedSchema
+from penstock.errors import SpecError, TrainingError
+from training.metrics import CLASSIFICATION, REGRESSION, make_metrics, prepare_predictions
+from training.recipe import Recipe
+
+
+def schema(classes: int | None = None, label: str | None = "y") -> FeedSchema:
+    return FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),), label=label, num_classes=classes)
+
+
+class Predicts:
+    def predict(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return batch["y"]
+
+
+class OwnMetrics(Predicts):
+    def metrics(self) -> dict[str, Any]:
+        return {"top2": torchmetrics.Accuracy("multiclass", num_classes=4, top_k=2)}
+
+
+def recipe(user: object | None = None) -> Recipe:
+    return Recipe(user or Predicts(), "model.py:Mine")
+
+
+def measure(
+    names: list[str] | None, classes: int | None, batches: list[tuple[Tensor, Tensor]], user: object | None = None
+) -> dict[str, float]:
+    metrics = make_metrics(names, schema(classes), recipe(user))
+    for output, target in batches:
+        metrics.update(output, {"y": target})
+    return metrics.compute()
+
+
+def test_two_classes_agree_with_scikit_learn_from_one_logit_or_two() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(200, generator=generator)
+    target = (torch.rand(200, generator=generator) < torch.sigmoid(logits)).long()
+    names = ["accuracy", "f1", "auroc", "average_precision"]
+    expected = {
+        "accuracy": accuracy_score(target, logits > 0),
+        "f1": f1_score(target, logits > 0),
+        "auroc": roc_auc_score(target, logits),
+        "average_precision": average_precision_score(target, logits),
+    }
+    halves = [(logits[:90], target[:90]), (logits[90:], target[90:])]
+    assert measure(names, 2, halves) == pytest.approx(expected, abs=1e-6)
+    both = [(torch.stack([torch.zeros(len(part)), part], dim=1), rows) for part, rows in halves]
+    assert measure(names, 2, both) == pytest.approx(expected, abs=1e-6)
+
+
+def test_logits_and_probabilities_measure_the_same() -> None:
+    logits = 3 * torch.randn(300, 5, generator=torch.Generator().manual_seed(2))
+    target = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(3))
+    names = [name for name in CLASSIFICATION if name != "mcc"]
+    from_logits = measure(names, 5, [(logits, target)])
+    assert measure(names, 5, [(torch.softmax(logits, 1), target)]) == pytest.approx(from_logits, abs=1e-6)
+    assert from_logits["f1"] == pytest.approx(f1_score(target, logits.argmax(1), average="macro"), abs=1e-6)
+
+
+def test_a_regression_agrees_with_scikit_learn_for_columns_of_either_shape() -> None:
+    true = torch.randn(50, generator=torch.Generator().manual_seed(4))
+    predicted = true + 0.1
+    values = measure(list(REGRESSION), None, [(predicted[:, None], true)])
+    assert values["mse"] == pytest.approx(0.01, rel=1e-4) and values["rmse"] == pytest.approx(0.1, rel=1e-4)
+    assert values["r2"] == pytest.approx(r2_score(true, predicted), abs=1e-5)
+
+
+def test_without_names_the_labels_kind_decides() -> None:
+    assert set(make_metrics(None, schema(3), recipe()).metrics) == {"accuracy", "f1"}
+    assert set(make_metrics(None, schema(), recipe()).metrics) == {"mae", "rmse", "r2"}
+    assert set(make_metrics(None, schema(label=None), recipe()).metrics) == set()
+    assert set(make_metrics(None, schema(3), recipe(object())).metrics) == set()
+
+
+def test_a_recipes_own_metrics_see_what_it_predicts() -> None:
+    output = torch.tensor([[4.0, 3.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    assert measure(None, 4, [(output, torch.tensor([1, 0]))], OwnMetrics()) == {"top2": 0.5}
+
+
+def test_all_problems_are_told_together() -> None:
+    with pytest.raises(SpecError) as caught:
+        make_metrics(["acuracy", "mse", "f1"], schema(3), recipe())
+    unknown, wrong_kind = caught.value.problems
+    assert "did you mean 'accuracy'" in unknown
+    assert "'mse' is for labels that are numbers; 'y' is 3 classes" in wrong_kind
+    assert "loss" in caught.value.next_step and "f1" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    "names, made, user, message",
+    [
+        (["accuracy"], schema(), None, "'y' is a number"),
+        (["accuracy"], schema(label=None), None, "set data.label"),
+        (["accuracy"], schema(3), object(), "needs a method predict"),
+    ],
+)
+def test_a_metric_that_cannot_be_measured_is_refused(
+    names: list[str], made: FeedSchema, user: object | None, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        make_metrics(names, made, recipe(user))
+
+
+def test_loss_is_always_measured_and_needs_nothing() -> None:
+    assert make_metrics(["loss"], schema(label=None), recipe(object())).metrics == {}
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 3, 1)])
+def test_predictions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TrainingError, match=r"needs \[rows, 3\]"):
+        prepare_predictions(torch.zeros(shape), schema(3))

@@ -1,0 +1,91 @@
+"""Is a wrong recipe refused with its name and what is missing, and does a right one get the defaults?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import SpecError, TrainingError
+from penstock.usercode import UserCode, capture
+from tests.training.digits import SCHEMA
+from training.recipe import Recipe, load_recipe
+
+
+def code(name: str) -> UserCode:
+    return capture(f"recipes.py:{name}", Path(__file__).parent)
+
+
+def recipe_of(user: Any) -> Recipe:
+    return Recipe(user, "model.py:Mine")
+
+
+BATCH = {"image": torch.zeros(4, 8, 8), "label": torch.zeros(4, dtype=torch.int64)}
+
+
+def test_a_missing_method_is_named_with_those_that_exist() -> None:
+    with pytest.raises(SpecError, match=r"recipes\.py:NoLoss is no recipe") as caught:
+        load_recipe(code("NoLoss"), {})
+    assert "no method loss()" in caught.value.problems[0] and "build_model" in caught.value.problems[0]
+
+
+def test_parameters_that_do_not_fit_are_named() -> None:
+    with pytest.raises(SpecError, match=r"train\.params do not fit recipes\.py:Digits: .*'hiden'"):
+        load_recipe(code("Digits"), {"hiden": 3})
+
+
+def test_something_that_is_no_class_is_refused() -> None:
+    with pytest.raises(SpecError, match="not a class"):
+        load_recipe(code("torch"), {})
+
+
+def test_two_methods_are_enough() -> None:
+    recipe = load_recipe(code("OnlyLoss"), {})
+    model = recipe.build_model(SCHEMA)
+    assert not recipe.can_predict and not recipe.can_augment and recipe.metrics() is None
+    optimizer = recipe.optimizer(model, 0.5)
+    assert isinstance(optimizer, torch.optim.AdamW) and optimizer.param_groups[0]["lr"] == 0.5
+    assert recipe.scheduler(optimizer) is None and recipe.scheduler_every == "step"
+    assert recipe.loss(model, BATCH).shape == ()
+
+
+def test_a_loss_per_row_is_refused() -> None:
+    class Rows:
+        def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return batch["image"].sum(dim=(1, 2))
+
+    with pytest.raises(TrainingError, match=r"returned a tensor of shape \[4\]; it must return a scalar"):
+        recipe_of(Rows()).loss(nn.Identity(), BATCH)
+
+
+def test_predictions_for_too_few_rows_are_refused() -> None:
+    class Short:
+        def predict(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.zeros(3)
+
+    with pytest.raises(TrainingError, match="for a batch of 4 rows"):
+        recipe_of(Short()).predict(nn.Identity(), BATCH)
+
+
+def test_an_error_of_the_users_code_shows_where_and_how_it_was_reached() -> None:
+    class Deep:
+        def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.inner(batch)
+
+        def inner(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.matmul(batch["image"], torch.zeros(3, 3))
+
+    with pytest.raises(
+        TrainingError, match=r"model\.py:Mine: loss\(\) failed: RuntimeError: .*test_recipe\.py:\d+ in inner"
+    ) as caught:
+        recipe_of(Deep()).loss(nn.Identity(), BATCH)
+    assert caught.value.exit_code == 5
+    assert len(caught.value.problems) == 1 and "in loss: return self.inner(batch)" in caught.value.problems[0]
+
+
+def test_a_model_without_parameters_to_train_is_refused() -> None:
+    with pytest.raises(TrainingError, match="without trainable parameters"):
+        recipe_of(object()).optimizer(nn.Flatten(), 0.1)

@@ -1,0 +1,112 @@
+"""What do one, two and four ranks have in common? The rows of every batch, metrics, the mean gradient, an exact resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+
+import training.learner as learner_module
+from penstock.storage import Storage
+from tests.training.digits import make_job
+from tests.training.ranks import run_ranks, train_all, train_ranks
+from training.checkpoint import Checkpoint, CheckpointStore
+from training.group import Group
+from training.job import TrainJob
+from training.worker import RankResult
+
+
+def newest(folder: Path, run: str) -> Checkpoint:
+    checkpoint, _ = CheckpointStore(Storage(str(folder / run))).newest_valid()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def global_batches(folder: Path, run: str) -> dict[int, list[int]]:
+    """Step to the rows of its global batch, put together from the ranks' records."""
+    parts: dict[int, list[tuple[int, list[int]]]] = {}
+    for file in (folder / run / "rows").glob("*.jsonl"):
+        for record in map(json.loads, file.read_text().splitlines()):
+            parts.setdefault(record["step"], []).append((record["first_row"], record["rows"]))
+    return {step: [row for _, rows in sorted(found) for row in rows] for step, found in sorted(parts.items())}
+
+
+def test_every_global_batch_holds_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
+    for workers in (1, 2, 4):
+        # 333 rows in batches of 83: parts of unequal length, and a last batch of one row, which leaves ranks without any.
+        train_ranks(make_job(tmp_path, run=f"w{workers}", workers=workers, batch_rows=83, recipe="Linear"))
+    alone = global_batches(tmp_path, "w1")
+    assert [len(rows) for rows in alone.values()] == [83, 83, 83, 83, 1] * 2
+    assert global_batches(tmp_path, "w2") == alone
+    assert global_batches(tmp_path, "w4") == alone
+
+
+def test_resizing_keeps_the_rows_and_says_that_bits_may_differ(tmp_path: Path) -> None:
+    train_ranks(make_job(tmp_path, run="whole"))
+    sizes = [(1, 3), (4, 7), (2, None)]
+    for attempt, (workers, max_steps) in enumerate(sizes, start=1):
+        job = make_job(tmp_path, run="resized", workers=workers, max_steps=max_steps, attempt=attempt)
+        (result,) = train_ranks(job)
+    assert result.exactness == "same-order: workers 1 -> 4, workers 4 -> 2"
+    assert global_batches(tmp_path, "resized") == global_batches(tmp_path, "whole")
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_gradient_is_the_mean_over_the_global_batch(tmp_path: Path, workers: int) -> None:
+    spec = {"recipe": "Linear", "batch_rows": 83, "clip_norm": 1.0}
+    train_ranks(make_job(tmp_path, run="alone", **spec))
+    train_ranks(make_job(tmp_path, run="together", workers=workers, accumulate=2, **spec))
+    alone, together = newest(tmp_path, "alone"), newest(tmp_path, "together")
+    for name, weight in alone.model().items():
+        torch.testing.assert_close(together.model()[name], weight, rtol=1e-4, atol=1e-5)
+    assert together.manifest.metrics == pytest.approx(alone.manifest.metrics, rel=1e-4)
+
+
+def test_validation_counts_every_row_once_on_any_number_of_ranks(tmp_path: Path) -> None:
+    frozen = {"recipe": "Linear", "learning_rate": 1e-30, "max_steps": 1}
+    measured = []
+    for workers in (1, 2, 4):
+        train_ranks(make_job(tmp_path, run=f"w{workers}", workers=workers, **frozen))
+        measured.append(newest(tmp_path, f"w{workers}").manifest.metrics)
+    assert measured[0]["val/accuracy"] == measured[1]["val/accuracy"] == measured[2]["val/accuracy"]
+    assert measured[0]["val/f1"] == pytest.approx(measured[2]["val/f1"], rel=1e-6)
+    assert measured[0]["val/loss"] == pytest.approx(measured[2]["val/loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_stopped_twice_a_group_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, workers: int) -> None:
+    spec = {"recipe": "Scheduled", "workers": workers, "params": {"hidden": 600}}
+    whole = make_job(tmp_path, run="whole", **spec)
+    parts = [
+        make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **spec)
+        for attempt, max_steps in enumerate([3, 9, None], start=1)
+    ]
+    results = train_ranks(whole, *parts)
+    assert [result.resumed_from_step for result in results] == [None, None, 3, 9]
+    assert {result.exactness for result in results} == {"bit-exact"}
+    assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
+
+
+def test_buckets_that_ddp_rebuilds_would_cost_the_last_bit(tmp_path: Path) -> None:
+    """Why the learner asks for unused parameters. If this fails, DDP has changed and the flag may go."""
+    spec = {"recipe": "Scheduled", "workers": 4, "params": {"hidden": 600}}
+    jobs = (
+        make_job(tmp_path, run="whole", **spec),
+        make_job(tmp_path, run="parts", max_steps=3, **spec),
+        make_job(tmp_path, run="parts", attempt=2, **spec),
+    )
+    run_ranks(_train_with_rebuilt_buckets, 4, jobs)
+    assert newest(tmp_path, "whole").manifest.weights_digest != newest(tmp_path, "parts").manifest.weights_digest
+
+
+def _train_with_rebuilt_buckets(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
+    original = learner_module.DistributedDataParallel
+
+    def rebuilding(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
+        return original(module, find_unused_parameters=False)
+
+    learner_module.DistributedDataParallel = rebuilding  # type: ignore[assignment, misc]
+    return train_all(group, jobs)
