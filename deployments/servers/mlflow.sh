@@ -4,12 +4,11 @@ set -euo pipefail
 . "$(dirname "$0")/settings.sh"
 
 # PostgreSQL instead: postgresql+psycopg://USER:PASSWORD@HOST/mlflow  (pip install 'penstock[postgres]')
-: "${MLFLOW_STORE:=sqlite:///$PENSTOCK_SERVERS/mlflow.db}"
+export MLFLOW_BACKEND_STORE_URI="${MLFLOW_BACKEND_STORE_URI:-sqlite:///$PENSTOCK_SERVERS/mlflow.db}"
 # S3 instead: s3://bucket/mlflow, with AWS_* (and MLFLOW_S3_ENDPOINT_URL for another S3 than Amazon's) in this environment.
-: "${MLFLOW_ARTIFACTS:=$PENSTOCK_SERVERS/mlflow-artifacts}"
+export MLFLOW_ARTIFACTS_DESTINATION="${MLFLOW_ARTIFACTS_DESTINATION:-$PENSTOCK_SERVERS/mlflow-artifacts}"
 
 # As shipped the server is 15 processes. The job runner serves evaluation features that penstock does not use.
 export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
 
-exec mlflow server --host "$PENSTOCK_HOST" --port "${MLFLOW_PORT:-5000}" --workers 1 \
-    --backend-store-uri "$MLFLOW_STORE" --artifacts-destination "$MLFLOW_ARTIFACTS"
+exec mlflow server --host "$PENSTOCK_HOST" --port "${MLFLOW_PORT:-5000}" --workers 1

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling
@@ -202,7 +203,7 @@ def test_a_second_trigger_reuses_every_stage(operator: Operator, deployed: dict[
     (run,) = operator.ledger.runs()
     assert {stage["outcome"] for stage in run.result["stages"]} == {"reused"}
     with operator.client() as client:
-        tasks = client.read_task_runs(flow_run_filter={"id": {"any_": [second.id]}})  # type: ignore[arg-type]
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[second.id])))
     assert {task.name: task.state_name for task in tasks} == dict.fromkeys(STAGES, "Reused")
 
 
