@@ -1,0 +1,98 @@
+"""The command with rows in Ray's object store and with streams: all stages, a kill -9 in training, and everything reused."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drills.project import Command, make_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+STEPS_PER_EPOCH = 23
+WINDOWED = ["--set", "shuffle.mode=windowed", "--set", "shuffle.window_rows=500", "--set", "train.params={pause_s: 0.05}"]
+
+
+@pytest.fixture(scope="module", params=["memory", "none"])
+def cache(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def words(cache: str, file: Path, *more: str) -> list[str]:
+    return [str(file), "--json", "--set", f"materialize.cache={cache}", *WINDOWED, *more]
+
+
+@pytest.fixture(scope="module")
+def calm(cache: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of a run that nothing disturbed."""
+    file = make_project(tmp_path_factory.mktemp("calm") / "project", epochs=3, files=3)
+    return Command("run", *words(cache, file)).finish()
+
+
+@pytest.fixture(scope="module")
+def killed(cache: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run that was killed in the first epoch and continued: its file, and the result of the second attempt."""
+    file = make_project(tmp_path_factory.mktemp("killed") / "project", epochs=3, files=3)
+    command = Command("run", *words(cache, file))
+    deadline = time.monotonic() + 400
+    while not list((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json")):
+        assert command.process.poll() is None, command.process.communicate()[1][-4000:]
+        assert time.monotonic() < deadline, "no checkpoint was committed"
+        time.sleep(0.01)
+    command.kill()
+    return file, Command("run", *words(cache, file)).finish()
+
+
+def outcomes(result: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["outcome"] for stage in result["stages"]}
+
+
+def test_every_stage_runs_and_no_prepared_rows_are_on_disk(calm: dict[str, Any]) -> None:
+    assert set(outcomes(calm).values()) == {"ran"}
+    assert calm["exactness"] == "bit-exact"
+    assert calm["metrics"]["validation/loss"] == pytest.approx(calm["metrics"]["val/loss"], rel=1e-5)
+    assert calm["model_uri"] == "models:/drill/1"
+
+
+def test_a_killed_training_continues_inside_its_epoch_to_the_same_weights(
+    cache: str, calm: dict[str, Any], killed: tuple[Path, dict[str, Any]]
+) -> None:
+    file, result = killed
+    assert not list((file.parent / ".penstock").rglob("*.arrow"))
+    attempt = json.loads(next((file.parent / ".penstock").glob("runs/*/attempts/*2.json")).read_text())
+    assert attempt["resumed_from_step"] % STEPS_PER_EPOCH != 0
+    # Rows in memory died with the first attempt; a stream needs only what is on record.
+    assert outcomes(result)["materialize"] == {"memory": "ran", "none": "reused"}[cache]
+    assert outcomes(result)["train"] == "resumed"
+    assert result["exactness"] == "bit-exact"
+    assert result["weights_digest"] == calm["weights_digest"]
+    assert result["metrics"] == calm["metrics"]
+
+
+def test_with_nothing_left_to_do_nothing_is_prepared_again(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
+    file, result = killed
+    planned = Command("plan", *words(cache, file)).finish()
+    assert {stage["action"] for stage in planned["stages"]} == {"reuse"}
+    again = Command("run", *words(cache, file)).finish()
+    assert set(outcomes(again).values()) == {"reused"}
+    assert again["weights_digest"] == result["weights_digest"]
+
+
+def test_the_plan_tells_whether_more_training_prepares_rows_first(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
+    file, _ = killed
+    planned = Command("plan", *words(cache, file, "--set", "train.epochs=4")).finish()
+    actions = {stage["name"]: stage["action"] for stage in planned["stages"]}
+    assert actions["materialize"] == {"memory": "run", "none": "reuse"}[cache]
+    assert actions["train"] == "resume"
+
+
+def test_other_metrics_are_measured_without_training_again(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
+    file, result = killed
+    measured = Command("run", *words(cache, file, "--set", "evaluate.metrics=[accuracy]")).finish()
+    assert outcomes(measured)["train"] == outcomes(measured)["materialize"] == "reused"
+    assert outcomes(measured)["evaluate"] == "ran"
+    assert measured["metrics"]["validation/accuracy"] == result["metrics"]["validation/accuracy"]
