@@ -44,7 +44,7 @@ from tasks.stage import Look
 from tasks.train import STAGE as TRAIN
 from tasks.train import train
 from training.checkpoint import CheckpointStore
-from training.journal import read_journal
+from training.journal import read_journal, truncate_journal
 from training.tracking import RunStatus, Tracker
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
@@ -114,9 +114,9 @@ def _begin(
             # We hold the lease, so whoever wrote this is gone.
             ledger.save_attempt(run.run, old.model_copy(update={"status": "killed", "ended": utc_now()}))
             mark_crashed(old)
-    attempt = ledger.new_attempt(run.run)
-    attempt = attempt.model_copy(update={"prefect_flow_run_id": flow_run.get_id()})
-    ledger.save_attempt(run.run, attempt)
+    attempt = ledger.new_attempt(run.run, flow_run.get_id())
+    ledger.save_run(run)
+    ledger.make_current(run)
     name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
     tracker = Tracker.open(
         mlflow_uri(loaded.state_dir),
@@ -132,9 +132,10 @@ def _begin(
     own = project.storage.child(f"runs/{run.run}")
     committed = CheckpointStore(own).committed()
     if committed:
-        tracker.replay(read_journal(own, committed[0].manifest.step))
+        # Points beyond the checkpoint are measured again; those before it may not have reached the server.
+        truncate_journal(own, committed[0].manifest.step)
+        tracker.replay(read_journal(own, committed[0].manifest.step, after_step=tracker.complete_step()))
     ledger.save_run(run)
-    ledger.make_current(run)
     resolved = {"spec": run.spec, "origins": loaded.origins}
     tracker.log_text(f"attempt-{attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
     tracker.log_text(f"attempt-{attempt.number}/environment.txt", describe_environment())

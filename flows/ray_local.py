@@ -36,8 +36,9 @@ _LONGEST_ROOT = 40
 _OBJECT_STORE_BYTES = 2 << 30
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes 127.0.0.1 the node's address on Linux too, as it is elsewhere; then Ray's servers listen there and on nothing else."""
-_PASSED_ON = ("AWS_", "PENSTOCK_")
-"""Prefixes of variables a remote cluster's workers need to reach the storage. A cluster on this machine inherits all."""
+_PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_REQUEST_CHECKSUM_CALCULATION", "PENSTOCK_")
+"""Prefixes of variables that travel to a remote cluster's workers. Keys and secrets do not: Ray's dashboard would show them, so
+the nodes have their own. A cluster on this machine inherits everything."""
 
 
 class RayCluster(NamedTuple):

@@ -144,7 +144,7 @@ class Ledger:
                 continue
         return sorted(found, key=lambda attempt: attempt.number)
 
-    def new_attempt(self, run_id: str) -> Attempt:
+    def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None) -> Attempt:
         """Write the record of an attempt by this process, numbered after the last one."""
         last = max((attempt.number for attempt in self.attempts(run_id)), default=0)
         attempt = Attempt(
@@ -153,6 +153,7 @@ class Ledger:
             pid=os.getpid(),
             process_started=psutil.Process().create_time(),
             started=utc_now(),
+            prefect_flow_run_id=prefect_flow_run_id,
         )
         self.save_attempt(run_id, attempt)
         return attempt

@@ -94,12 +94,18 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
 
 
 def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None) -> OpenRun:
-    """Reopen `run_id` (status RUNNING), or create a run when it is None, was deleted, or is unknown to this server."""
+    """Reopen `run_id` (status RUNNING), or the run of that name, or create one.
+
+    Names are unique: they are penstock's ids of runs. A driver killed between creating a run and noting its id leaves one to be found.
+    """
     run: Run | None = None
     if run_id is not None:
         with contextlib.suppress(MlflowException):
             found = client.get_run(run_id)
             run = found if found.info.lifecycle_stage == "active" else None
+    if run is None:
+        named = client.search_runs([experiment_id], f"attributes.run_name = '{run_name}'", max_results=1)
+        run = next(iter(named), None)
     if run is None:
         run = client.create_run(experiment_id, run_name=run_name)
     elif run.info.status != "RUNNING":

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
 
+from flows.services import prefect_api
 from tests.drills.project import Command, make_project
 
 pytestmark = pytest.mark.slow
@@ -110,3 +112,71 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights(tmp_path: 
     assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
     assert finished["weights_digest"] == calm["weights_digest"]
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
+
+
+def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "cancelled", epochs=60, files=2)
+    state = file.parent / ".penstock"
+    command = Command("run", str(file), "--json", "--set", "train.params={pause_s: 0.05}")
+    assert command.process.stderr is not None
+    while not list(state.glob("runs/*/checkpoints/*/manifest.json")):
+        assert command.process.poll() is None
+        command.process.stderr.readline()
+    attempt = json.loads(next(state.glob("runs/*/attempts/*.json")).read_text())
+    with prefect_api(state) as server:
+        url = f"{server.api_url}/flow_runs/{attempt['prefect_flow_run_id']}"
+        httpx.post(f"{url}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
+        out, err = command.process.communicate(timeout=120)
+        assert command.process.returncode == 143, err[-3000:]
+        assert httpx.get(url).json()["state"]["type"] == "CANCELLED"
+    stopped = json.loads(out.strip().splitlines()[-1])
+    assert stopped["status"] == "interrupted"
+    assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
+
+
+def test_a_second_process_on_the_same_pipeline_is_refused(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "twice", epochs=60, files=2)
+    command = Command("run", str(file), "--json", "--set", "train.params={pause_s: 0.05}")
+    try:
+        while not list((file.parent / ".penstock").glob("runs/*/run.json")):
+            assert command.process.poll() is None
+            assert command.process.stderr is not None
+            command.process.stderr.readline()
+        refused = penstock("run", str(file), code=6)
+        assert refused["error"]["kind"] == "LeaseHeldError"
+        assert f"pid {command.process.pid} on" in refused["error"]["message"]
+    finally:
+        command.kill()
+    # What the kill left is repaired by the first command that looks.
+    repaired = penstock("status", str(file))
+    assert [run["status"] for run in repaired["runs"]] == ["killed"]
+    assert tracking(file).get_run(repaired["runs"][0]["mlflow_run_id"]).info.status == "KILLED"
+
+
+def test_a_wrong_spec_lists_every_problem_and_exits_with_2(project: Path) -> None:
+    answer = penstock("run", str(project), "--set", "train.batch_rows=0", "--set", "train.epoch=3", code=2)
+    assert answer["error"]["kind"] == "SpecError"
+    assert len(answer["error"]["problems"]) == 2
+    assert "did you mean 'epochs'?" in " ".join(answer["error"]["problems"])
+
+
+def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "broken", files=3)
+    part = file.parent / "data" / "train" / "part-1.parquet"
+    part.write_bytes(part.read_bytes()[:-200])
+    answer = penstock("run", str(file), code=4)
+    assert "part-1.parquet" in json.dumps(answer["error"])
+
+
+def test_a_forbidden_change_on_an_unfinished_run_exits_with_6(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "changed", epochs=60, files=2)
+    paused = ("--set", "train.params={pause_s: 0.05}")
+    command = Command("run", str(file), "--json", *paused)
+    assert command.process.stderr is not None
+    while not list((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json")):
+        assert command.process.poll() is None
+        command.process.stderr.readline()
+    command.kill()
+    refused = penstock("run", str(file), *paused, "--set", "train.batch_rows=32", code=6)
+    assert refused["error"]["problems"] == ["train.batch_rows: 64 -> 32"]
+    assert "--fresh" in refused["error"]["next"]

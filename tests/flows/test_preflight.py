@@ -1,0 +1,58 @@
+"""Preflight refuses before anything is spent, and says what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.preflight import check_resources, check_storage, cpus_needed, cpus_refused
+from flows.spec_file import load_spec
+from penstock.errors import PreflightError
+from penstock.storage import Storage
+from tasks.project import Project
+from tests.drills.project import make_project
+
+
+def project(tmp_path: Path, *overrides: str) -> Project:
+    loaded = load_spec(make_project(tmp_path / "p", files=1), overrides)
+    return Project(loaded.spec, loaded.base_dir, loaded.origins)
+
+
+def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"storage .*file/below cannot be written") as caught:
+        check_storage(Storage(str(tmp_path / "file" / "below")))
+    assert caught.value.exit_code == 3
+    assert "penstock doctor --storage" in caught.value.next_step
+
+
+def test_a_good_storage_is_left_as_it_was(tmp_path: Path) -> None:
+    check_storage(Storage(str(tmp_path)))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr("flows.preflight.shutil.disk_usage", lambda _path: Usage)
+    with pytest.raises(PreflightError, match="GB free"):
+        check_resources(project(tmp_path))
+
+
+def test_workers_that_the_cluster_cannot_hold_are_refused_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    spec = project(tmp_path, "train.workers=4", "train.cpus_per_worker=1").spec
+    refusal = cpus_refused(spec, 2.0)
+    assert refusal is not None
+    assert "4 workers of 1 CPUs" in refusal.message
+    assert cpus_refused(spec, cpus_needed(spec)) is None
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_what_a_cache_needs_fits_into_what_is_asked_for(tmp_path: Path, cache: str) -> None:
+    overrides: list[Any] = [f"materialize.cache={cache}", "shuffle.mode=windowed"]
+    spec = project(tmp_path, *overrides).spec
+    assert cpus_refused(spec, cpus_needed(spec)) is None
