@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, PositiveInt, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from ingest.fixed_shape import is_number, is_text
 from ingest.type_text import parse_type
@@ -189,6 +191,16 @@ class PreprocessStep(Section):
             if kind in cls.model_fields and options is None:
                 return {kind: {}}
         return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Tell editors of the short forms too."""
+        schema = handler.resolve_ref_schema(handler(core))
+        whole = dict(schema)
+        whole["properties"]["map_batches"]["anyOf"].append({"type": "string"})
+        schema.clear()
+        schema["anyOf"] = [whole, {"type": "string", "enum": list(cls.model_fields)}]
+        return schema
 
     @model_validator(mode="after")
     def _one_kind(self) -> PreprocessStep:
