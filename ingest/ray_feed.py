@@ -35,7 +35,6 @@ from ingest.gather import Rows, empty_tensors
 from ingest.order import Order
 from ingest.parallel import quiet_ray_data, raising_the_original
 from ingest.permutation import hash_words
-from penstock.digest import bytes_digest, digest_of
 from penstock.errors import DataError, SpecError
 
 __all__ = [
@@ -43,14 +42,10 @@ __all__ = [
     "MemoryDataset",
     "MemoryFeed",
     "StreamFeed",
-    "put_dataset",
     "stream_tasks",
     "streamed",
     "streams_cpus",
 ]
-
-BLOCK_BYTES = 64 << 20
-"""Rows of about this size make one object: few objects to pass around, and small beside the store."""
 
 STREAM_CPUS = 0.25
 """CPUs one preparing task of a stream asks for: tasks must fit beside workers that hold whole CPUs."""
@@ -64,7 +59,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class MemoryDataset:
-    """One split's prepared rows in Ray's object store. Goes to workers as an argument; the process that put it must live on."""
+    """One split's prepared rows in Ray's object store, to be sent to workers; the process that made it must live on."""
 
     schema: FeedSchema
     split: Split
@@ -72,32 +67,12 @@ class MemoryDataset:
     """Object references; each is a dict of column name to array [rows, *shape]."""
     block_rows: tuple[int, ...]
     content: str
-    """Digest of the values, block by block; the same rows and block size give the same."""
+    """Digest of the values, block by block; the same rows in the same blocks give the same."""
 
     @property
     def num_rows(self) -> int:
         """Rows of the split."""
         return sum(self.block_rows)
-
-
-def put_dataset(tables: Iterable[pa.Table], schema: FeedSchema, split: Split, block_bytes: int = BLOCK_BYTES) -> MemoryDataset:
-    """Put prepared rows into the object store, about `block_bytes` in each object. Runs in the driver; Ray must be initialised.
-
-    Raises:
-        DataError: a table lacks a column of the schema, or has it in another shape; or there are no rows.
-    """
-    blocks, block_rows, digests = [], [], []
-    limit = max(1, block_bytes // max(1, Rows(schema.columns, [0], lambda _: {}).row_bytes))
-    for arrays, rows in _regrouped((table_columns(table, schema.columns) for table in tables), limit):
-        digests.append(
-            [bytes_digest(np.ascontiguousarray(arrays[c.name]).reshape(-1).view(np.uint8).data) for c in schema.columns]
-        )
-        blocks.append(ray.put(arrays))
-        block_rows.append(rows)
-    if not blocks:
-        raise DataError(f"no rows are left in split {split!r} after preparing")
-    columns = [column.model_dump() for column in schema.columns]
-    return MemoryDataset(schema, split, tuple(blocks), tuple(block_rows), digest_of([limit, columns, digests]))
 
 
 class MemoryFeed(CachedFeed):

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import ray
 
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
 from ingest.feed import Batch, Feed, open_feed
 from ingest.order import Order
+from ingest.ray_feed import MemoryDataset
 from ingest.shards import tensor_array, with_provenance, write_shard
 from penstock.digest import file_digest
 from penstock.storage import Storage
@@ -50,6 +52,13 @@ def tables(rows: int = ROWS, cuts: int = 150) -> Iterator[pa.Table]:
 def table(ids: np.ndarray) -> pa.Table:
     """Those rows as one prepared table."""
     return pa.table({name: tensor_array(values) for name, values in values_of(ids).items()})
+
+
+def put_dataset(block_rows: int = 200, rows: int = ROWS) -> MemoryDataset:
+    """Put the rows into Ray's object store, `block_rows` in each object."""
+    parts = [np.arange(start, min(start + block_rows, rows)) for start in range(0, rows, block_rows)]
+    blocks = tuple(ray.put(values_of(ids)) for ids in parts)
+    return MemoryDataset(SCHEMA, "train", blocks, tuple(len(ids) for ids in parts), content=f"{rows} rows")
 
 
 def write_dataset(storage: Storage, scratch: Path, num_shards: int, rows: int = ROWS) -> DatasetManifest:

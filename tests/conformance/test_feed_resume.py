@@ -15,11 +15,23 @@ import numpy as np
 import pytest
 
 from ingest.feed import Batch
-from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, put_dataset, streamed
+from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, streamed
 from penstock.errors import ResumeError
 from penstock.storage import Storage
 
-from .feed_cases import BATCH_ROWS, ROWS, SCHEMA, Case, FullFeed, Opener, check_values, order_of, table, tables, write_dataset
+from .feed_cases import (
+    BATCH_ROWS,
+    ROWS,
+    SCHEMA,
+    Case,
+    FullFeed,
+    Opener,
+    check_values,
+    order_of,
+    put_dataset,
+    table,
+    write_dataset,
+)
 
 KINDS = [
     *(f"disk-{mode}-{shards}" for mode in ("none", "windowed", "global") for shards in (1, 5)),
@@ -33,7 +45,7 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def memory_dataset(ray_cluster: None) -> MemoryDataset:
-    return put_dataset(tables(), SCHEMA, "train", block_bytes=200 * 34)
+    return put_dataset()
 
 
 @pytest.fixture(params=KINDS)

