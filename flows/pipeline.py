@@ -78,7 +78,7 @@ def pipeline(request: RunRequest) -> State[Any]:
     stopping = StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopping_on_signals(stopping))
-        stack.enter_context(cancel_becomes_sigterm())
+        stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         check_storage(project.storage)
         lease = f"pipelines/{loaded.spec.name}/lease"
         stack.enter_context(hold_lease(project.storage, lease, on_lost=stopping.stop.set))

@@ -212,9 +212,9 @@ def cancelled(operator: Operator, deployed: dict[str, Any], worker: psutil.Proce
     """A run with more epochs, cancelled in Prefect in the middle of training."""
     (run,) = operator.ledger.runs()
     store = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{run.run}"))
-    done = store.committed()[-1].manifest.step
+    done = store.committed()[0].manifest.step
     identity = operator.trigger(UUID(deployed["id"]), "train.epochs=200")
-    eventually(lambda: store.committed()[-1].manifest.step > done + 5, RUN_S, "training of the third run")
+    eventually(lambda: store.committed()[0].manifest.step > done + 5, RUN_S, "training of the third run")
     family = worker.children(recursive=True)
     assert any(member.name() == "raylet" for member in family)
     with operator.client() as client:
@@ -239,7 +239,7 @@ def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, ca
     attempt = operator.ledger.attempts(run.run)[-1]
     assert attempt.status == "interrupted"
     committed = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{run.run}")).committed()
-    assert f"{committed[-1].name} is saved" in (attempt.error or "")
+    assert f"{committed[0].name} is saved" in (attempt.error or "")
     assert operator.mlflow.get_run(run.mlflow_run_id).info.status == "KILLED"
 
 
@@ -248,7 +248,7 @@ def test_the_next_trigger_continues_from_that_checkpoint(
 ) -> None:
     (before,) = operator.ledger.runs()
     store = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{before.run}"))
-    step = store.committed()[-1].manifest.step
+    step = store.committed()[0].manifest.step
     steps_per_epoch = -(-int(operator.mlflow.get_run(before.mlflow_run_id).data.params.get("rows.train", "1438")) // 64)
     again = operator.end_of(operator.trigger(UUID(deployed["id"]), f"train.epochs={step // steps_per_epoch + 2}"))
     assert again.state is not None
