@@ -20,12 +20,12 @@ __all__ = ["cancel_becomes_sigterm"]
 
 ASK_EVERY_S = 3.0
 WORKER_FIRST_S = 20.0
-"""How long a worker has to signal a run that it started; it looks every 10 s. A second signal would mean: stop without saving."""
+"""How long a worker has to signal a run it started; it looks every 10 s. A second signal would mean: stop without saving."""
 
 
 @contextlib.contextmanager
 def cancel_becomes_sigterm(stop: threading.Event) -> Iterator[None]:
-    """Send this process SIGTERM once its flow run is being cancelled, unless `stop` is set by then, for the duration of the block."""
+    """For the block: send this process SIGTERM once its flow run is being cancelled, unless `stop` is set by then."""
     identity = flow_run.get_id()
     if identity is None:
         yield
