@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -85,13 +85,3 @@ class ShuffleSpec(Section):
     """Seed of the order, of weight initialisation and of augmentation."""
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18
     """Rows in one window of `windowed`; more rows mix better and keep more on the node's disk."""
-
-
-class StepSpec(Section):
-    """One `preprocess` step: its kind (the YAML key) and its options."""
-
-    kind: str
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-__all__ += ["StepSpec"]

@@ -106,13 +106,13 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "preprocess": {
             "data.label": data.label,
             "data.invalid": data.invalid,
+            **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **code,
             **code_versions,
             "version.ray": _version("ray"),
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
-        | {f"data.{k}": v for k, v in _leaves(data) if k.startswith("images")}
         | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {
