@@ -58,7 +58,7 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     files = [file for file in project.files if file.location == "train"]
     if snapshot is None:
         files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else 1)
-        snapshot = read_source(spec.data, files, silent)
+        snapshot = read_source(project.source, files, silent)
     else:
         files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))
@@ -75,7 +75,7 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         invalid=spec.data.invalid,
         images=spec.data.images,
     )
-    listed = read_source(data, list_source(data, folder), silent)
+    listed = read_source(data.model_copy(update={"label": None}), list_source(data, folder), silent)
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))
     manifest = materialize(

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ingest.source import SourceFile, list_source
+from ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.usercode import UserCode, capture
 from tasks.spec import PipelineSpec
@@ -27,6 +28,12 @@ class Project:
     spec: PipelineSpec
     base_dir: Path
     origins: dict[str, str]
+
+    @property
+    def source(self) -> DataSpec:
+        """The data section for reading: without the label if a step may make that column."""
+        makes_columns = any(step.map_batches is not None or step.rename is not None for step in self.spec.preprocess)
+        return self.spec.data.model_copy(update={"label": None}) if makes_columns else self.spec.data
 
     @cached_property
     def storage(self) -> Storage:

@@ -12,7 +12,7 @@ __all__ = ["STAGE", "read"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    snapshot = read_source(ctx.project.spec.data, ctx.project.files, ctx.reporter.progress("read"))
+    snapshot = read_source(ctx.project.source, ctx.project.files, ctx.reporter.progress("read"))
     return snapshot.model_dump(mode="json"), "ran"
 
 

@@ -10,7 +10,7 @@ class Cancelled:
 
     Args:
         hidden: width of both.
-        rare_weight: how much more a mistake on the rarer class, the first one, counts.
+        rare_weight: how much more a mistake on a cancelled line counts.
     """
 
     def __init__(self, hidden: int = 64, rare_weight: float = 10.0):
@@ -22,9 +22,9 @@ class Cancelled:
 
     def loss(self, model, batch):
         """Divided by the rows, not by the weights: a mean over rows comes out the same on any number of workers."""
-        label = batch["InvoiceNo"]
+        label = batch["cancelled"]
         each = nn.functional.cross_entropy(self.predict(model, batch), label, reduction="none")
-        return (each * torch.where(label == 0, self.rare_weight, 1.0)).mean()
+        return (each * torch.where(label == 1, self.rare_weight, 1.0)).mean()
 
     def predict(self, model, batch):
         return model(batch["line"], batch["words"])

@@ -21,8 +21,7 @@ def describe_line(batch):
     minutes = batch["InvoiceDate"].astype("datetime64[m]").astype(np.int64)
     cancelled = [str(number).startswith("C") for number in batch["InvoiceNo"]]
     return {
-        # The label keeps the name that `data.label` gives it.
-        "InvoiceNo": np.where(cancelled, "cancelled", "sold").astype(object),
+        "cancelled": np.array(cancelled, dtype=np.int64),
         "price": np.log1p(price.clip(min=0)),
         # Without its sign: a negative quantity is what makes a cancellation, and would give the answer away.
         "quantity": np.log1p(np.abs(quantity)),

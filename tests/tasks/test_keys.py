@@ -81,3 +81,11 @@ def test_how_training_is_saved_does_not_change_what_it_yields(tmp_path: Path) ->
     assert changed(keys_of(file), keys_of(file, "train.epochs=2")) == {"train", "evaluate", "register"}
     assert changed(keys_of(file), keys_of(file, "shuffle.seed=2")) == {"shuffle", "train", "evaluate", "register"}
     assert changed(keys_of(file), keys_of(file, "evaluate.metrics=[f1]")) == {"evaluate"}
+
+
+def test_a_label_may_be_a_column_that_a_step_makes(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    loaded = load_spec(file, ["data.label=made"])
+    assert Project(loaded.spec, loaded.base_dir, loaded.origins).source.label is None
+    loaded = load_spec(file, ["preprocess=[]"])
+    assert Project(loaded.spec, loaded.base_dir, loaded.origins).source.label == "y"
