@@ -151,6 +151,7 @@ class Learner:
         try:
             self.model.load_state_dict({**weights, **training["extra"]})
             self.optimizer.load_state_dict(training["optimizer"])
+            self._keep_dtypes(training["optimizer"])
             if self.scheduler is not None and training["scheduler"] is not None:
                 self.scheduler.load_state_dict(training["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -163,6 +164,15 @@ class Learner:
         ratio = self._spec.learning_rate / training["learning_rate"]
         if ratio != 1.0 and not self._recipe.has_optimizer:
             self._scale_learning_rate(ratio)
+
+    def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
+        """Undo torch's cast of optimizer state to the parameter's dtype: float32 averages of bfloat16 weights would lose bits."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for index, values in saved["state"].items():
+            state = self.optimizer.state[parameters[index]]
+            for name, value in values.items():
+                if isinstance(value, Tensor) and state[name].dtype != value.dtype:
+                    state[name] = value.to(state[name].device)
 
     def _scale_learning_rate(self, ratio: float) -> None:
         for group in self.optimizer.param_groups:

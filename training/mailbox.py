@@ -165,10 +165,12 @@ class RayMailboxClient:
         self._handle = handle
 
     def put(self, events: list[Event]) -> bool:
-        """Deliver events. A mailbox that is gone means that the driver is gone: save and stop."""
+        """Deliver events, in order. A mailbox that is gone means that the driver is gone: save and stop."""
         try:
             return bool(ray.get(self._handle.put.remote(events), timeout=60)["stop"])
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        except ray.exceptions.GetTimeoutError:
+            return False  # a busy machine; Ray still delivers the call, before any later one
+        except ray.exceptions.RayActorError:
             return True
 
 

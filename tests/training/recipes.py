@@ -88,3 +88,29 @@ class OnlyLoss:
 
     def loss(self, model, batch):
         return nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+
+
+class MixedDtypes(OnlyLoss):
+    """bfloat16 weights with float32 averages, as optimizers for large models keep them."""
+
+    def build_model(self, schema):
+        return super().build_model(schema).to(torch.bfloat16)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch["image"].to(torch.bfloat16)).float(), batch["label"])
+
+    def optimizer(self, model):
+        return Averaging(model.parameters())
+
+
+class Averaging(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter, dtype=torch.float32))
+                mean.mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
+                parameter.sub_((group["lr"] * mean).to(parameter.dtype))

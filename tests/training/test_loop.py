@@ -45,6 +45,8 @@ def recorded(folder: Path, run: str, attempt: int) -> list[dict[str, Any]]:
         ("Scheduled", {"clip_norm": 0.5, "accumulate": 3}),
         ("Digits", {"precision": "bf16"}),
         ("Digits", {"precision": "fp16"}),
+        ("MixedDtypes", {}),
+        pytest.param("Digits", {"compile": True}, marks=pytest.mark.slow),
     ],
 )
 def test_stopped_twice_it_ends_with_the_weights_of_an_uninterrupted_run(
