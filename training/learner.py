@@ -166,7 +166,7 @@ class Learner:
             self._scale_learning_rate(ratio)
 
     def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
-        """Undo torch's cast of optimizer state to the parameter's dtype: float32 averages of bfloat16 weights would lose bits."""
+        """Undo torch's cast of optimizer state to the weights' dtype: float32 averages of bfloat16 weights would lose bits."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         for index, values in saved["state"].items():
             state = self.optimizer.state[parameters[index]]
