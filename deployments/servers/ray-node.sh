@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One more node of the cluster. Usage: ray-node.sh HEAD:6379, with the head's token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+# One more node of the cluster, with the head's token in RAY_AUTH_TOKEN_PATH.
+# Usage: PENSTOCK_HOST=10.0.0.6 ray-node.sh 10.0.0.5:6379 [options of `ray start`]
 set -euo pipefail
 . "$(dirname "$0")/settings.sh"
 
