@@ -251,6 +251,6 @@ def _failure(error: PenstockError) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point of the `penstock` command."""
-    # Prefect and MLflow read these when first imported; defaults only, a user's own setting wins.
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    # The command reports by itself; Prefect's log lines go to its server only. A default: a user's own setting wins.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     app()

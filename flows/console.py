@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import time
 
+from prefect import get_run_logger
+from prefect.exceptions import MissingContextError
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
@@ -22,6 +26,12 @@ LINE_EVERY_S = 5.0
 def make_reporter() -> Reporter:
     """Bars if stderr is a terminal, lines otherwise."""
     return TerminalReporter() if sys.stderr.isatty() else PlainReporter()
+
+
+def _to_prefect(text: str, level: int = logging.INFO) -> None:
+    """Put a line into the flow run's log, for people who browse Prefect."""
+    with contextlib.suppress(MissingContextError):
+        get_run_logger().log(level, text)
 
 
 def _sentence(outcome: StageOutcome) -> str:
@@ -51,6 +61,7 @@ class PlainReporter:
     def say(self, text: str) -> None:
         """Print a line."""
         print(text, file=sys.stderr, flush=True)
+        _to_prefect(text)
 
     def warn(self, text: str) -> None:
         """Print a warning line."""
@@ -100,16 +111,19 @@ class TerminalReporter:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self._console.print(text, markup=False)
+        _to_prefect(text)
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar."""
         self._console.print(f"warning: {text}", style="yellow", markup=False)
+        _to_prefect(text, logging.WARNING)
 
     def finished(self, outcome: StageOutcome) -> None:
         """Replace the bar by how the stage ended."""
         self._stop()
         style = "dim" if outcome.outcome == "reused" else "green"
         self._console.print(_sentence(outcome), style=style, markup=False, soft_wrap=True)
+        _to_prefect(_sentence(outcome))
 
     def _stop(self) -> None:
         if self._bar is not None:

@@ -27,6 +27,7 @@ from penstock.errors import DataError, TrainingError
 from penstock.progress import silent
 from penstock.storage import Storage
 from tasks.project import Project
+from training.metrics import make_metrics, validation_metrics
 from training.recipe import load_recipe
 
 __all__ = ["try_one_batch"]
@@ -105,6 +106,8 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
     order = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
     batch = next(iter(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0)))
     recipe = load_recipe(project.recipe, train.params)
+    validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
+    make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)
     model = recipe.build_model(manifest.feed_schema)
     loss = recipe.loss(model, dict(batch.columns))
     value = loss.detach().item()

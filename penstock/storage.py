@@ -136,6 +136,8 @@ class Storage:
         else:
             temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
             shutil.copyfile(local, temporary)
+            with open(temporary, "rb") as handle:
+                os.fsync(handle.fileno())
             os.replace(temporary, target)
         _sync_directory(target.parent)
 

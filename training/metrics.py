@@ -20,8 +20,18 @@ from torchmetrics import Metric
 from ingest.dataset import FeedSchema
 from penstock.errors import SpecError, TrainingError
 from training.recipe import Recipe
+from training.spec import BestSpec
 
-__all__ = ["CLASSIFICATION", "REGRESSION", "MetricSet", "label_kind", "make_metrics", "prepare_predictions", "prepare_target"]
+__all__ = [
+    "CLASSIFICATION",
+    "REGRESSION",
+    "MetricSet",
+    "label_kind",
+    "make_metrics",
+    "prepare_predictions",
+    "prepare_target",
+    "validation_metrics",
+]
 
 LabelKind = Literal["classification", "regression", "none"]
 
@@ -145,6 +155,27 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe
     for name in wanted:
         built[name] = CLASSIFICATION[name](schema.num_classes or 0) if kind == "classification" else REGRESSION[name]()
     return MetricSet(built, schema, raw=False)
+
+
+def validation_metrics(best: BestSpec | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
+    """Make what validation measures: the recipe's own metrics, or those that fit the label and the one that picks the best.
+
+    Raises:
+        SpecError: `train.checkpoint.best` names a metric that cannot be measured here.
+    """
+    usual = make_metrics(None, schema, recipe)
+    if best is None:
+        return usual
+    name = best.metric.removeprefix("val/")
+    if name == "loss" or name in usual.metrics:
+        return usual
+    if not usual.raw and name in _fitting(label_kind(schema)):
+        return make_metrics([*usual.metrics, name], schema, recipe)
+    own = usual.metrics if usual.raw else _fitting(label_kind(schema))
+    raise SpecError(
+        f"train.checkpoint.best.metric is {best.metric!r}, which validation does not measure",
+        next_step=f"choose one of {[f'val/{known}' for known in ('loss', *own)]}",
+    )
 
 
 def prepare_predictions(output: Tensor, schema: FeedSchema) -> Tensor:

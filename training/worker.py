@@ -13,6 +13,7 @@ import ray.train
 import ray.train.torch
 import torch
 
+from ingest.feed import Feed
 from penstock.errors import PenstockError, SpecError
 from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore
 from training.exactness import BIT_EXACT, check_identity, environment_of, judge
@@ -22,7 +23,7 @@ from training.job import TrainJob
 from training.learner import Learner
 from training.loop import Parts, run_loop
 from training.mailbox import Failure, MailboxClient, RayMailboxClient, now_ms
-from training.metrics import make_metrics
+from training.metrics import validation_metrics
 from training.recipe import load_recipe
 from training.reporting import rank_observer
 from training.state import TrainState, restore_rng, seed_rng
@@ -75,8 +76,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group)
-    metrics = make_metrics(None, feed.schema, recipe).to(group.device)
-    _check_best(job, [f"val/{name}" for name in ("loss", *metrics.metrics)] if validation is not None else [])
+    metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
+    _check_validates(job, validation)
     seed_rng(job.seed, group.rank)
 
     store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
@@ -136,12 +137,12 @@ def _make_deterministic(cpus: float) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _check_best(job: TrainJob, measured: list[str]) -> None:
+def _check_validates(job: TrainJob, validation: Feed | None) -> None:
     best = job.spec.checkpoint.best
-    if best is not None and best.metric not in measured:
+    if best is not None and validation is None:
         raise SpecError(
-            f"train.checkpoint.best.metric is {best.metric!r}, which validation does not measure",
-            next_step=f"choose one of {measured}" if measured else "give the data a validation split: data.validation",
+            f"train.checkpoint.best.metric is {best.metric!r}, and the validation split holds no rows",
+            next_step="give the data a larger validation split: data.validation",
         )
 
 
