@@ -19,7 +19,7 @@ class SplitRule(Section):
     fraction: Fraction
     """Share of the rows, 0 to 1."""
     by: str = "row"
-    """`row` hashes the whole row's content, so exact duplicates stay together; a column name hashes that column, so groups do."""
+    """`row` hashes the whole row, so exact duplicates stay together; a column name hashes that column, so groups do."""
 
 
 class TextOptions(Section):
@@ -80,7 +80,7 @@ class ShuffleSpec(Section):
     """The order in which training sees the rows."""
 
     mode: Literal["none", "windowed", "global"] = "global"
-    """`global`: one permutation of all rows each epoch; `windowed`: shuffled groups, then rows inside a window; `none`: as stored."""
+    """`global`: one permutation of all rows; `windowed`: shuffled groups, then rows inside a window; `none`: as stored."""
     seed: int = 0
     """Seed of the order, of weight initialisation and of augmentation."""
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18

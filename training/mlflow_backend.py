@@ -96,7 +96,8 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
 def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None) -> OpenRun:
     """Reopen `run_id` (status RUNNING), or the run of that name, or create one.
 
-    Names are unique: they are penstock's ids of runs. A driver killed between creating a run and noting its id leaves one to be found.
+    Names are unique: they are penstock's ids of runs. A driver killed before it could note the new run's id leaves one to be
+    found.
     """
     run: Run | None = None
     if run_id is not None:
