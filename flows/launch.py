@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,9 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
     """
     telemetry_off()
     loaded = load_spec(file, overrides)
+    # Loading torch, Ray and MLflow takes as long as the server takes to start: both at once.
+    threading.Thread(target=importlib.import_module, args=("training.trainer",), daemon=True).start()
+    print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     with prefect_api(loaded.state_dir):
         # Prefect reads its settings when imported, so it comes after the server's address is known.
         from flows.pipeline import RunRequest, last_result, pipeline

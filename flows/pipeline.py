@@ -145,6 +145,7 @@ def _begin(
     def need_ray() -> None:
         if started.is_set():
             return
+        reporter.say("  connecting to Ray")
         cluster = stack.enter_context(ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec)))
         started.set()
         refusal = cpus_refused(loaded.spec, cluster.num_cpus)

@@ -54,6 +54,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     progress = ctx.reporter.progress("train")
     job = make_job(ctx)
     store = checkpoint_store(ctx.project, ctx.work_storage)
+    shown: set[str] = set()
 
     def listen(events: Sequence[Event]) -> None:
         points = [event for event in events if isinstance(event, Point)]
@@ -61,6 +62,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             ctx.tracker.points([journal.Point(point.t_ms, point.step, point.values) for point in points])
         for event in events:
             if isinstance(event, CheckpointCommitted):
+                shown.add(event.name)
                 _publish_checkpoint(ctx, store, event)
             elif isinstance(event, Resumed):
                 for warning in event.warnings:
@@ -80,11 +82,14 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, ray_storage=str(ctx.state_dir / "ray"))
     finally:
         ctx.stopping.graceful = False
+        for name in shown - {checkpoint.name for checkpoint in store.committed()}:
+            ctx.tracker.checkpoint_deleted(name)
     ctx.attempt = ctx.attempt.model_copy(
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
     if outcome.status == "interrupted":
-        raise Interrupted(ctx.stopping.signum, f"stopped at step {outcome.step}; {outcome.checkpoint} is saved")
+        saved = f"{outcome.checkpoint} is saved" if outcome.checkpoint else "there was nothing to save yet"
+        raise Interrupted(ctx.stopping.signum, f"stopped at step {outcome.step}; {saved}")
     resumed = outcome.resumed_from_step is not None
     return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
 
