@@ -55,7 +55,7 @@ def join_ray(address: str, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     packages = [str(_source_root() / name) for name in ("penstock", "ingest", "training")]
     runtime_env = {"env_vars": {**passed_on, **env_vars}, "py_modules": packages}
-    with _connected(address, {"address": address, "runtime_env": runtime_env}):
+    with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
         yield RayCluster(address, embedded=False, num_cpus=float(ray.cluster_resources().get("CPU", 0.0)))
 
 
@@ -77,15 +77,17 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float, env_vars: 
         }
         ray_constants.ENABLE_RAY_CLUSTER = False  # what _LOOPBACK says, for this process, which has imported Ray already
         try:
-            with _environment({"RAY_GCS_SERVER_PORT": str(port)}), _connected("the embedded Ray", settings):
+            with _environment({"RAY_GCS_SERVER_PORT": str(port)}), _connected("the embedded Ray", settings, root):
                 yield RayCluster(address, embedded=True, num_cpus=float(cpus))
         finally:
             _keep_logs(root, state_dir / "ray-cluster" / "logs")
 
 
 @contextlib.contextmanager
-def _connected(what: str, settings: dict[str, Any]) -> Iterator[None]:
-    with _own_signal_handlers(), _own_process_groups():
+def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None]:
+    # Ray puts the folder it is called in on its workers' path, before installed packages: a user's own `training/` would be
+    # imported there in place of ours.
+    with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
         try:
             ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
         except Exception as error:

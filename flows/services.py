@@ -125,7 +125,8 @@ def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
     with open(files.log, "wb") as log:
-        command = [sys.executable, "-m", "flows.prefect_server", str(files.home.parent)]
+        # -P: the current folder may hold a user's own `flows/`, which must not stand in for ours.
+        command = [sys.executable, "-P", "-m", "flows.prefect_server", str(files.home.parent)]
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )

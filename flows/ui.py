@@ -94,7 +94,7 @@ def _start_mlflow(tracking: str, state_dir: Path, port: int, log: Path) -> subpr
         # As shipped the server is 15 processes; the job runner among them serves nothing on these pages.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     with open(log, "wb") as output:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
