@@ -1,0 +1,101 @@
+"""Stages under a real Prefect server: what another try may mend is retried; a record is believed after a look at the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+folder, error, failures = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+from flows.services import prefect_api
+
+with prefect_api(folder / "state"):
+    from prefect import flow
+    from prefect.utilities.annotations import quote
+
+    from penstock import errors
+    from penstock.storage import Storage
+    from tasks.keys import StageKey
+    from tasks.runs import Ledger
+    from tasks.stage import Stage, stage_task
+
+    calls = []
+
+    def work(ctx):
+        calls.append(1)
+        if len(calls) <= failures:
+            raise getattr(errors, error)("the store was away")
+        (folder / "data").write_text("rows")
+        return {"rows": 4}, "ran"
+
+    def distrust(look, output):
+        return None if (folder / "data").exists() else "its data are gone"
+
+    storage = Storage(str(folder / "storage"))
+    told = []
+    ctx = SimpleNamespace(
+        keys={"read": StageKey(stage="read", key="k", inputs={})},
+        run=SimpleNamespace(run="r", pipeline="p"),
+        ledger=Ledger(storage),
+        project=SimpleNamespace(storage=storage),
+        will_train=False,
+        outcomes={},
+        reporter=SimpleNamespace(finished=lambda outcome: None),
+        tracker=SimpleNamespace(url=None, run_id="m"),
+        warn=told.append,
+    )
+    stage = Stage("read", work, distrust, lambda output: (("rows", str(output["rows"])),))
+
+    @flow
+    def once():
+        return stage_task(stage)(quote(ctx), return_state=True)
+
+    ends = []
+    for remove in (False, False, True):
+        if remove:
+            (folder / "data").unlink(missing_ok=True)
+        state = once(return_state=True)
+        ends.append([state.name, ctx.outcomes["read"].outcome if ctx.outcomes else None])
+    print(json.dumps({"ends": ends, "calls": len(calls), "told": told}))
+"""
+
+
+def perform(folder: Path, error: str, failures: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), error, str(failures)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+        env={**os.environ, "PREFECT_LOGGING_LEVEL": "CRITICAL"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_a_store_that_was_away_is_tried_again_and_a_record_without_data_is_not_believed(tmp_path: Path) -> None:
+    found = perform(tmp_path, "ServiceError", failures=2)
+    assert [outcome for _, outcome in found["ends"]] == ["ran", "reused", "ran"]
+    assert found["calls"] == 4
+    assert found["told"] == ["read: the recorded output is not used: its data are gone"]
+
+
+@pytest.mark.slow
+def test_a_finding_about_the_data_is_not_tried_again(tmp_path: Path) -> None:
+    found = perform(tmp_path, "DataError", failures=1)
+    assert found["ends"][0] == ["Failed", None]
+    assert found["calls"] == 3  # one that failed, one that succeeded, none for the reuse, one after the data were removed
