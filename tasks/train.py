@@ -68,6 +68,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 for warning in event.warnings:
                     ctx.warn(f"train: {warning}")
                 ctx.reporter.say(f"train: continues from step {event.step} ({event.exactness})")
+                ctx.attempt = ctx.attempt.model_copy(update={"exactness": event.exactness, "resumed_from_step": event.step})
+                ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
             elif isinstance(event, WorkerStarted):
                 workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
                 ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,83 +15,122 @@ import pytest
 
 from tests.drills.project import Command, make_project
 
-pytestmark = [pytest.mark.slow, pytest.mark.drill]
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(1500)]
 
-EPOCHS = 8
-STEPS_PER_EPOCH = 23
-PAUSED = ["--set", "train.params={pause_s: 0.03}"]
-"""A pause in every step gives the kills room; both runs have it, since params are part of the model's identity."""
-
-
-def wait_for(seen: Callable[[], bool], command: Command, what: str, timeout_s: float = 180) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not seen():
-        if command.process.poll() is not None:
-            _, err = command.process.communicate()
-            raise AssertionError(f"the run ended before {what}:\n{err[-4000:]}")
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
-        time.sleep(0.005)
+EPOCHS = 6
+LONG = ["--set", "train.batch_rows=8", "--set", "train.params={pause_s: 0.05}"]
+"""Steps that take their time, in epochs of about 180: a killed driver's workers live on for seconds before Ray ends them."""
 
 
-def committed_steps(storage: Path) -> list[int]:
-    return sorted(int(path.parent.name.split("-")[1]) for path in storage.glob("runs/*/checkpoints/*/manifest.json"))
+class Drill:
+    """A run that is killed again and again, seen through its storage."""
 
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.storage = file.parent / ".penstock"
+        self.command = Command("run", str(file), "--json", *LONG)
+        self.epochs_at_kill: list[int] = []
 
-def write_in_progress(storage: Path) -> bool:
-    folders = storage.glob("runs/*/checkpoints/*")
-    return any(folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists() for folder in folders)
+    def start_again(self) -> None:
+        begun = len(self.attempts())
+        self.command = Command("run", str(self.file), "--json", *LONG)
+        self.wait_for("another attempt", lambda: len(self.attempts()) > begun)
 
+    def attempts(self) -> list[Path]:
+        return sorted(self.storage.glob("runs/*/attempts/*.json"))
 
-def train_workers(storage: Path) -> list[int]:
-    newest = max(storage.glob("runs/*/attempts/*.json"))
-    return [int(place.rsplit(":", 1)[1]) for place in json.loads(newest.read_text())["workers"].values()]
+    def wait_for(self, what: str, seen: Callable[[], bool], timeout_s: float = 240) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not seen():
+            if self.command.process.poll() is not None:
+                _, err = self.command.process.communicate()
+                raise AssertionError(f"the run ended before {what}:\n{err[-4000:]}")
+            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
+            time.sleep(0.002)
+
+    def recorded(self, stage: str) -> Callable[[], bool]:
+        return lambda: any(self.storage.glob(f"stages/{stage}/*.json"))
+
+    def units(self, count: int) -> Callable[[], bool]:
+        return lambda: len(list(self.storage.glob("units/*/unit.json"))) >= count
+
+    def manifests(self) -> list[Path]:
+        return sorted(self.storage.glob("runs/*/checkpoints/*/manifest.json"))
+
+    def folders(self) -> set[Path]:
+        return set(self.storage.glob("runs/*/checkpoints/*"))
+
+    def workers(self) -> dict[str, int]:
+        """Rank -> pid of the newest attempt's workers."""
+        newest = self.attempts()[-1]
+        return {rank: int(place.rsplit(":", 1)[1]) for rank, place in json.loads(newest.read_text())["workers"].items()}
+
+    def wait_for_training(self, steps: int) -> None:
+        """Wait until this attempt's own workers have committed a checkpoint so many steps beyond where they began."""
+        self.wait_for("workers to start", lambda: len(self.workers()) == 2)
+        begun = self.step()
+        self.wait_for(f"{steps} steps beyond {begun}", lambda: self.step() >= begun + steps)
+
+    def step(self) -> int:
+        return max((int(path.parent.name.split("-")[1]) for path in self.manifests()), default=0)
+
+    def kill_driver(self) -> None:
+        manifests = self.manifests()
+        if manifests:
+            self.epochs_at_kill.append(json.loads(manifests[-1].read_text())["epoch"])
+        self.command.kill()
+
+    def kill_in_a_checkpoint_write(self) -> None:
+        """Kill the writing rank while a checkpoint's folder has no manifest yet, and the driver with it."""
+        self.wait_for_training(5)
+        old = self.folders()
+        half_written = lambda: [f for f in self.folders() - old if any(f.iterdir()) and not (f / "manifest.json").exists()]  # noqa: E731
+        self.wait_for("a checkpoint being written", lambda: bool(half_written()))
+        os.kill(self.workers()["0"], signal.SIGKILL)
+        self.kill_driver()
 
 
 def test_a_dozen_kills_change_no_bit(tmp_path: Path) -> None:
     calm = make_project(tmp_path / "calm", epochs=EPOCHS)
-    undisturbed = Command("run", str(calm), "--json", *PAUSED).finish()
+    undisturbed = Command("run", str(calm), "--json", *LONG).finish()
 
-    file = make_project(tmp_path / "drill", epochs=EPOCHS)
-    storage = file.parent / ".penstock"
     pick = random.Random(20261121)
-
-    def record(stage: str) -> Callable[[], bool]:
-        return lambda: any(storage.glob(f"stages/{stage}/*.json"))
-
-    def beyond(step: int) -> Callable[[], bool]:
-        return lambda: max(committed_steps(storage), default=0) >= step
-
-    moments: list[tuple[str, Callable[[], bool]]] = [
-        ("the read record", record("read")),
-        ("the preprocess record", record("preprocess")),
-        ("the first committed unit", lambda: len(list(storage.glob("units/*/unit.json"))) >= 1),
-        ("the third committed unit", lambda: len(list(storage.glob("units/*/unit.json"))) >= 3),
-        ("the materialize record", record("materialize")),
-        ("the shuffle record", record("shuffle")),
-        ("a first checkpoint", beyond(1)),
-        ("a second kill in the same epoch", beyond(12)),
-        ("a checkpoint being written", lambda: beyond(20)() and write_in_progress(storage)),
-        ("the third epoch", beyond(2 * STEPS_PER_EPOCH + pick.randrange(1, 15))),
-        ("another checkpoint being written", lambda: beyond(80)() and write_in_progress(storage)),
-        ("the sixth epoch", beyond(5 * STEPS_PER_EPOCH + pick.randrange(1, 15))),
+    drill = Drill(make_project(tmp_path / "drill", epochs=EPOCHS))
+    before_training: list[tuple[str, Callable[[], bool]]] = [
+        ("the read record", drill.recorded("read")),
+        ("the preprocess record", drill.recorded("preprocess")),
+        ("the first committed unit", drill.units(1)),
+        ("the third committed unit", drill.units(3)),
+        ("the materialize record", drill.recorded("materialize")),
+        ("the shuffle record", drill.recorded("shuffle")),
     ]
-    for what, moment in moments:
-        command = Command("run", str(file), "--json", *PAUSED)
-        wait_for(moment, command, what)
-        command.kill()
+    kills = 0
+    for what, seen in before_training:
+        drill.wait_for(what, seen)
+        drill.kill_driver()
+        kills += 1
+        drill.start_again()
+    for moment in ("steps", "steps", "write", "steps", "write", "steps"):
+        if moment == "write":
+            drill.kill_in_a_checkpoint_write()
+        else:
+            drill.wait_for_training(pick.randrange(5, 20))
+            drill.kill_driver()
+        kills += 1
+        drill.start_again()
 
     # One worker dies under a living driver: Ray restarts the group, and the same attempt goes on.
-    command = Command("run", str(file), "--json", *PAUSED)
-    wait_for(beyond(6 * STEPS_PER_EPOCH + 5), command, "the seventh epoch")
-    victims = train_workers(storage)
-    assert len(victims) == 2
-    os.kill(pick.choice(victims), signal.SIGKILL)
-    survived = command.finish()
+    drill.wait_for_training(5)
+    os.kill(pick.choice(list(drill.workers().values())), signal.SIGKILL)
+    survived = drill.command.finish()
 
-    assert survived["attempt"] == len(moments) + 1
+    assert kills >= 12
+    assert max(Counter(drill.epochs_at_kill).values()) >= 2, "two kills within one epoch"
+    assert survived["attempt"] == kills + 1
     assert survived["exactness"] == "bit-exact"
     assert survived["weights_digest"] == undisturbed["weights_digest"]
-    again = Command("run", str(file), "--json", *PAUSED).finish()
+    assert survived["metrics"] == undisturbed["metrics"]
+    again = Command("run", str(drill.file), "--json", *LONG).finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert again["model_uri"] == survived["model_uri"]
     assert again["weights_digest"] == survived["weights_digest"]
