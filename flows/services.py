@@ -91,7 +91,7 @@ def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
             try:
                 yield PrefectService(server.url, server.ui_url, embedded=True)
             except Exception as error:
-                if files.is_free("server"):
+                if not _answers(f"{server.url}/health"):
                     raise _server_died(files, server) from error
                 raise
             finally:

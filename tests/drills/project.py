@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,24 +99,39 @@ def make_project(folder: Path, *, epochs: int = 6, files: int = 6) -> Path:
 class Command:
     """One `penstock` process, in a session of its own so that it can be signalled like a user's."""
 
-    def __init__(self, *words: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, *words: str) -> None:
         self.words = words
+        # A file, because a pipe that nobody reads would stop the process when it is full.
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flows", *words],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             text=True,
-            env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
+
+    @property
+    def said(self) -> str:
+        """What it has written to stderr so far."""
+        self._said.seek(0)
+        return self._said.read()
+
+    def wait_for(self, what: str, seen: Callable[[], bool], timeout_s: float = 240) -> None:
+        """Poll until `seen`; the process ending before that is a failure."""
+        deadline = time.monotonic() + timeout_s
+        while not seen():
+            assert self.process.poll() is None, f"the run ended before {what}:\n{self.said[-4000:]}"
+            assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s:\n{self.said[-4000:]}"
+            time.sleep(0.002)
 
     def kill(self) -> None:
         """SIGKILL the process alone, as the kernel's out-of-memory killer does."""
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
 
-    def finish(self, timeout_s: float = 400) -> dict[str, Any]:
-        """Wait, demand exit code 0, and return the JSON object of the last line."""
-        out, err = self.process.communicate(timeout=timeout_s)
-        assert self.process.returncode == 0, f"{' '.join(self.words)} exited {self.process.returncode}:\n{err[-6000:]}"
+    def finish(self, code: int = 0, timeout_s: float = 400) -> dict[str, Any]:
+        """Wait, demand the exit code, and return the JSON object of the last line."""
+        out, _ = self.process.communicate(timeout=timeout_s)
+        assert self.process.returncode == code, f"{' '.join(self.words)} exited {self.process.returncode}:\n{self.said[-6000:]}"
         return json.loads(out.strip().splitlines()[-1])  # type: ignore[no-any-return]

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
 
@@ -69,12 +69,13 @@ def test_one_mlflow_run_tells_the_whole_story(project: Path, first: dict[str, An
 
 
 def test_the_registered_model_loads_by_its_alias_and_predicts(project: Path, first: dict[str, Any]) -> None:
-    client = tracking(project)
-    version = client.get_model_version_by_alias("drill", "candidate")
+    version = tracking(project).get_model_version_by_alias("drill", "candidate")
     assert first["model_uri"] == f"models:/drill/{version.version}"
-    mlflow.set_tracking_uri(f"sqlite:///{project.parent}/.penstock/mlflow/mlflow.db")
-    model = mlflow.pyfunc.load_model("models:/drill@candidate")
-    assert len(model.predict(model.input_example)) > 0
+    script = "import mlflow; m = mlflow.pyfunc.load_model('models:/drill@candidate'); print(len(m.predict(m.input_example)))"
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{project.parent}/.penstock/mlflow/mlflow.db"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) > 0
 
 
 def test_the_same_command_again_reuses_every_stage(project: Path, first: dict[str, Any]) -> None:
@@ -91,24 +92,24 @@ def test_status_lists_the_run(project: Path, first: dict[str, Any]) -> None:
     assert [(run["run"], run["status"]) for run in result["runs"]] == [(first["run"], "done")]
 
 
+PAUSED = ("--set", "train.params={pause_s: 0.05}")
+
+
+def checkpoint_in(file: Path) -> Callable[[], bool]:
+    return lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json"))
+
+
 def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights(tmp_path: Path) -> None:
-    paused = ["--set", "train.params={pause_s: 0.05}"]
-    calm = Command("run", str(make_project(tmp_path / "calm", epochs=4, files=2)), "--json", *paused).finish()
-    file = make_project(tmp_path / "stopped", epochs=4, files=2)
-    command = Command("run", str(file), "--json", *paused)
-    assert command.process.stderr is not None
-    storage = file.parent / ".penstock"
-    while not list(storage.glob("runs/*/checkpoints/*/manifest.json")):
-        assert command.process.poll() is None
-        command.process.stderr.readline()
+    calm = Command("run", str(make_project(tmp_path / "calm", epochs=12, files=2)), "--json", *PAUSED).finish()
+    file = make_project(tmp_path / "stopped", epochs=12, files=2)
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("a checkpoint", checkpoint_in(file))
     os.kill(command.process.pid, signal.SIGTERM)
-    out, err = command.process.communicate(timeout=120)
-    assert command.process.returncode == 143, err[-3000:]
-    stopped = json.loads(out.strip().splitlines()[-1])
+    stopped = command.finish(code=143)
     assert stopped["status"] == "interrupted"
-    assert f"continue with: penstock run {file}" in err
+    assert command.said.strip().splitlines()[-1] == f"continue with: penstock run {file} {' '.join(PAUSED)}"
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
-    finished = Command("run", str(file), "--json", *paused).finish()
+    finished = Command("run", str(file), "--json", *PAUSED).finish()
     assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
     assert finished["weights_digest"] == calm["weights_digest"]
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
@@ -117,36 +118,26 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights(tmp_path: 
 def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:
     file = make_project(tmp_path / "cancelled", epochs=60, files=2)
     state = file.parent / ".penstock"
-    command = Command("run", str(file), "--json", "--set", "train.params={pause_s: 0.05}")
-    assert command.process.stderr is not None
-    while not list(state.glob("runs/*/checkpoints/*/manifest.json")):
-        assert command.process.poll() is None
-        command.process.stderr.readline()
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("a checkpoint", checkpoint_in(file))
     attempt = json.loads(next(state.glob("runs/*/attempts/*.json")).read_text())
     with prefect_api(state) as server:
         url = f"{server.api_url}/flow_runs/{attempt['prefect_flow_run_id']}"
         httpx.post(f"{url}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
-        out, err = command.process.communicate(timeout=120)
-        assert command.process.returncode == 143, err[-3000:]
+        stopped = command.finish(code=143)
         assert httpx.get(url).json()["state"]["type"] == "CANCELLED"
-    stopped = json.loads(out.strip().splitlines()[-1])
     assert stopped["status"] == "interrupted"
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
 
 
 def test_a_second_process_on_the_same_pipeline_is_refused(tmp_path: Path) -> None:
     file = make_project(tmp_path / "twice", epochs=60, files=2)
-    command = Command("run", str(file), "--json", "--set", "train.params={pause_s: 0.05}")
-    try:
-        while not list((file.parent / ".penstock").glob("runs/*/run.json")):
-            assert command.process.poll() is None
-            assert command.process.stderr is not None
-            command.process.stderr.readline()
-        refused = penstock("run", str(file), code=6)
-        assert refused["error"]["kind"] == "LeaseHeldError"
-        assert f"pid {command.process.pid} on" in refused["error"]["message"]
-    finally:
-        command.kill()
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("the run's record", lambda: any((file.parent / ".penstock").glob("runs/*/run.json")))
+    refused = penstock("run", str(file), code=6)
+    assert refused["error"]["kind"] == "LeaseHeldError"
+    assert f"pid {command.process.pid} on" in refused["error"]["message"]
+    command.kill()
     # What the kill left is repaired by the first command that looks.
     repaired = penstock("status", str(file))
     assert [run["status"] for run in repaired["runs"]] == ["killed"]
@@ -170,13 +161,9 @@ def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
 
 def test_a_forbidden_change_on_an_unfinished_run_exits_with_6(tmp_path: Path) -> None:
     file = make_project(tmp_path / "changed", epochs=60, files=2)
-    paused = ("--set", "train.params={pause_s: 0.05}")
-    command = Command("run", str(file), "--json", *paused)
-    assert command.process.stderr is not None
-    while not list((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json")):
-        assert command.process.poll() is None
-        command.process.stderr.readline()
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("a checkpoint", checkpoint_in(file))
     command.kill()
-    refused = penstock("run", str(file), *paused, "--set", "train.batch_rows=32", code=6)
+    refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
     assert refused["error"]["problems"] == ["train.batch_rows: 64 -> 32"]
     assert "--fresh" in refused["error"]["next"]

@@ -30,6 +30,7 @@ SLOW: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A local Ray of two CPUs; the folder for Ray Train's bookkeeping."""
+    ray.shutdown()  # a cluster that tests before these left running has other resources
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield str(tmp_path_factory.mktemp("ray-train"))
     ray.shutdown()
