@@ -10,6 +10,7 @@ from penstock.config import OnResume, resume_rules
 from tasks.keys import StageKey, changed_inputs
 from tasks.runs import Run
 from training.spec import TrainSpec
+from training.state import TrainState
 
 __all__ = ["Continue", "NewRun", "Refuse", "choose_run"]
 
@@ -38,7 +39,7 @@ class Refuse:
 
 
 def choose_run(
-    current: Run | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, has_checkpoint: bool, fresh: bool
+    current: Run | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, reached: TrainState | None, fresh: bool
 ) -> NewRun | Continue | Refuse:
     """Decide what a `run` command does.
 
@@ -46,17 +47,17 @@ def choose_run(
         current: the pipeline's newest run, if any.
         train: the new spec's train section, as JSON.
         keys: the new stage keys.
-        has_checkpoint: whether `current` holds a committed checkpoint.
+        reached: where the newest committed checkpoint of `current` stands; None without one.
         fresh: the user asked to start over.
     """
     if fresh or current is None:
         return NewRun("asked for by --fresh" if fresh else "the first run of this pipeline")
-    if not has_checkpoint:
+    if reached is None:
         return Continue(current)
     data = _data_changes(current, keys)
     changes = _field_changes(current.spec.get("train", {}), train)
-    forbidden = [*data, *changes[OnResume.FORBIDDEN]]
-    warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys, str(train.get("recipe")))]
+    forbidden = [*data, *changes[OnResume.FORBIDDEN], *_already_beyond(train, reached)]
+    warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
     if current.status != "done":
         return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
     if forbidden:
@@ -88,7 +89,18 @@ def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[OnRes
     return found
 
 
-def _recipe_changes(current: Run, keys: Mapping[str, StageKey], recipe: str) -> list[str]:
+def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:
+    """A shorter training cannot be had from a longer one: its last weights may be gone, and were never the end of anything."""
+    epochs, max_steps = train.get("epochs"), train.get("max_steps")
+    found: list[str] = []
+    if epochs is not None and (reached.epoch, reached.position) > (epochs, 0):
+        found.append(f"train.epochs: {epochs} ends before the newest checkpoint (epoch {reached.epoch}, step {reached.step})")
+    if max_steps is not None and reached.step > max_steps:
+        found.append(f"train.max_steps: {max_steps} ends before the newest checkpoint (step {reached.step})")
+    return found
+
+
+def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
     if "train" not in current.keys:
         return []
     before, after = current.keys["train"].inputs, keys["train"].inputs

@@ -44,7 +44,7 @@ from tasks.stage import Look
 from tasks.train import STAGE as TRAIN
 from tasks.train import train
 from training.checkpoint import CheckpointStore
-from training.journal import read_journal, truncate_journal
+from training.journal import read_journal
 from training.tracking import RunStatus, Tracker
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
@@ -102,11 +102,12 @@ def _begin(
     ledger = Ledger(project.storage)
     keys = stage_keys(project)
     check_recipe(project)
-    for warning in check_resources(project):
-        reporter.warn(warning)
     run = _choose(ledger, loaded, keys, request, reporter)
     will_train = not _trained(ledger, project, run, keys)
     prepared = ledger.stage_record(MATERIALIZE.record_path(run.run, keys["materialize"].key), keys["materialize"].key)
+    if prepared is None:
+        for warning in check_resources(project):
+            reporter.warn(warning)
     if will_train and prepared is None:
         try_one_batch(project)
     for old in ledger.attempts(run.run):
@@ -132,8 +133,7 @@ def _begin(
     own = project.storage.child(f"runs/{run.run}")
     committed = CheckpointStore(own).committed()
     if committed:
-        # Points beyond the checkpoint are measured again; those before it may not have reached the server.
-        truncate_journal(own, committed[0].manifest.step)
+        # Those before the checkpoint may not have reached the server; those beyond it are measured again.
         tracker.replay(read_journal(own, committed[0].manifest.step, after_step=tracker.complete_step()))
     ledger.save_run(run)
     resolved = {"spec": run.spec, "origins": loaded.origins}
@@ -177,8 +177,9 @@ def _trained(ledger: Ledger, project: Project, run: Run, keys: dict[str, StageKe
 def _choose(ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], request: RunRequest, reporter: Reporter) -> Run:
     spec = loaded.spec.model_dump(mode="json", by_alias=True)
     current = ledger.current_run(loaded.spec.name)
-    has_checkpoint = current is not None and bool(CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed())
-    decision = choose_run(current, spec["train"], keys, has_checkpoint=has_checkpoint, fresh=request.fresh)
+    committed = CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed() if current is not None else []
+    reached = committed[0].state if committed else None
+    decision = choose_run(current, spec["train"], keys, reached=reached, fresh=request.fresh)
     if isinstance(decision, Refuse):
         raise ResumeError(
             f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
@@ -249,13 +250,14 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
     )
     if status == "interrupted":
         last_result["signum"] = ctx.stopping.signum
-    ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
-    ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result)})
-    ctx.ledger.save_run(ctx.run)
     ctx.tracker.set_tags({"penstock.exactness": exactness or "not reached", "penstock.status": status})
     unsent = ctx.tracker.close(_MLFLOW_STATUS.get(status, "FAILED"))
     if unsent:
         ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
+    ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result)})
+    ctx.ledger.save_run(ctx.run)
+    # Last: an attempt that is still marked as running is what a later command repairs.
+    ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
 
 
 def _tags(run: Run, attempt: Attempt, keys: dict[str, StageKey], loaded: LoadedSpec) -> dict[str, str]:

@@ -40,10 +40,13 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     ledger = Ledger(project.storage)
     current = ledger.current_run(loaded.spec.name)
     steps: list[int] = []
+    reached = None
     if current is not None:
-        steps = [c.manifest.step for c in checkpoint_store(project, project.storage.child(f"runs/{current.run}")).committed()]
+        committed = checkpoint_store(project, project.storage.child(f"runs/{current.run}")).committed()
+        steps = [checkpoint.manifest.step for checkpoint in committed]
+        reached = committed[0].state if committed else None
     train = loaded.spec.model_dump(mode="json", by_alias=True)["train"]
-    decision = choose_run(current, train, keys, has_checkpoint=bool(steps), fresh=False)
+    decision = choose_run(current, train, keys, reached=reached, fresh=False)
     continued = decision.run if isinstance(decision, Continue) else None
     stages: list[dict[str, Any]] = []
     will_run: set[str] = set()

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from ingest.ray_feed import streams_cpus
-from penstock.errors import PreflightError, ServiceError, SpecError
+from penstock.errors import PreflightError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
 from tasks.spec import PipelineSpec
@@ -35,7 +35,7 @@ def check_storage(storage: Storage) -> None:
         if storage.read_bytes(probe) != b"penstock":
             raise OSError("it reads back something else than was written")
         storage.delete(probe)
-    except (OSError, ServiceError) as error:
+    except Exception as error:  # every store has errors of its own
         raise PreflightError(
             f"storage {storage.root} cannot be written: {type(error).__name__}: {error}",
             next_step="correct `storage` (or the credentials and AWS_ENDPOINT_URL), then: penstock doctor --storage "

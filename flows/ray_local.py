@@ -27,7 +27,7 @@ import psutil
 import ray
 from ray._private import ray_constants
 
-from penstock.errors import ServiceError
+from penstock.errors import Interrupted, ServiceError
 
 __all__ = ["RayCluster", "join_ray", "local_ray"]
 
@@ -90,6 +90,9 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
     with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
         try:
             ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
+        except Interrupted:
+            ray.shutdown()
+            raise
         except Exception as error:
             ray.shutdown()
             raise ServiceError(

@@ -20,7 +20,7 @@ from ingest.dataset import SPLITS, Split
 from ingest.spec import DataSpec
 from ingest.splits import check_split_rules
 from penstock.config import Section
-from penstock.errors import DataError, PenstockError, ServiceError
+from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
 from penstock.storage import filesystem_of, is_local
 
 __all__ = ["EXTENSIONS", "SourceFile", "capped", "extension_of", "list_source"]
@@ -101,6 +101,8 @@ def _list_location(data: DataSpec, split: Split, location: str, base_dir: Path) 
             for full, info in found.items()
             if _is_wanted(posixpath.relpath(full, root), data.format, named=full == path, globbed=glob.has_magic(path))
         ]
+    except Interrupted:
+        raise
     except Exception as error:
         raise _listing_problem(split, uri, error) from error
     if not files:

@@ -131,8 +131,9 @@ def _beat(
                 on_lost()
                 return
             _write(storage, path, generation, holder.model_copy(update={"heartbeat": time.time()}))
-        except OSError:
-            # A store that is away for a moment is no reason to stop: the next beat tells, and EXPIRES_S leaves room for nine.
+        except Exception:
+            # Every store has errors of its own, and one that is away for a moment is no reason to stop: the next beat tells,
+            # and EXPIRES_S leaves room for nine.
             continue
 
 

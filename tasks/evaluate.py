@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ingest.dataset import SPLITS, Split
 from tasks.context import Outcome, RunContext
 from tasks.stage import Facts, Look, Stage, stage_task
-from tasks.train import checkpoint_store, chosen_checkpoint, make_job
+from tasks.train import chosen_checkpoint, make_job, trusted_checkpoint
 from training.evaluation import evaluate as evaluate_model
 from training.trainer import TrainOutcome
 
 __all__ = ["STAGE", "evaluate", "model_checkpoint"]
+
+DRAIN_S = 10.0
+"""How long the stage waits for its figures to reach the tracking server before it counts as done."""
 
 
 def model_checkpoint(ctx: RunContext) -> str:
@@ -24,7 +28,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     splits: list[Split] = [split for split in SPLITS[1:] if rows.get(split)]
     result = evaluate_model(
         make_job(ctx),
-        checkpoint_store(ctx.project, ctx.work_storage).get(model_checkpoint(ctx)),
+        trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx)),
         splits=splits,
         metrics=spec.evaluate.metrics,
         figures=spec.evaluate.figures,
@@ -33,10 +37,18 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     for name, table in result.tables.items():
         ctx.tracker.log_json(f"evaluation/{name}.json", table)
     step = TrainOutcome.model_validate(ctx.output("train")).step
-    ctx.tracker.log_metrics(result.metrics, step)
+    metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
+    for name in sorted(result.metrics.keys() - metrics.keys()):
+        ctx.warn(f"evaluate: {name} is {result.metrics[name]}; it is left out")
     for name, figure in result.figures.items():
         ctx.tracker.log_figure(f"evaluation/{name}", figure)
-    return {"metrics": result.metrics, "figures": sorted(result.figures), "checkpoint": model_checkpoint(ctx)}, "ran"
+    ctx.tracker.drain(DRAIN_S)
+    return {"metrics": metrics, "step": step, "figures": sorted(result.figures), "checkpoint": model_checkpoint(ctx)}, "ran"
+
+
+def _show(ctx: RunContext, output: dict[str, Any]) -> None:
+    # In every attempt: a kill right after the stage must not lose its numbers. The tracker drops what is there already.
+    ctx.tracker.log_metrics(output["metrics"], output["step"])
 
 
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:
@@ -48,5 +60,5 @@ def _facts(output: dict[str, Any]) -> Facts:
     return tuple((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
 
 
-STAGE = Stage("evaluate", _run, _distrust, _facts, of_run=True)
+STAGE = Stage("evaluate", _run, _distrust, _facts, of_run=True, publish=_show)
 evaluate = stage_task(STAGE)

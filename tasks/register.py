@@ -12,7 +12,7 @@ from ingest.spec import ShuffleSpec
 from tasks.context import Outcome, RunContext
 from tasks.evaluate import model_checkpoint
 from tasks.stage import Facts, Look, Stage, stage_task
-from tasks.train import checkpoint_store, make_job
+from tasks.train import make_job, trusted_checkpoint
 from training.feeds import open_job_feed
 from training.register import register_model, version_exists
 
@@ -24,7 +24,7 @@ EXAMPLE_ROWS = 4
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     name = spec.register_.name or spec.name
-    checkpoint = checkpoint_store(ctx.project, ctx.work_storage).get(model_checkpoint(ctx))
+    checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     manifest = ctx.manifest
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder, "model.safetensors")

@@ -12,13 +12,13 @@ from tasks.materialize import feed_opener
 from tasks.project import Project
 from tasks.stage import Facts, Look, Stage, stage_task
 from training import journal
-from training.checkpoint import CheckpointStore
+from training.checkpoint import Checkpoint, CheckpointStore
 from training.job import TrainJob
 from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, Warned, WorkerStarted
 from training.trainer import TrainOutcome
 from training.trainer import train as run_training
 
-__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "train"]
+__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "train", "trusted_checkpoint"]
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -102,6 +102,22 @@ def chosen_checkpoint(outcome: TrainOutcome) -> str:
     if name is None:
         raise CheckpointError("training ended without a checkpoint", next_step="run the same command again")
     return name
+
+
+def trusted_checkpoint(project: Project, run_storage: Storage, name: str) -> Checkpoint:
+    """The checkpoint, once its files match their hashes: what is evaluated and registered must be what was trained.
+
+    Raises:
+        CheckpointError: it is gone or damaged.
+    """
+    store = checkpoint_store(project, run_storage)
+    problem = store.problem(name)
+    if problem is not None:
+        raise CheckpointError(
+            f"checkpoint {run_storage.uri(f'checkpoints/{name}')} cannot be believed: {problem}",
+            next_step="restore its files, or train again: penstock run FILE --fresh",
+        )
+    return store.get(name)
 
 
 def _publish_checkpoint(ctx: RunContext, store: CheckpointStore, event: CheckpointCommitted) -> None:

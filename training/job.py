@@ -59,7 +59,8 @@ class TrainJob:
         """The settings that may change on a resume at the price of bit-exactness, by dotted path in the pipeline file."""
         values = self.spec.model_dump(mode="json")
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
-        return {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
+        settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
+        return {**settings, "the recipe's code": self.code.digest}
 
     @property
     def total_steps(self) -> int:

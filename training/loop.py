@@ -111,7 +111,10 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
             validate_now = parts.validation is not None and (
                 epoch_done or last or _every(spec.validate_every_steps, state.step)
             )
-            save_now = last or (epoch_done and spec.checkpoint.every_epoch) or _every(spec.checkpoint.every_steps, state.step)
+            # What is the best must not hang on when the clock asked for a checkpoint: every validated state is a candidate.
+            candidate = validate_now and spec.checkpoint.best is not None
+            on_epoch = epoch_done and spec.checkpoint.every_epoch
+            save_now = last or candidate or on_epoch or _every(spec.checkpoint.every_steps, state.step)
             if not (exchange.due or validate_now or save_now):
                 continue
 
@@ -153,7 +156,3 @@ def _finished(job: TrainJob, state: TrainState) -> bool:
 
 def _every(steps: int | None, step: int) -> bool:
     return steps is not None and step % steps == 0
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

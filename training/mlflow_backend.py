@@ -26,9 +26,9 @@ from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
 from ingest.dataset import FeedSchema
-from penstock.errors import ServiceError
+from penstock.errors import Interrupted, ServiceError
 from training.journal import Point
-from training.redact import fit_key, fit_value
+from training.redact import fit_key, fit_value, redact_text
 from training.sender import Operation, Trouble
 
 __all__ = [
@@ -82,12 +82,14 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
             with _database_lock(tracking_uri):
                 client = open_client(tracking_uri)
                 return client, _experiment_id(client, tracking_uri, experiment)
+        except Interrupted:
+            raise
         except Exception as error:
             if attempt < tries and _judge(error) is Trouble.PASSING:
                 time.sleep(0.5 * attempt)
                 continue
             raise ServiceError(
-                f"MLflow at {tracking_uri} does not answer: {str(error).splitlines()[0][:300]}",
+                f"MLflow at {redact_text(tracking_uri)} does not answer: {str(error).splitlines()[0][:300]}",
                 next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
             ) from error
     raise AssertionError("unreachable")
@@ -251,6 +253,8 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
         try:
             with _long_requests():
                 return call()
+        except Interrupted:
+            raise
         except Exception as error:
             if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
                 time.sleep(delay_s)

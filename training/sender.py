@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from penstock.config import Section
 from penstock.storage import Storage
@@ -47,6 +47,8 @@ class Operation(Section):
 
 class Outbox(Section):
     """What an earlier process could not deliver."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # a loss of NaN is news too, and JSON's null is none
 
     version: int = 1
     operations: tuple[Operation, ...] = ()

@@ -8,6 +8,7 @@ from flows.decisions import Continue, NewRun, Refuse, choose_run
 from tasks.keys import StageKey
 from tasks.runs import Run
 from training.spec import TrainSpec
+from training.state import TrainState
 
 STAGES = ("read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register")
 
@@ -25,7 +26,9 @@ def run(status: str, spec: dict[str, Any], **inputs: dict[str, Any]) -> Run:
 
 
 def decide(current: Run | None, spec: dict[str, Any], *, checkpoint: bool = True, fresh: bool = False, **inputs: Any) -> Any:
-    return choose_run(current, spec, keys(**inputs), has_checkpoint=checkpoint, fresh=fresh)
+    return choose_run(
+        current, spec, keys(**inputs), reached=TrainState(step=10, epoch=1, position=5) if checkpoint else None, fresh=fresh
+    )
 
 
 def test_the_first_run_is_new_and_fresh_always_is() -> None:
@@ -83,3 +86,13 @@ def test_after_the_end_a_warn_change_with_more_epochs_goes_on() -> None:
     decision = decide(run("done", train()), train(learning_rate=0.5, epochs=4))
     assert isinstance(decision, Continue)
     assert decision.warnings
+
+
+def test_a_shorter_training_is_not_what_a_longer_one_left() -> None:
+    longer = train(epochs=5)
+    refused = decide(run("killed", longer), train(epochs=1))
+    assert isinstance(refused, Refuse)
+    assert refused.changes == ("train.epochs: 1 ends before the newest checkpoint (epoch 1, step 10)",)
+    assert isinstance(decide(run("done", longer), train(epochs=1)), NewRun)
+    assert isinstance(decide(run("killed", longer), train(epochs=5, max_steps=9)), Refuse)
+    assert isinstance(decide(run("killed", longer), train(epochs=2, max_steps=10)), Continue)

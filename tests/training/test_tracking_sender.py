@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -167,3 +168,10 @@ def wait_for_file(path: Path, word: str) -> None:
             return
         pause.wait(0.01)
     raise AssertionError(f"{path} never held {word!r}")
+
+
+def test_a_value_that_is_no_number_does_not_spoil_the_outbox(tmp_path: Path) -> None:
+    written = Outbox(points=((1, 1, {"loss": float("nan"), "norm": float("inf")}), (2, 2, {"loss": 0.5})))
+    read = Outbox.model_validate_json(written.model_dump_json())
+    assert [(t, step) for t, step, _ in read.points] == [(1, 1), (2, 2)]
+    assert math.isnan(read.points[0][2]["loss"]) and math.isinf(read.points[0][2]["norm"])
