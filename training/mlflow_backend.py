@@ -95,8 +95,8 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
     raise AssertionError("unreachable")
 
 
-def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None) -> OpenRun:
-    """Reopen `run_id` (status RUNNING), or the run of that name, or create one.
+def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
+    """Reopen `run_id` (status RUNNING), or, if an earlier attempt has `begun`, the run of that name, or create one.
 
     Names are unique: they are penstock's ids of runs. A driver killed before it could note the new run's id leaves one to be
     found.
@@ -106,7 +106,7 @@ def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: 
         with contextlib.suppress(MlflowException):
             found = client.get_run(run_id)
             run = found if found.info.lifecycle_stage == "active" else None
-    if run is None:
+    if run is None and begun:
         named = client.search_runs([experiment_id], f"attributes.run_name = '{run_name}'", max_results=1)
         run = next(iter(named), None)
     if run is None:

@@ -79,7 +79,7 @@ class Tracker:
             ServiceError: the server does not answer or refuses.
         """
         client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
-        run = mlflow_backend.ensure_run(client, experiment_id, run_name, run_id)
+        run = mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=attempt > 1)
         sender = Sender(mlflow_backend.MlflowTransport(run), outbox)
         tracker = cls(run, tracking_uri, sender, attempt)
         left = Outbox.load(outbox)
