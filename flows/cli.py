@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from flows.command_line import run_command
 from penstock import __version__
 from penstock.errors import Interrupted, PenstockError
 
@@ -116,7 +117,7 @@ def run(
 
         return run_pipeline(file, overrides or [], fresh=fresh, until=until.value if until else None)
 
-    _answer(work, as_json, again=f"penstock run {file}" + "".join(f" --set {text}" for text in overrides or []))
+    _answer(work, as_json, again=run_command(file, overrides or []))
 
 
 @app.command()

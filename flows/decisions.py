@@ -58,7 +58,7 @@ def choose_run(
     changes = _field_changes(current.spec.get("train", {}), train)
     forbidden = [*data, *changes[OnResume.FORBIDDEN], *_already_beyond(train, reached)]
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
-    if current.status != "done":
+    if current.done_key is None or current.keys["train"].key != current.done_key:
         return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
     if forbidden:
         return NewRun(f"the last run is done, and since then {forbidden[0]}")

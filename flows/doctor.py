@@ -15,8 +15,8 @@ from rich.console import Console
 
 from flows import doctor_machine, doctor_servers
 from flows.finding import Finding, fail
+from penstock.redact import redact_text
 from penstock.storage import Storage, is_local
-from training.redact import redact_text
 
 __all__ = ["Check", "diagnose", "show_findings"]
 

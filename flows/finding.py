@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.config import Section
-from training.redact import redact_text
+from penstock.redact import redact_text
 
 __all__ = ["Finding", "fail", "ok", "warn"]
 

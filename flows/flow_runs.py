@@ -33,5 +33,5 @@ def mark_crashed(attempt: Attempt) -> None:
     with contextlib.suppress(PrefectException, OSError), get_client(sync_client=True) as client:
         state = client.read_flow_run(identity).state
         if state is not None and not state.is_final():
-            crashed: State[None] = Crashed(message=f"its process (pid {attempt.pid} on {attempt.host}) vanished")
+            crashed: State[None] = Crashed(message=f"its process ({attempt.process}) vanished")
             client.set_flow_run_state(identity, crashed, force=True)

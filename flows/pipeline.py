@@ -18,15 +18,17 @@ from prefect.utilities.annotations import quote
 from pydantic import BaseModel, Field
 
 from flows.cancel_watch import cancel_becomes_sigterm
+from flows.command_line import run_command
 from flows.console import make_reporter
 from flows.decisions import Continue, Refuse, choose_run
 from flows.environment import describe_environment, git_commit
-from flows.flow_runs import mark_crashed, name_flow_run
+from flows.flow_runs import name_flow_run
 from flows.preflight import check_recipe, check_resources, check_storage, cpus_needed, cpus_refused
+from flows.repair import close_attempts, repair_run
 from flows.sample import try_one_batch
 from flows.services import mlflow_uri, ray_cluster, telemetry_off
 from flows.spec_file import LoadedSpec, load_spec
-from penstock.errors import Interrupted, ResumeError
+from penstock.errors import Interrupted, ResumeError, ServiceError
 from penstock.lease import hold_lease
 from penstock.stopping import StopRequest, stopping_on_signals
 from tasks.context import Reporter, RunContext
@@ -102,7 +104,9 @@ def _begin(
     ledger = Ledger(project.storage)
     keys = stage_keys(project)
     check_recipe(project)
-    run = _choose(ledger, loaded, keys, request, reporter)
+    tracking_uri = mlflow_uri(loaded.state_dir)
+    current = _current(ledger, loaded.spec.name, request.fresh, reporter)
+    run = _choose(ledger, loaded, keys, request, current, reporter)
     will_train = not _trained(ledger, project, run, keys)
     prepared = ledger.stage_record(MATERIALIZE.record_path(run.run, keys["materialize"].key), keys["materialize"].key)
     if prepared is None:
@@ -110,36 +114,30 @@ def _begin(
             reporter.warn(warning)
     if will_train and prepared is None:
         try_one_batch(project)
-    for old in ledger.attempts(run.run):
-        if old.status == "running":
-            # We hold the lease, so whoever wrote this is gone.
-            ledger.save_attempt(run.run, old.model_copy(update={"status": "killed", "ended": utc_now()}))
-            mark_crashed(old)
+    close_attempts(ledger, run)
+    if current is not None and current.run != run.run:
+        repair_run(ledger, current, tracking_uri)
     attempt = ledger.new_attempt(run.run, flow_run.get_id())
-    ledger.save_run(run)
-    ledger.make_current(run)
-    name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
-    tracker = Tracker.open(
-        mlflow_uri(loaded.state_dir),
-        experiment=loaded.spec.name,
-        run_name=run.run,
-        run_id=run.mlflow_run_id,
-        tags=_tags(run, attempt, keys, loaded),
-        params=run.spec,
-        attempt=attempt.number,
-        outbox=project.storage.child(f"runs/{run.run}"),
-    )
-    run = run.model_copy(update={"mlflow_run_id": tracker.run_id})
-    own = project.storage.child(f"runs/{run.run}")
-    committed = CheckpointStore(own).committed()
-    if committed:
-        # Those before the checkpoint may not have reached the server; those beyond it are measured again.
-        tracker.replay(read_journal(own, committed[0].manifest.step, after_step=tracker.complete_step()))
-    ledger.save_run(run)
-    resolved = {"spec": run.spec, "origins": loaded.origins}
-    tracker.log_text(f"attempt-{attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
-    tracker.log_text(f"attempt-{attempt.number}/environment.txt", describe_environment())
-    reporter.say(f"{run.pipeline}: run {run.run}, attempt {attempt.number}")
+    try:
+        ledger.save_run(run)
+        ledger.make_current(run)
+        name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
+        tracker = Tracker.open(
+            tracking_uri,
+            experiment=loaded.spec.name,
+            run_name=run.run,
+            run_id=run.mlflow_run_id,
+            tags=_tags(run, attempt, keys, loaded),
+            params=run.spec,
+            attempt=attempt.number,
+            outbox=project.storage.child(f"runs/{run.run}"),
+        )
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, Interrupted) else "failed"
+        ended = {"status": status, "ended": utc_now(), "error": str(error)}
+        ledger.save_attempt(run.run, attempt.model_copy(update=ended))
+        ledger.save_run(run.model_copy(update={"status": status}))
+        raise
     started = threading.Event()
 
     def need_ray() -> None:
@@ -156,7 +154,7 @@ def _begin(
         project=project,
         keys=keys,
         ledger=ledger,
-        run=run,
+        run=run.model_copy(update={"mlflow_run_id": tracker.run_id}),
         attempt=attempt,
         tracker=tracker,
         reporter=reporter,
@@ -167,6 +165,31 @@ def _begin(
     )
 
 
+def _introduce(ctx: RunContext) -> None:
+    """Note which MLflow run this is, and tell it what it should know before the first stage."""
+    ctx.ledger.save_run(ctx.run)
+    own = ctx.work_storage
+    committed = CheckpointStore(own).committed()
+    if committed:
+        # Those before the checkpoint may not have reached the server; those beyond it are measured again.
+        ctx.tracker.replay(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
+    resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
+    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/environment.txt", describe_environment())
+    ctx.reporter.say(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
+
+
+def _current(ledger: Ledger, pipeline: str, fresh: bool, reporter: Reporter) -> Run | None:
+    """The run to continue; with `fresh` an unreadable one is no hindrance."""
+    try:
+        return ledger.current_run(pipeline)
+    except ResumeError as error:
+        if not fresh:
+            raise
+        reporter.warn(error.message)
+        return None
+
+
 def _trained(ledger: Ledger, project: Project, run: Run, keys: dict[str, StageKey]) -> bool:
     """Whether training has nothing left to do."""
     key = keys["train"].key
@@ -174,9 +197,15 @@ def _trained(ledger: Ledger, project: Project, run: Run, keys: dict[str, StageKe
     return record is not None and TRAIN.distrust(Look(project, run.run, deep=False), record.output) is None
 
 
-def _choose(ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], request: RunRequest, reporter: Reporter) -> Run:
+def _choose(
+    ledger: Ledger,
+    loaded: LoadedSpec,
+    keys: dict[str, StageKey],
+    request: RunRequest,
+    current: Run | None,
+    reporter: Reporter,
+) -> Run:
     spec = loaded.spec.model_dump(mode="json", by_alias=True)
-    current = ledger.current_run(loaded.spec.name)
     committed = CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed() if current is not None else []
     reached = committed[0].state if committed else None
     decision = choose_run(current, spec["train"], keys, reached=reached, fresh=request.fresh)
@@ -184,7 +213,7 @@ def _choose(ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], reque
         raise ResumeError(
             f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
             problems=decision.changes,
-            next_step=f"undo the change, or begin a new run: penstock run {request.file} --fresh",
+            next_step=f"undo the change, or begin a new run: {run_command(request.file, request.overrides, '--fresh')}",
         )
     if isinstance(decision, Continue):
         for warning in decision.warnings:
@@ -198,6 +227,7 @@ def _choose(ledger: Ledger, loaded: LoadedSpec, keys: dict[str, StageKey], reque
 def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
     """Perform the stages in order and close the attempt with an honest status."""
     try:
+        _introduce(ctx)
         for stage in _TASKS:
             ctx.stopping.check()
             # Quoted, so that Prefect does not search the context for futures.
@@ -254,10 +284,17 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
     unsent = ctx.tracker.close(_MLFLOW_STATUS.get(status, "FAILED"))
     if unsent:
         ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
-    ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result)})
-    ctx.ledger.save_run(ctx.run)
-    # Last: an attempt that is still marked as running is what a later command repairs.
-    ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+    done = {"done_key": ctx.keys["train"].key} if status == "done" else {}
+    ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result), **done})
+    try:
+        ctx.ledger.save_run(ctx.run)
+        # Last: an attempt that is still marked as running is what a later command repairs.
+        ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+    except (OSError, ServiceError) as failure:
+        if error is None:
+            raise
+        # A full disk, for instance: what stopped the attempt is the news, not that it cannot be written down.
+        ctx.reporter.warn(f"the end of this attempt is not on record ({failure}); the next run or status repairs that")
 
 
 def _tags(run: Run, attempt: Attempt, keys: dict[str, StageKey], loaded: LoadedSpec) -> dict[str, str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.decisions import Continue, NewRun, Refuse, choose_run
+from flows.services import mlflow_uri
 from flows.spec_file import load_spec
 from tasks.evaluate import STAGE as EVALUATE
 from tasks.keys import StageKey, changed_inputs, stage_keys
@@ -50,9 +51,13 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     continued = decision.run if isinstance(decision, Continue) else None
     stages: list[dict[str, Any]] = []
     will_run: set[str] = set()
+    upstream: dict[str, dict[str, Any]] = {}
+    run_id = continued.run if continued else ""
+    look = Look(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
     for stage in _STAGES:
-        entry = _plan_stage(stage, project, ledger, keys, current, continued, steps, will_run)
+        entry, output = _plan_stage(stage, look, ledger, keys, current, steps, will_run)
         stages.append(entry)
+        upstream[stage.name] = output
         if entry["action"] != "reuse":
             will_run.add(stage.name)
     if "train" in will_run:
@@ -96,30 +101,29 @@ def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
 
 def _plan_stage(
     stage: Stage,
-    project: Project,
+    look: Look,
     ledger: Ledger,
     keys: dict[str, StageKey],
     current: Run | None,
-    continued: Run | None,
     steps: list[int],
     will_run: set[str],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plan of one stage, and the output it would reuse."""
     key = keys[stage.name]
     entry: dict[str, Any] = {"name": stage.name, "key": key.key, "action": "run", "because": []}
-    run_id = continued.run if continued else ""
     record = None
-    if not (stage.of_run and (not run_id or will_run & {"train"})):
-        record = ledger.stage_record(stage.record_path(run_id, key.key), key.key)
+    if not (stage.of_run and (not look.run_id or will_run & {"train"})):
+        record = ledger.stage_record(stage.record_path(look.run_id, key.key), key.key)
     if record is not None:
-        doubt = stage.distrust(Look(project, run_id, deep=False), record.output)
+        doubt = stage.distrust(look, record.output)
         if doubt is None:
-            return {**entry, "action": "reuse", "because": [f"made {record.made}"]}
-        return {**entry, "because": [doubt]}
+            return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
+        return {**entry, "because": [doubt]}, {}
     old = current.keys.get(stage.name) if current else None
     because = changed_inputs(old.inputs, key.inputs) if old else ["never run"]
     because += [
         f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run
     ]
-    if stage.name == "train" and continued is not None and steps:
-        return {**entry, "action": "resume", "because": [f"checkpoint at step {steps[0]}", *because]}
-    return {**entry, "because": because or ["not finished yet"]}
+    if stage.name == "train" and look.run_id and steps:
+        return {**entry, "action": "resume", "because": [f"checkpoint at step {steps[0]}", *because]}, {}
+    return {**entry, "because": because or ["not finished yet"]}, {}

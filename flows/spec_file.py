@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.config import Section
 from penstock.errors import SpecError
-from penstock.storage import is_local
+from penstock.redact import holds_secret
+from penstock.stores import is_local
 from tasks.spec import PipelineSpec, cross_check
 
 __all__ = ["LoadedSpec", "load_spec", "schema_json"]
@@ -76,6 +77,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         problems += [_describe(item) for item in error.errors(include_url=False)]
     if spec is not None:
         problems += cross_check(spec)
+        problems += _secrets(spec.model_dump(mode="json", by_alias=True))
     if problems or spec is None:
         shown = [f"{_where(path.name, p, origins)}: {p}: {message}" for p, message in problems]
         raise SpecError(
@@ -88,6 +90,15 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         spec = spec.model_copy(update={"storage": str((path.parent / storage).resolve())})
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)
+
+
+def _secrets(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every value of the file is recorded and shown; a secret among them would be too."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _secrets(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, str) and holds_secret(path, value):
+        yield path, "this looks like a secret, and every value of this file is recorded; read it from the environment instead"
 
 
 def schema_json() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,12 @@ from rich.table import Table
 
 from flows.services import mlflow_uri, prefect_api
 from flows.spec_file import load_spec
-from penstock.errors import SpecError
-from penstock.lease import current_holder
+from penstock.errors import LeaseHeldError, SpecError
+from penstock.lease import LeaseHolder, current_holder, hold_lease
+from penstock.redact import redact_text
 from penstock.storage import Storage
-from tasks.runs import Attempt, Ledger, Run, utc_now
+from tasks.runs import Ledger, Run
 from training.checkpoint import CheckpointStore
-from training.journal import read_journal
-from training.tracking import repair
 
 __all__ = ["collect_status", "show_status", "state_of"]
 
@@ -40,20 +40,12 @@ def collect_status(file: Path | None) -> dict[str, Any]:
     """List runs with their attempts; attempts whose process is gone are marked killed, in Prefect and in MLflow too."""
     storage, state_dir, name = state_of(file)
     ledger = Ledger(storage)
-    shown: list[dict[str, Any]] = []
-    vanished: list[tuple[Run, Attempt]] = []
-    for run in ledger.runs():
-        if name not in (None, run.pipeline):
-            continue
-        holder = current_holder(storage, f"pipelines/{run.pipeline}/lease")
-        attempts = ledger.attempts(run.run)
-        vanished += [(run, a) for a in attempts if a.vanished or (a.status == "running" and holder is None)]
-        shown.append(_describe(storage, run, attempts, str(holder) if holder and run.status == "running" else None))
-    repaired = _repair(ledger, state_dir, vanished) if vanished else []
-    for entry in shown:
-        if entry["run"] in repaired:
-            entry["status"] = "killed"
-    return {"status": "done", "storage": storage.root, "runs": shown, "repaired": repaired}
+    runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
+    suspects = [run for run in runs if any(attempt.status == "running" for attempt in ledger.attempts(run.run))]
+    holders = {pipeline: current_holder(storage, _lease(pipeline)) for pipeline in {run.pipeline for run in runs}}
+    repaired = _repair(ledger, state_dir, [run for run in suspects if holders[run.pipeline] is None])
+    shown = [_describe(ledger, run, holders[run.pipeline]) for run in runs]
+    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired}
 
 
 def show_status(result: dict[str, Any], console: Console) -> None:
@@ -68,13 +60,18 @@ def show_status(result: dict[str, Any], console: Console) -> None:
         console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False)
 
 
-def _describe(storage: Storage, run: Run, attempts: list[Attempt], holder: str | None) -> dict[str, Any]:
-    committed = CheckpointStore(storage.child(f"runs/{run.run}")).committed()
+def _lease(pipeline: str) -> str:
+    return f"pipelines/{pipeline}/lease"
+
+
+def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:
+    run = ledger.load_run(run.run) or run
+    committed = CheckpointStore(ledger.storage.child(f"runs/{run.run}")).committed()
     return {
         "run": run.run,
         "pipeline": run.pipeline,
         "status": run.status,
-        "held_by": holder,
+        "held_by": str(holder) if holder is not None and run.status == "running" else None,
         "mlflow_run_id": run.mlflow_run_id,
         "step": committed[0].manifest.step if committed else None,
         "checkpoint": committed[0].name if committed else None,
@@ -82,22 +79,24 @@ def _describe(storage: Storage, run: Run, attempts: list[Attempt], holder: str |
         "model_uri": run.result.get("model_uri"),
         "metrics": run.result.get("metrics", {}),
         "attempts": [
-            a.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"}) for a in attempts
+            attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})
+            for attempt in ledger.attempts(run.run)
         ],
     }
 
 
-def _repair(ledger: Ledger, state_dir: Path, vanished: list[tuple[Run, Attempt]]) -> list[str]:
+def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
+    """Close runs that nobody works on. Returns those that were repaired."""
+    if not suspects:
+        return []
+    repaired: list[str] = []
     with prefect_api(state_dir):
-        from flows.flow_runs import mark_crashed
+        from flows.repair import repair_run
 
-        for run, attempt in vanished:
-            ledger.save_attempt(run.run, attempt.model_copy(update={"status": "killed", "ended": utc_now()}))
-            ledger.save_run(run.model_copy(update={"status": "killed"}))
-            mark_crashed(attempt)
-            if run.mlflow_run_id is not None:
-                own = ledger.storage.child(f"runs/{run.run}")
-                committed = CheckpointStore(own).committed()
-                last = committed[0].manifest.step if committed else 0
-                repair(mlflow_uri(state_dir), run.mlflow_run_id, status="KILLED", points=read_journal(own, last), outbox=own)
-    return sorted({run.run for run, _ in vanished})
+        for run in suspects:
+            # Opening Prefect takes seconds, in which somebody may have begun to work on the run.
+            with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, _lease(run.pipeline)):
+                now = ledger.load_run(run.run)
+                if now is not None and repair_run(ledger, now, mlflow_uri(state_dir)):
+                    repaired.append(run.run)
+    return repaired

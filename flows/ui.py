@@ -19,6 +19,7 @@ import httpx
 from flows.services import mlflow_uri, prefect_api
 from flows.status import state_of
 from penstock.errors import ServiceError
+from penstock.redact import redact_text
 
 __all__ = ["serve_ui"]
 
@@ -48,12 +49,13 @@ def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) ->
     tracking = mlflow_uri(state_dir)
     asked = threading.Event()
     with _asking(asked), prefect_api(state_dir) as prefect, _mlflow_page(tracking, state_dir, mlflow_port, asked) as mlflow:
+        pages = {"mlflow": redact_text(mlflow), "prefect": redact_text(prefect.ui_url)}
         if not asked.is_set():
-            say(f"MLflow:  {mlflow}")
-            say(f"Prefect: {prefect.ui_url}")
+            say(f"MLflow:  {pages['mlflow']}")
+            say(f"Prefect: {pages['prefect']}")
             say("Ctrl-C closes them")
         asked.wait()
-        return {"status": "done", "mlflow": mlflow, "prefect": prefect.ui_url}
+        return {"status": "done", **pages}
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """How is a source file opened, and what does it mean when a store refuses?
 
-Reading goes through pyarrow's filesystems: its S3 client is 2 to 10 times as fast as s3fs on columnar files. Every failure of
-a store becomes a ServiceError with endpoint, bucket, key and the setting to look at: the clients' own texts name none of them.
+Reading goes through pyarrow's filesystems: its S3 client is 2 to 10 times as fast as s3fs on columnar files.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
 from penstock.errors import DataError, ServiceError
-from penstock.storage import filesystem_of, is_local
+from penstock.storage import filesystem_of
+from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
 
 __all__ = [
     "COMPRESSED",
@@ -30,15 +30,12 @@ __all__ = [
     "read_blocks",
     "read_bytes",
     "read_problem",
-    "store_name",
-    "store_problem",
 ]
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _PROBE_S = 2.0
 _STREAM_BYTES = 1 << 20
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
-_DENIED = ("ACCESS_DENIED", "Forbidden", "SignatureDoesNotMatch", "InvalidAccessKeyId", "status 403", "redentials")
 
 
 def open_input(uri: str) -> pa.NativeFile:
@@ -80,10 +77,10 @@ def read_blocks(stream: pa.NativeFile, block_bytes: int) -> Iterator[bytes]:
 def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
     if is_local(uri):
         return arrow_fs.LocalFileSystem(), uri.removeprefix("file://")
-    if _is_s3(uri):
+    if is_s3(uri):
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
-        return _s3_filesystem(_endpoint_of(uri), region, credentials), uri.split("://", 1)[1]
+        return _s3_filesystem(endpoint_of(uri), region, credentials), uri.split("://", 1)[1]
     fs, path = filesystem_of(uri)
     return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(fs)), path
 
@@ -107,7 +104,7 @@ def probe_endpoint(uri: str) -> None:
     Raises:
         ServiceError: nobody listens there.
     """
-    endpoint = _endpoint_of(uri)
+    endpoint = endpoint_of(uri)
     address = urlsplit(endpoint) if endpoint else None
     if address is None or address.hostname is None:
         return
@@ -125,7 +122,7 @@ def probe_endpoint(uri: str) -> None:
 
 def bucket_is_missing(uri: str) -> bool:
     """Tell a missing bucket from a missing key: both clients report the two alike."""
-    if not _is_s3(uri):
+    if not is_s3(uri):
         return False
     fs, _ = filesystem_of(uri)
     try:
@@ -137,24 +134,6 @@ def bucket_is_missing(uri: str) -> bool:
     return False
 
 
-def store_name(uri: str) -> str:
-    """The endpoint a remote URI is read from, in words."""
-    return _endpoint_of(uri) or f"the default {urlsplit(uri).scheme} endpoint"
-
-
-def store_problem(uri: str, error: Exception) -> ServiceError:
-    """Say which store, bucket and key failed, and which setting to look at."""
-    address = urlsplit(uri)
-    text = " ".join(f"{error}".split()) or type(error).__name__
-    denied = isinstance(error, PermissionError) or any(word in text for word in _DENIED)
-    what = "refuses the credentials for" if denied else "fails for"
-    settings = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if denied else "AWS_ENDPOINT_URL"
-    return ServiceError(
-        f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}: {text}",
-        next_step=f"look at {settings}" if _is_s3(uri) else "check the URL, the network and the credentials",
-    )
-
-
 def read_problem(uri: str, error: Exception) -> DataError | ServiceError:
     """Turn what a reader raised into an error that names the file."""
     if isinstance(error, (DataError, ServiceError)):
@@ -162,16 +141,6 @@ def read_problem(uri: str, error: Exception) -> DataError | ServiceError:
     if isinstance(error, FileNotFoundError):
         return DataError(f"{uri}: gone since it was listed", next_step="run again; files must not change while they are read")
     text = " ".join(f"{error}".split())
-    if not is_local(uri) and isinstance(error, OSError) and any(word in text for word in ("AWS", "curl", "HTTP", *_DENIED)):
+    if not is_local(uri) and isinstance(error, OSError) and any(word in text for word in ("AWS", "curl", "HTTP", *DENIED)):
         return store_problem(uri, error)
     return DataError(f"{uri}: {text or type(error).__name__}")
-
-
-def _is_s3(uri: str) -> bool:
-    return uri.startswith(("s3://", "s3a://"))
-
-
-def _endpoint_of(uri: str) -> str | None:
-    if not _is_s3(uri):
-        return None
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None

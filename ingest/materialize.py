@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ingest.dataset import SPLITS, DatasetManifest, FeedSchema, ShardInfo, Split, UnitInfo
@@ -49,7 +50,8 @@ def materialize(
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
     Runs on the driver; Ray must be initialised unless `parallel` is `local_map`. Called again for a dataset that exists, it
-    checks every shard's hash, and makes the units of damaged ones again.
+    checks every shard's hash, and makes the units of damaged ones again. Units of other datasets are taken over if their sizes
+    are right and, on a local disk, their hashes; from a store each shard is checked when it is fetched.
 
     Args:
         key: the materialize stage's key, which names the dataset.
@@ -64,7 +66,7 @@ def materialize(
     results: dict[str, UnitResult] = {}
     for job in jobs:
         record = committed(storage, job.key) if job.key not in distrusted else None
-        if record is not None:
+        if record is not None and not (storage.is_local and any(map(partial(_has_changed, storage), record.shards))):
             results[job.key] = UnitResult(record=record)
     todo = [job for job in jobs if job.key not in results]
     total = sum(file.rows or 0 for job in jobs for file in job.files)
@@ -87,13 +89,14 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
     """List the shards that are missing or have the wrong size; with `deep`, also those whose content has changed."""
     damaged = []
     for shard in manifest.shards:
-        if not has_size(storage, shard):
+        if not has_size(storage, shard) or (deep and _has_changed(storage, shard)):
             damaged.append(shard)
-        elif deep:
-            with storage.open(shard.path) as handle:
-                if file_digest(handle) != shard.digest:
-                    damaged.append(shard)
     return damaged
+
+
+def _has_changed(storage: Storage, shard: ShardInfo) -> bool:
+    with storage.open(shard.path) as handle:
+        return file_digest(handle) != shard.digest
 
 
 def _build(job: UnitJob) -> tuple[str, UnitResult]:

@@ -22,7 +22,7 @@ from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError, PenstockError
 from penstock.progress import Progress
-from penstock.storage import is_local
+from penstock.stores import is_local
 
 __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
 

@@ -15,13 +15,14 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
-from ingest.access import COMPRESSED, bucket_is_missing, probe_endpoint, store_name, store_problem
+from ingest.access import COMPRESSED, bucket_is_missing, probe_endpoint
 from ingest.dataset import SPLITS, Split
 from ingest.spec import DataSpec
 from ingest.splits import check_split_rules
 from penstock.config import Section
 from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
-from penstock.storage import filesystem_of, is_local
+from penstock.storage import filesystem_of
+from penstock.stores import is_local, store_name, store_problem
 
 __all__ = ["EXTENSIONS", "SourceFile", "capped", "extension_of", "list_source"]
 

@@ -19,6 +19,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from penstock.redact import redact_text
+
 __all__ = [
     "CheckpointError",
     "DataError",
@@ -34,7 +36,7 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """An error a user can act on.
+    """An error a user can act on. Its texts hold no secrets: those that `redact_text` finds are hidden.
 
     Args:
         message: the thing, its value and the rule it broke, in one or two sentences.
@@ -45,10 +47,10 @@ class PenstockError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), next_step: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.problems = tuple(problems)
-        self.next_step = next_step
+        super().__init__(redact_text(message))
+        self.message = redact_text(message)
+        self.problems = tuple(map(redact_text, problems))
+        self.next_step = redact_text(next_step)
 
     def __str__(self) -> str:
         lines = [self.message, *(f"  - {problem}" for problem in self.problems)]

@@ -1,36 +1,35 @@
 """Who may work on a run now? One owner at a time, and a dead owner's place can be taken.
 
 A lease is a row of numbered files, `<path>/<generation>.json`. Whoever creates the next number owns it: creation is exclusive
-on a local
-disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a higher number tells
-an owner
-that it was given up for dead. Some object stores let two racers create one object, so a new owner reads its file back after a
-pause.
+on a local disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a higher
+number, or another owner's name in its own file, tells it that it was given up for dead. Some object stores let two racers
+create one object, so a new owner reads its file back after a pause.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import psutil
 from pydantic import ValidationError
 
 from penstock.config import Section
 from penstock.errors import LeaseHeldError
+from penstock.process import ProcessIdentity
 from penstock.storage import Storage
 
-__all__ = ["LeaseHolder", "current_holder", "hold_lease", "is_alive"]
+__all__ = ["LeaseHolder", "current_holder", "hold_lease"]
 
 HEARTBEAT_S = 5.0
 """Seconds between heartbeats."""
 EXPIRES_S = 45.0
-"""A holder on another machine that has been silent so long is taken for dead. Nine missed heartbeats survive a slow store."""
+"""A holder on another machine that has been silent so long may be dead: nine missed heartbeats survive a slow store. Clocks
+differ, so it is watched for another `WATCH_S`."""
+WATCH_S = 15.0
+"""How long a holder that seems silent is watched for a heartbeat before its place is taken, by this machine's clock alone."""
 SETTLE_S = 0.5
 """Pause before an object store is read back after a conditional put."""
 
@@ -39,27 +38,13 @@ class LeaseHolder(Section):
     """Who owns the lease."""
 
     owner: str
-    host: str
-    pid: int
-    process_started: float
-    """Start time of the process, seconds since the epoch: a reused pid is another process."""
+    process: ProcessIdentity
     heartbeat: float
     """Seconds since the epoch."""
     released: bool = False
 
     def __str__(self) -> str:
-        return f"pid {self.pid} on {self.host} (last heartbeat {max(0.0, time.time() - self.heartbeat):.0f} s ago)"
-
-
-def is_alive(host: str, pid: int, process_started: float) -> bool | None:
-    """Tell whether a process lives; None if it is on another machine, where one cannot look."""
-    if host != socket.gethostname():
-        return None
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - process_started) < 2.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return f"{self.process} (last heartbeat {max(0.0, time.time() - self.heartbeat):.0f} s ago)"
 
 
 def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
@@ -98,16 +83,15 @@ def _acquire(storage: Storage, path: str) -> tuple[int, LeaseHolder]:
     while True:
         last = _last_generation(storage, path)
         held = _read(storage, path, last) if last else None
-        if held is not None and _holds(held):
+        if held is not None and (_holds(held) or _stirs(storage, path, last, held)):
             raise LeaseHeldError(
                 f"{storage.uri(path)} is held by {held}: one process at a time may work on a run",
-                next_step=f"wait for it, or stop it (kill {held.pid} on {held.host}); a dead holder is replaced by itself",
+                next_step=f"wait for it, or stop it (kill {held.process.pid} on {held.process.host}); "
+                "a dead holder is replaced by itself",
             )
         holder = LeaseHolder(
             owner=uuid.uuid4().hex,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            process=ProcessIdentity.current(),
             heartbeat=time.time(),
         )
         if not storage.create_exclusive(_file(path, last + 1), holder.model_dump_json().encode()):
@@ -127,7 +111,8 @@ def _beat(
 ) -> None:
     while not stop.wait(HEARTBEAT_S):
         try:
-            if _last_generation(storage, path) > generation:
+            own = _read(storage, path, generation)
+            if _last_generation(storage, path) > generation or (own is not None and own.owner != holder.owner):
                 on_lost()
                 return
             _write(storage, path, generation, holder.model_copy(update={"heartbeat": time.time()}))
@@ -140,8 +125,21 @@ def _beat(
 def _holds(holder: LeaseHolder) -> bool:
     if holder.released:
         return False
-    alive = is_alive(holder.host, holder.pid, holder.process_started)
+    alive = holder.process.is_alive
     return time.time() - holder.heartbeat < EXPIRES_S if alive is None else alive
+
+
+def _stirs(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> bool:
+    """Watch a silent holder that one cannot look at. True if its record changes: it lives, and its clock is behind ours."""
+    if holder.released or holder.process.is_alive is not None:
+        return False
+    deadline = time.monotonic() + WATCH_S
+    while time.monotonic() < deadline:
+        time.sleep(min(HEARTBEAT_S / 2, WATCH_S))
+        seen = _read(storage, path, generation)
+        if seen is not None and seen != holder:
+            return not seen.released
+    return False
 
 
 def _file(path: str, generation: int) -> str:

@@ -18,8 +18,9 @@ class StopRequest:
 
     Attributes:
         stop: set by the first signal.
-        graceful: true while the work in progress looks at `stop` by itself and saves; then a first signal must not interrupt
-        it. received: the signals so far, in order.
+        graceful: true while the work in progress looks at `stop` by itself and saves; then a first signal must not
+            interrupt it.
+        received: the signals so far, in order.
     """
 
     def __init__(self) -> None:

@@ -6,31 +6,28 @@ fsync, rename; on an object store a put is atomic by itself. Callers write the m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-from penstock.errors import ServiceError
+from penstock.errors import PenstockError
+from penstock.stores import is_local, is_s3, store_problem
 
-__all__ = ["Storage", "filesystem_of", "is_local"]
-
-
-def is_local(uri: str) -> bool:
-    """Tell whether `uri` is a path on this machine (no scheme, or `file://`)."""
-    return "://" not in uri or uri.startswith("file://")
+__all__ = ["Storage", "filesystem_of"]
 
 
 def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
     """Resolve `uri` to (fsspec filesystem, path inside it). Listings are never cached: another process may have written."""
     options: dict[str, Any] = {} if is_local(uri) else {"use_listings_cache": False}
-    if uri.startswith(("s3://", "s3a://")):
+    if is_s3(uri):
         options["skip_instance_cache"] = False
     fs, path = fsspec.core.url_to_fs(uri, **options)
     return fs, path
@@ -39,8 +36,8 @@ def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
 class Storage:
     """Files below one root URI. Picklable: it holds the URI only, and opens its filesystem on first use in each process.
 
-    All paths are relative, with `/`. Paths that do not exist raise FileNotFoundError; a store that does not answer raises
-    ServiceError naming the root.
+    All paths are relative, with `/`. Paths that do not exist raise FileNotFoundError. A remote store that does not answer or
+    refuses raises ServiceError naming endpoint, bucket and key; a local disk raises its own OSError.
     """
 
     def __init__(self, root: str) -> None:
@@ -74,25 +71,41 @@ class Storage:
             self._fs, self._base = filesystem_of(self.root)
         return self._fs, f"{self._base.rstrip('/')}/{path}" if path else self._base
 
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        """Give a remote store's errors one face: its clients raise a dozen of their own, and few are OSErrors."""
+        try:
+            yield
+        except (FileNotFoundError, PenstockError):
+            raise
+        except Exception as error:
+            if self.is_local or isinstance(error, ValueError):
+                raise
+            raise store_problem(self.uri(path), error) from error
+
     def exists(self, path: str) -> bool:
         """Tell whether a file or a non-empty folder is at `path`."""
-        fs, full = self._locate(path)
-        return bool(fs.exists(full))
+        with self._translated(path):
+            fs, full = self._locate(path)
+            return bool(fs.exists(full))
 
     def size(self, path: str) -> int:
         """Size of the file in bytes."""
-        fs, full = self._locate(path)
-        return int(fs.info(full)["size"])
+        with self._translated(path):
+            fs, full = self._locate(path)
+            return int(fs.info(full)["size"])
 
     def read_bytes(self, path: str) -> bytes:
         """The whole file."""
-        fs, full = self._locate(path)
-        return bytes(fs.cat_file(full))
+        with self._translated(path):
+            fs, full = self._locate(path)
+            return bytes(fs.cat_file(full))
 
     def open(self, path: str) -> IO[bytes]:
-        """Open for reading, as a binary stream."""
-        fs, full = self._locate(path)
-        return fs.open(full, "rb")  # type: ignore[no-any-return]
+        """Open for reading, as a binary stream, whose own errors stay as they are."""
+        with self._translated(path):
+            fs, full = self._locate(path)
+            return fs.open(full, "rb")  # type: ignore[no-any-return]
 
     def read_json(self, path: str) -> Any:
         """Parse the file as JSON. Raises ValueError on text that is no JSON."""
@@ -101,8 +114,9 @@ class Storage:
     def write_bytes(self, path: str, data: bytes) -> None:
         """Replace `path` with `data`; a reader sees the old file or the new one, never a part."""
         if not self.is_local:
-            fs, full = self._locate(path)
-            fs.pipe_file(full, data)
+            with self._translated(path):
+                fs, full = self._locate(path)
+                fs.pipe_file(full, data)
             return
         target = self.local_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -124,8 +138,9 @@ class Storage:
     def put_file(self, local: str | Path, path: str) -> None:
         """Move or upload a finished local file to `path`, visible all at once. The local file may be gone afterwards."""
         if not self.is_local:
-            fs, full = self._locate(path)
-            fs.put_file(str(local), full)
+            with self._translated(path):
+                fs, full = self._locate(path)
+                fs.put_file(str(local), full)
             return
         target = self.local_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,8 +158,9 @@ class Storage:
 
     def get_file(self, path: str, local: str | Path) -> None:
         """Download (or copy) `path` to a local file."""
-        fs, full = self._locate(path)
-        fs.get_file(full, str(local))
+        with self._translated(path):
+            fs, full = self._locate(path)
+            fs.get_file(full, str(local))
 
     def create_exclusive(self, path: str, data: bytes) -> bool:
         """Create `path` only if nothing is there; False when somebody was first.
@@ -164,22 +180,24 @@ class Storage:
             finally:
                 temporary.unlink(missing_ok=True)
             return True
-        fs, full = self._locate(path)
-        if fs.exists(full):
-            return False
-        try:
-            fs.pipe_file(full, data, mode="create")
-        except (FileExistsError, OSError) as error:
+        with self._translated(path):
+            fs, full = self._locate(path)
             if fs.exists(full):
                 return False
-            raise ServiceError(f"cannot write {self.uri(path)}: {error}") from error
+            try:
+                fs.pipe_file(full, data, mode="create")
+            except OSError:
+                if fs.exists(full):
+                    return False
+                raise
         return True
 
     def list(self, path: str = "") -> list[str]:
         """Names (not paths) of the files and folders directly in `path`; hidden ones left out. Empty if absent."""
-        fs, full = self._locate(path)
         try:
-            entries = fs.ls(full, detail=False)
+            with self._translated(path):
+                fs, full = self._locate(path)
+                entries = fs.ls(full, detail=False)
         except FileNotFoundError:
             return []
         names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")}
@@ -187,11 +205,9 @@ class Storage:
 
     def delete(self, path: str) -> None:
         """Remove a file or a folder with all below it; nothing happens if it is not there."""
-        fs, full = self._locate(path)
-        try:
+        with contextlib.suppress(FileNotFoundError), self._translated(path):
+            fs, full = self._locate(path)
             fs.rm(full, recursive=True)
-        except FileNotFoundError:
-            return
 
     def local_path(self, path: str = "") -> Path:
         """The path on disk. Raises ValueError for a remote root."""

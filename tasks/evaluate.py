@@ -7,8 +7,8 @@ from typing import Any
 
 from ingest.dataset import SPLITS, Split
 from tasks.context import Outcome, RunContext
-from tasks.stage import Facts, Look, Stage, stage_task
-from tasks.train import chosen_checkpoint, make_job, trusted_checkpoint
+from tasks.stage import Facts, Stage, stage_task
+from tasks.train import chosen_checkpoint, make_job, other_weights, trusted_checkpoint
 from training.evaluation import evaluate as evaluate_model
 from training.trainer import TrainOutcome
 
@@ -43,7 +43,13 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     for name, figure in result.figures.items():
         ctx.tracker.log_figure(f"evaluation/{name}", figure)
     ctx.tracker.drain(DRAIN_S)
-    return {"metrics": metrics, "step": step, "figures": sorted(result.figures), "checkpoint": model_checkpoint(ctx)}, "ran"
+    return {
+        "metrics": metrics,
+        "step": step,
+        "figures": sorted(result.figures),
+        "checkpoint": model_checkpoint(ctx),
+        "weights_digest": ctx.output("train")["weights_digest"],
+    }, "ran"
 
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:
@@ -51,14 +57,9 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     ctx.tracker.log_metrics(output["metrics"], output["step"])
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
-    # Numbers are the output itself.
-    return None
-
-
 def _facts(output: dict[str, Any]) -> Facts:
     return tuple((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
 
 
-STAGE = Stage("evaluate", _run, _distrust, _facts, of_run=True, publish=_show)
+STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)
 evaluate = stage_task(STAGE)

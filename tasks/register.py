@@ -9,10 +9,12 @@ from typing import Any
 
 from ingest.order import make_order
 from ingest.spec import ShuffleSpec
+from penstock.digest import digest_of
+from penstock.redact import redact_text
 from tasks.context import Outcome, RunContext
 from tasks.evaluate import model_checkpoint
 from tasks.stage import Facts, Look, Stage, stage_task
-from tasks.train import make_job, trusted_checkpoint
+from tasks.train import make_job, other_weights, trusted_checkpoint
 from training.feeds import open_job_feed
 from training.register import register_model, version_exists
 
@@ -33,7 +35,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             ctx.tracker,
             name=name,
             alias=spec.register_.alias,
-            key=ctx.keys["register"].key,
+            # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
+            key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
             weights_path=weights,
             code=ctx.project.recipe,
             params=spec.train.params,
@@ -49,7 +52,11 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 "penstock.code": ctx.project.recipe.digest,
             },
         )
-    return {**registered.model_dump(mode="json"), "tracking_uri": ctx.tracker.tracking_uri}, "ran"
+    return {
+        **registered.model_dump(mode="json"),
+        "tracking_uri": redact_text(ctx.tracker.tracking_uri),
+        "weights_digest": checkpoint.manifest.weights_digest,
+    }, "ran"
 
 
 def _example(ctx: RunContext) -> dict[str, Any]:
@@ -62,9 +69,12 @@ def _example(ctx: RunContext) -> dict[str, Any]:
 
 
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:
-    if not version_exists(output["tracking_uri"], output["name"], output["version"]):
+    here = redact_text(look.tracking_uri)
+    if here != output["tracking_uri"]:
+        return f"the model is registered at {output['tracking_uri']}, and MLflow is now {here}"
+    if not version_exists(look.tracking_uri, output["name"], output["version"]):
         return f"version {output['version']} of model {output['name']} is no longer in the registry"
-    return None
+    return other_weights(look, output)
 
 
 def _facts(output: dict[str, Any]) -> Facts:

@@ -12,17 +12,15 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
 from __future__ import annotations
 
 import datetime as dt
-import os
 import secrets
-import socket
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import psutil
 from pydantic import Field, ValidationError
 
 from penstock.config import Section
-from penstock.lease import is_alive
+from penstock.errors import ResumeError
+from penstock.process import ProcessIdentity
 from penstock.storage import Storage
 from tasks.keys import StageKey
 
@@ -54,9 +52,7 @@ class Attempt(Section):
     """One process that worked on a run."""
 
     number: int
-    host: str
-    pid: int
-    process_started: float
+    process: ProcessIdentity
     started: str
     ended: str | None = None
     status: Status = "running"
@@ -69,11 +65,6 @@ class Attempt(Section):
     stages: list[dict[str, Any]] = Field(default_factory=list)
     """Name, key, outcome and seconds of each stage reached."""
     error: str | None = None
-
-    @property
-    def vanished(self) -> bool:
-        """Whether it is marked as running although its process is gone (False if that cannot be told)."""
-        return self.status == "running" and is_alive(self.host, self.pid, self.process_started) is False
 
 
 class Run(Section):
@@ -91,12 +82,14 @@ class Run(Section):
     """Stage keys of the newest attempt."""
     mlflow_run_id: str | None = None
     status: Status = "running"
+    done_key: str | None = None
+    """Key of the train stage when the run was last done. While it still holds, there is no unfinished training to lose."""
     result: dict[str, Any] = Field(default_factory=dict)
     """What the last finished attempt reported."""
 
 
 class Ledger:
-    """Reads and writes the records of one storage. A record that does not parse counts as absent."""
+    """Reads and writes the records of one storage. A stage's or attempt's record that does not parse counts as absent."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -107,19 +100,36 @@ class Ledger:
         return Run(run=f"{pipeline}-{stamp}-{secrets.token_hex(2)}", pipeline=pipeline, created=utc_now(), spec=spec)
 
     def current_run(self, pipeline: str) -> Run | None:
-        """The run that the next command continues, if there is one."""
+        """The run that the next command continues, if there is one.
+
+        Raises:
+            ResumeError: there is one, and its records cannot be read. To begin another in silence would bury its checkpoints.
+        """
+        pointer = f"pipelines/{pipeline}/current.json"
         try:
-            run_id = str(self.storage.read_json(f"pipelines/{pipeline}/current.json")["run"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-        return self.load_run(run_id)
+            run_id = str(self.storage.read_json(pointer)["run"])
+            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
+        except FileNotFoundError as error:
+            if not self.storage.exists(pointer):
+                return None
+            raise self._unreadable(pipeline, error) from error
+        except (ValueError, KeyError, TypeError) as error:  # a ValidationError is a ValueError
+            raise self._unreadable(pipeline, error) from error
+
+    def _unreadable(self, pipeline: str, error: Exception) -> ResumeError:
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        return ResumeError(
+            f"the record of the last run of {pipeline!r} cannot be read: {reason}",
+            problems=[f"it is named in {self.storage.uri(f'pipelines/{pipeline}/current.json')}"],
+            next_step="restore that file or the run.json it names from a backup, or begin a new run: penstock run FILE --fresh",
+        )
 
     def make_current(self, run: Run) -> None:
         """Point the pipeline at `run`; its record must be saved first."""
         self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
 
     def load_run(self, run_id: str) -> Run | None:
-        """A run's record."""
+        """A run's record; None if there is none that can be read."""
         try:
             return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
         except (FileNotFoundError, ValidationError):
@@ -146,12 +156,11 @@ class Ledger:
 
     def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None) -> Attempt:
         """Write the record of an attempt by this process, numbered after the last one."""
-        last = max((attempt.number for attempt in self.attempts(run_id)), default=0)
+        names = self.storage.list(f"runs/{run_id}/attempts")
+        last = max((int(name.removesuffix(".json")) for name in names), default=0)
         attempt = Attempt(
             number=last + 1,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            process=ProcessIdentity.current(),
             started=utc_now(),
             prefect_flow_run_id=prefect_flow_run_id,
         )

@@ -7,8 +7,8 @@ defaults lose results silently. The record in the storage is what makes a stage 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from prefect import State, Task, task
@@ -36,12 +36,16 @@ class Look:
     Attributes:
         deep: read and hash the data too; without it presence and sizes have to do.
         will_train: training has something left to do, so it will read the rows.
+        tracking_uri: the MLflow server of this attempt.
+        upstream: outputs of the stages before, as far as they are known.
     """
 
     project: Project
     run_id: str
     deep: bool
     will_train: bool = False
+    tracking_uri: str = ""
+    upstream: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def run_storage(self) -> Storage:
@@ -104,7 +108,15 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
     path = stage.record_path(ctx.run.run, key.key)
     record = ctx.ledger.stage_record(path, key.key)
     if record is not None:
-        doubt = stage.distrust(Look(ctx.project, ctx.run.run, deep=ctx.will_train, will_train=ctx.will_train), record.output)
+        look = Look(
+            ctx.project,
+            ctx.run.run,
+            deep=ctx.will_train,
+            will_train=ctx.will_train,
+            tracking_uri=ctx.tracker.tracking_uri,
+            upstream={name: outcome.output for name, outcome in ctx.outcomes.items()},
+        )
+        doubt = stage.distrust(look, record.output)
         if doubt is None:
             return _done(ctx, stage, key.key, "reused", started, record.output)
         ctx.warn(f"{stage.name}: the recorded output is not used: {doubt}")

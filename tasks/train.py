@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resume
 from training.trainer import TrainOutcome
 from training.trainer import train as run_training
 
-__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "train", "trusted_checkpoint"]
+__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "train", "trusted_checkpoint"]
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -54,7 +55,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     progress = ctx.reporter.progress("train")
     job = make_job(ctx)
     store = checkpoint_store(ctx.project, ctx.work_storage)
-    shown: set[str] = set()
+    ctx.tracker.checkpoints(store.committed())
 
     def listen(events: Sequence[Event]) -> None:
         points = [event for event in events if isinstance(event, Point)]
@@ -62,8 +63,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             ctx.tracker.points([journal.Point(point.t_ms, point.step, point.values) for point in points])
         for event in events:
             if isinstance(event, CheckpointCommitted):
-                shown.add(event.name)
-                _publish_checkpoint(ctx, store, event)
+                with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
+                    ctx.tracker.checkpoint(store.get(event.name))
             elif isinstance(event, Resumed):
                 for warning in event.warnings:
                     ctx.warn(f"train: {warning}")
@@ -84,8 +85,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, ray_storage=str(ctx.state_dir / "ray"))
     finally:
         ctx.stopping.graceful = False
-        for name in shown - {checkpoint.name for checkpoint in store.committed()}:
-            ctx.tracker.checkpoint_deleted(name)
+        ctx.tracker.checkpoints(store.committed())
     ctx.attempt = ctx.attempt.model_copy(
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
@@ -120,13 +120,10 @@ def trusted_checkpoint(project: Project, run_storage: Storage, name: str) -> Che
     return store.get(name)
 
 
-def _publish_checkpoint(ctx: RunContext, store: CheckpointStore, event: CheckpointCommitted) -> None:
-    try:
-        manifest = store.get(event.name).manifest.model_dump_json()
-    except CheckpointError:
-        return  # the retention rule was faster: a newer checkpoint is on its way
-    uri = ctx.work_storage.uri(f"checkpoints/{event.name}")
-    ctx.tracker.checkpoint(event.name, event.step, event.metrics, uri, manifest, epoch=event.epoch)
+def other_weights(look: Look, output: dict[str, Any]) -> str | None:
+    """Why an output that was made from a checkpoint does not stand for the weights training ends with now; None if it does."""
+    now, then = look.upstream.get("train", {}).get("weights_digest"), output["weights_digest"]
+    return f"it is of weights {then}, and training now ends with {now}" if now not in (None, then) else None
 
 
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:

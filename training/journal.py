@@ -8,15 +8,16 @@ from here.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.errors import CheckpointError
 from penstock.storage import Storage
 
 __all__ = ["JournalWriter", "Point", "read_journal", "truncate_journal"]
 
+_log = logging.getLogger("penstock.tracking")
 _FOLDER = "journal"
 _SEGMENT = re.compile(r"^(?P<step>\d{10,})-a(?P<attempt>\d+)\.jsonl$")
 
@@ -67,21 +68,19 @@ class JournalWriter:
 def read_journal(run_storage: Storage, up_to_step: int, *, after_step: int = -1) -> list[Point]:
     """Read the sealed points with `after_step` < seal and step <= `up_to_step`, in order of step, each (step, name) once.
 
-    Where a step was executed more than once, the values sealed last count.
+    Where a step was executed more than once, the values sealed last count. A segment that cannot be read is left out with a
+    warning that names it: a run must not end for want of a number on a chart.
 
     Args:
         run_storage: the run's storage.
         up_to_step: the step of the checkpoint that counts.
         after_step: leave out segments sealed at or before this step, when the server is known to hold them.
-
-    Raises:
-        CheckpointError: a segment is no journal; it names the file.
     """
     segments = [s for s in _segments(run_storage) if s.step > after_step]
     seen: set[tuple[int, str]] = set()
     points: list[Point] = []
     for segment in sorted(segments, key=lambda s: (s.attempt, s.step), reverse=True):
-        for point in reversed(list(_read_segment(run_storage, segment.path))):
+        for point in reversed(_read_segment(run_storage, segment.path)):
             values = {name: value for name, value in point.values.items() if (point.step, name) not in seen}
             if values and point.step <= up_to_step:
                 points.append(point._replace(values=values))
@@ -105,13 +104,17 @@ def _segments(run_storage: Storage) -> list[_Segment]:
     return sorted(found)
 
 
-def _read_segment(run_storage: Storage, path: str) -> Iterator[Point]:
+def _read_segment(run_storage: Storage, path: str) -> list[Point]:
+    points = []
     try:
         for line in run_storage.read_bytes(path).splitlines():
             record = json.loads(line)
-            yield Point(int(record["t"]), int(record["s"]), {str(k): float(v) for k, v in record["v"].items()})
+            points.append(Point(int(record["t"]), int(record["s"]), {str(k): float(v) for k, v in record["v"].items()}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{run_storage.uri(path)} is no metric journal: {error}",
-            next_step=f"delete {run_storage.uri(path)}; only the points of that stretch are lost to the tracking server",
-        ) from error
+        _log.warning(
+            "%s is damaged after %d points (%s); the others of that stretch are lost to the tracking server",
+            run_storage.uri(path),
+            len(points),
+            error,
+        )
+    return points

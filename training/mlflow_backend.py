@@ -28,7 +28,7 @@ from mlflow.types.schema import ColSpec, Schema, TensorSpec
 from ingest.dataset import FeedSchema
 from penstock.errors import Interrupted, ServiceError
 from training.journal import Point
-from training.redact import fit_key, fit_value, redact_text
+from training.mlflow_values import fit_key, fit_value
 from training.sender import Operation, Trouble
 
 __all__ = [
@@ -47,6 +47,8 @@ T = TypeVar("T")
 _FINAL_CODES = frozenset(
     {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"}
 )
+_DELETED = "penstock.deleted"
+"""Tag of a checkpoint whose files the retention rule removed."""
 _PER_REQUEST = 100
 """Parameters or tags in one request: MLflow's limit."""
 
@@ -89,7 +91,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
                 time.sleep(0.5 * attempt)
                 continue
             raise ServiceError(
-                f"MLflow at {redact_text(tracking_uri)} does not answer: {str(error).splitlines()[0][:300]}",
+                f"MLflow at {tracking_uri} does not answer: {str(error).splitlines()[0][:300]}",
                 next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
             ) from error
     raise AssertionError("unreachable")
@@ -189,9 +191,6 @@ class MlflowTransport:
         with _temporary_file(name, base64.b64decode(content)) as path:
             self._client.log_artifact(self._run_id, str(path), os.path.dirname(name) or None)
 
-    def _do_file(self, name: str, path: str) -> None:
-        self._client.log_artifact(self._run_id, path, os.path.dirname(name) or None)
-
     def _do_dataset(self, name: str, digest: str, uri: str, schema: str, context: str) -> None:
         kind = "s3" if uri.startswith("s3://") else "local"
         dataset = Dataset(name[:500], digest[:36], kind, json.dumps({"uri": uri}), schema=schema)
@@ -217,21 +216,34 @@ class MlflowTransport:
             self._client.log_model_artifact(model.model_id, str(path))
         self._checkpoints[name] = self._client.finalize_logged_model(model.model_id, "READY")
 
-    def _do_checkpoint_tags(self, name: str, tags: dict[str, str]) -> None:
-        model = self._checkpoint(name)
-        if model is not None:
-            self._client.set_logged_model_tags(model.model_id, tags)
+    def _do_checkpoints(self, present: list[dict[str, Any]]) -> None:
+        found = self._find_checkpoints("")
+        for one in present:
+            model = found.pop(one["name"], None)
+            if model is None or str(model.status) != "READY":
+                self._do_checkpoint(**one)
+        for model in found.values():
+            if _DELETED not in model.tags:
+                self._client.set_logged_model_tags(model.model_id, {_DELETED: "true"})
 
     def _do_status(self, status: str) -> None:
         self._client.set_terminated(self._run_id, status)
 
     def _checkpoint(self, name: str) -> LoggedModel | None:
         if name not in self._checkpoints:
-            found = self._client.search_logged_models(
-                [self._experiment_id], filter_string=f"source_run_id = '{self._run_id}' AND name = '{name}'"
-            )
-            self._checkpoints.update({model.name: model for model in found})
+            self._checkpoints.update(self._find_checkpoints(f" AND name = '{name}'"))
         return self._checkpoints.get(name)
+
+    def _find_checkpoints(self, condition: str) -> dict[str, LoggedModel]:
+        """The run's checkpoints by name."""
+        wanted = f"source_run_id = '{self._run_id}'{condition}"
+        found: list[LoggedModel] = []
+        token: str | None = ""
+        while token is not None:
+            page = self._client.search_logged_models([self._experiment_id], filter_string=wanted, page_token=token or None)
+            found += page
+            token = page.token or None
+        return {model.name: model for model in found if model.model_type == "checkpoint"}
 
     def _known_metric(self, metric: dict[str, Any]) -> Metric | None:
         """The run's own point for a checkpoint's value: linking it must not add a second point to the run's history."""

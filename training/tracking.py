@@ -17,10 +17,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
 from ingest.dataset import DatasetManifest
+from penstock.redact import redact, redact_text
 from penstock.storage import Storage
 from training import mlflow_backend
+from training.checkpoint import Checkpoint
 from training.journal import Point
-from training.redact import fit_key, flatten, redact, redact_text
+from training.mlflow_values import fit_key, flatten
 from training.sampler import Sampler
 from training.sender import Operation, Outbox, Sender
 
@@ -158,10 +160,6 @@ class Tracker:
         figure.savefig(buffer, format=name.rsplit(".", 1)[-1], bbox_inches="tight")
         self._artifact(name, buffer.getvalue())
 
-    def log_file(self, name: str, path: str) -> None:
-        """Store a local file as the artifact `name`, under its own file name. It must stay until the tracker is closed."""
-        self._put("file", any_order=True, name=name, path=str(path))
-
     def log_dataset(self, manifest: DatasetManifest, *, name: str, uri: str, context: str = "training") -> None:
         """Record the cached dataset as the run's input, by its content digest and by where its source rows lie.
 
@@ -173,29 +171,41 @@ class Tracker:
         facts = {"digest": manifest.content_digest, "key": manifest.key, "rows": dict(manifest.rows)}
         self.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
 
-    def checkpoint(
-        self, name: str, step: int, metrics: Mapping[str, float], uri: str, manifest_json: str, *, epoch: int | None = None
-    ) -> None:
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Show a committed checkpoint as a logged model of type `checkpoint`, linked to its step. The same name counts once.
 
-        Args:
-            name: unique within the run, such as `step-0000000120`.
-            step: optimizer steps done.
-            metrics: values it is ranked by; those the run logged are linked to it, not logged again.
-            uri: where the checkpoint lies.
-            manifest_json: kept as the logged model's only artifact; the weights stay in penstock's storage.
-            epoch: epochs begun, for reading.
+        The metrics it is ranked by are linked to it, not logged again. Its only artifact is its manifest: the weights stay in
+        penstock's storage.
         """
-        with self._lock:
-            linked = [self._link(fit_key(key), float(value), step) for key, value in metrics.items()]
-        params = {"step": str(step), "uri": redact_text(uri)} | ({} if epoch is None else {"epoch": str(epoch)})
-        tags = {"penstock.attempt": str(self.attempt)}
-        manifest = redact_text(manifest_json)
-        self._put("checkpoint", True, name=name, step=step, params=params, metrics=linked, manifest=manifest, tags=tags)
+        self._put("checkpoint", True, **self._describe(checkpoint))
 
-    def checkpoint_deleted(self, name: str) -> None:
-        """Mark a checkpoint whose files were removed by the retention rule."""
-        self._put("checkpoint_tags", name=name, tags={"penstock.deleted": "true"})
+    def checkpoints(self, present: Iterable[Checkpoint]) -> None:
+        """Show those of `present` that are not shown yet, and mark all others of the run as deleted.
+
+        An earlier attempt may have been killed between writing or deleting a checkpoint and saying so.
+        """
+        self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
+
+    def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        manifest = checkpoint.manifest
+        with self._lock:
+            linked = [
+                self._link(fit_key(key), float(value), manifest.step)
+                for key, value in manifest.metrics.items()
+                if value is not None
+            ]
+        return {
+            "name": checkpoint.name,
+            "step": manifest.step,
+            "params": {
+                "step": str(manifest.step),
+                "epoch": str(manifest.epoch),
+                "uri": redact_text(checkpoint.storage.uri()),
+            },
+            "metrics": linked,
+            "manifest": redact_text(manifest.model_dump_json()),
+            "tags": {"penstock.attempt": str(self.attempt)},
+        }
 
     def drain(self, timeout_s: float = 30.0) -> int:
         """Wait for the queue. Returns how many points and operations are still unsent."""

@@ -70,6 +70,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         stop: a stop was requested before this worker started.
     """
     _make_deterministic(job.spec.cpus_per_worker)
+    # One answer for all: a rank that left alone would let the others wait for it.
+    stop = group.from_first(stop)
     feed = open_job_feed(job, "train", group.rank, group.world_size)
     validation = open_job_feed(job, "validation", group.rank, group.world_size) if job.manifest.rows.get("validation") else None
     # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.

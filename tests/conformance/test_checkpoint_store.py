@@ -20,8 +20,10 @@ from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Sn
 from training.spec import BestSpec
 
 
-@pytest.fixture(params=["disk", "object store"])
+@pytest.fixture(params=["disk", "object store", pytest.param("S3 server", marks=pytest.mark.s3)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "S3 server":
+        return Storage(f"{request.getfixturevalue('s3_bucket')}/run")
     return Storage(str(tmp_path)) if request.param == "disk" else Storage(f"memory://{uuid.uuid4().hex}")
 
 

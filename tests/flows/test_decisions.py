@@ -22,7 +22,9 @@ def keys(**inputs: dict[str, Any]) -> dict[str, StageKey]:
 
 
 def run(status: str, spec: dict[str, Any], **inputs: dict[str, Any]) -> Run:
-    return Run(run="r", pipeline="p", created="2026", spec={"train": spec}, keys=keys(**inputs), status=status)  # type: ignore[arg-type]
+    own = keys(**inputs)
+    done = own["train"].key if status == "done" else None
+    return Run(run="r", pipeline="p", created="2026", spec={"train": spec}, keys=own, status=status, done_key=done)  # type: ignore[arg-type]
 
 
 def decide(current: Run | None, spec: dict[str, Any], *, checkpoint: bool = True, fresh: bool = False, **inputs: Any) -> Any:
@@ -96,3 +98,12 @@ def test_a_shorter_training_is_not_what_a_longer_one_left() -> None:
     assert isinstance(decide(run("done", longer), train(epochs=1)), NewRun)
     assert isinstance(decide(run("killed", longer), train(epochs=5, max_steps=9)), Refuse)
     assert isinstance(decide(run("killed", longer), train(epochs=2, max_steps=10)), Continue)
+
+
+def test_a_part_of_a_run_done_before_leaves_nothing_unfinished() -> None:
+    old = run("done", train(), read={"files": {"a": "1"}})
+    for status in ("partial", "failed", "killed"):
+        again = old.model_copy(update={"status": status})
+        assert isinstance(decide(again, train(), read={"files": {"a": "2"}}), NewRun)
+    longer = run("killed", train(epochs=5), train={"epochs": 5}).model_copy(update={"done_key": old.done_key})
+    assert isinstance(decide(longer, train(epochs=5, batch_rows=512), train={"epochs": 5}), Refuse)

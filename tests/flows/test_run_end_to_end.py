@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,14 @@ from tests.drills.project import Command, make_project
 pytestmark = pytest.mark.slow
 
 
-def penstock(*words: str, code: int = 0) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", "flows", *words, "--json"], capture_output=True, text=True, timeout=400)
+def penstock(*words: str, code: int = 0, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, **(environment or {})},
+    )
     assert done.returncode == code, f"exit code {done.returncode}:\n{done.stderr[-4000:]}"
     return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -107,7 +115,7 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights(tmp_path: 
     os.kill(command.process.pid, signal.SIGTERM)
     stopped = command.finish(code=143)
     assert stopped["status"] == "interrupted"
-    assert command.said.strip().splitlines()[-1] == f"continue with: penstock run {file} {' '.join(PAUSED)}"
+    assert command.said.strip().splitlines()[-1] == f"continue with: penstock run {file} {shlex.join(PAUSED)}"
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
     finished = Command("run", str(file), "--json", *PAUSED).finish()
     assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
@@ -166,4 +174,28 @@ def test_a_forbidden_change_on_an_unfinished_run_exits_with_6(tmp_path: Path) ->
     command.kill()
     refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
     assert refused["error"]["problems"] == ["train.batch_rows: 64 -> 32"]
-    assert "--fresh" in refused["error"]["next"]
+    command_line = f"penstock run {file} --set '{PAUSED[1]}' --set train.batch_rows=32 --fresh"
+    assert refused["error"]["next"].endswith(command_line)
+    old = json.loads(next((file.parent / ".penstock").glob("runs/*/run.json")).read_text())
+    begun = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", "--fresh", "--until", "read")
+    assert begun["run"] != old["run"]
+    # The run that is left behind is not left running.
+    assert tracking(file).get_run(old["mlflow_run_id"]).info.status == "KILLED"
+    assert {run["run"]: run["status"] for run in penstock("status", str(file))["runs"]} == {
+        old["run"]: "killed",
+        begun["run"]: "partial",
+    }
+
+
+def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "closed", files=1)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        away = f"http://somebody:hunter2@127.0.0.1:{unused.getsockname()[1]}"
+        refused = penstock("run", str(file), code=3, environment={"MLFLOW_TRACKING_URI": away})
+    assert refused["error"]["kind"] == "ServiceError"
+    assert "***@127.0.0.1" in refused["error"]["message"]
+    assert "hunter2" not in json.dumps(refused)
+    (run,) = penstock("status", str(file))["runs"]
+    assert run["status"] == "failed"
+    assert [attempt["status"] for attempt in run["attempts"]] == ["failed"]

@@ -119,3 +119,10 @@ def test_every_train_field_has_a_rule_for_resume() -> None:
     assert rules["workers"] is OnResume.WARN
     assert rules["batch_rows"] is OnResume.FORBIDDEN
     assert rules["params"] is OnResume.FORBIDDEN
+
+
+def test_a_secret_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> None:
+    override = "train.params={api_key: hunter2, pad_token: <pad>, url: 'https://me:hunter2@host/x', door: 'sftp://me@host/x'}"
+    found = problems_of(write(tmp_path, GOOD), override)
+    assert [problem.split(": ")[1] for problem in found] == ["train.params.api_key", "train.params.url"]
+    assert "hunter2" not in str(found) and "environment" in found[0]

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from penstock import errors
-from penstock.errors import DataError, Interrupted, PenstockError
+from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
 
 KINDS = [getattr(errors, name) for name in errors.__all__]
 
@@ -40,3 +40,15 @@ def test_the_exit_codes_of_the_contract() -> None:
 
 def test_problems_are_a_tuple_whatever_was_given() -> None:
     assert DataError("x", problems=[]).problems == ()
+
+
+def test_no_secret_stands_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
+    error = ServiceError(
+        "https://user:hunter2@host/api does not answer",
+        problems=["signed with wJalrXUtnFEMI/K7MDENG", "GET /a?X-Amz-Signature=0123abcd&x=1"],
+        next_step="look at https://user:hunter2@host",
+    )
+    shown = f"{error} {error.args} {error!r} {pickle.loads(pickle.dumps(error))}"
+    assert not any(secret in shown for secret in ("hunter2", "wJalr", "0123abcd"))
+    assert "***@host/api does not answer" in error.message

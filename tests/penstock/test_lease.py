@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,20 +70,52 @@ def test_the_lease_of_a_process_killed_with_sigkill_is_taken_over_at_once(tmp_pa
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with hold_lease(Storage(str(tmp_path)), "lease") as holder:
-        assert holder.pid == os.getpid()
+        assert holder.process.pid == os.getpid()
 
 
-def test_a_silent_holder_on_another_machine_expires(tmp_path: Path) -> None:
-    storage = Storage(str(tmp_path))
+def left_abroad(storage: Storage, silent_s: float) -> dict[str, Any]:
+    """Write the lease of a process on another machine whose last heartbeat was `silent_s` ago by this machine's clock."""
     with hold_lease(storage, "lease") as holder:
         pass
-    abroad = {**holder.model_dump(), "host": "elsewhere", "released": False}
-    storage.write_json("lease/00000001.json", {**abroad, "heartbeat": time.time() - lease_module.EXPIRES_S / 2})
+    process = {**holder.process.model_dump(), "host": "elsewhere", "machine": "another boot"}
+    abroad = {**holder.model_dump(), "process": process, "released": False, "heartbeat": time.time() - silent_s}
+    storage.write_json("lease/00000001.json", abroad)
+    return abroad
+
+
+def test_a_holder_on_another_machine_is_respected_until_it_falls_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "WATCH_S", 0.2)
+    storage = Storage(str(tmp_path))
+    left_abroad(storage, lease_module.EXPIRES_S / 2)
     with pytest.raises(LeaseHeldError, match="elsewhere"), hold_lease(storage, "lease"):
         pass
-    storage.write_json("lease/00000001.json", {**abroad, "heartbeat": time.time() - lease_module.EXPIRES_S - 1})
-    with hold_lease(storage, "lease"):
-        assert sorted(storage.list("lease"))[-1] == "00000002.json"
+    left_abroad(Storage(str(tmp_path / "b")), lease_module.EXPIRES_S + 1)
+    with hold_lease(Storage(str(tmp_path / "b")), "lease"):
+        assert Storage(str(tmp_path / "b")).list("lease")[-1] == "00000002.json"
+
+
+def test_a_holder_whose_clock_is_behind_is_not_robbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "WATCH_S", 60.0)
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.05)
+    storage = Storage(str(tmp_path))
+    abroad = left_abroad(storage, 3600)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.02):
+            abroad["heartbeat"] += 0.02
+            storage.write_json("lease/00000001.json", abroad)
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        with pytest.raises(LeaseHeldError, match="elsewhere"), hold_lease(storage, "lease"):
+            pass
+    finally:
+        stop.set()
+        beating.join()
 
 
 def test_an_owner_that_was_given_up_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,3 +125,13 @@ def test_an_owner_that_was_given_up_hears_of_it(tmp_path: Path, monkeypatch: pyt
     with hold_lease(storage, "lease", on_lost=lost.set) as holder:
         storage.write_bytes("lease/00000002.json", json.dumps({**holder.model_dump(), "owner": "usurper"}).encode())
         assert lost.wait(timeout=30)
+
+
+def test_an_owner_whose_file_names_another_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
+    lost = threading.Event()
+    storage = Storage(str(tmp_path))
+    with hold_lease(storage, "lease", on_lost=lost.set) as holder:
+        usurped = json.dumps({**holder.model_dump(), "owner": "usurper"}).encode()
+        while not lost.wait(0.02):  # a heartbeat in flight may overwrite it once
+            storage.write_bytes("lease/00000001.json", usurped)

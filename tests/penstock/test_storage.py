@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fsspec import AbstractFileSystem
+from s3fs import S3FileSystem
 
+from penstock.errors import ServiceError
 from penstock.storage import Storage
 
 
@@ -67,3 +71,31 @@ def test_the_same_on_an_object_store(s3_bucket: str) -> None:
     assert storage.list() == ["lock"]
     with pytest.raises(FileNotFoundError):
         storage.read_bytes("a/b.json")
+
+
+@pytest.mark.s3
+def test_a_store_that_refuses_or_is_away_is_named_with_the_setting_to_look_at(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage(f"{s3_bucket}/prefix")
+    storage.write_bytes("a", b"1")
+    bucket = s3_bucket.removeprefix("s3://")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    forget_clients()
+    with pytest.raises(ServiceError, match=f"refuses the credentials for bucket '{bucket}', key 'prefix/a'") as refused:
+        Storage(storage.root).read_bytes("a")
+    assert "AWS_SECRET_ACCESS_KEY" in refused.value.next_step
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        forget_clients()
+        away = Storage(storage.root)
+        for operation in (away.read_bytes, away.list, away.exists, away.delete, lambda path: away.write_bytes(path, b"2")):
+            with pytest.raises(ServiceError, match="AWS_ENDPOINT_URL"):
+                operation("a")
+
+
+def forget_clients() -> None:
+    """fsspec keeps filesystems by their arguments, and endpoint and keys come from the environment."""
+    for kind in (AbstractFileSystem, S3FileSystem):
+        kind.clear_instance_cache()

@@ -1,16 +1,14 @@
-"""The ledger: records survive, damaged ones count as absent, and a vanished process is recognised."""
+"""The ledger: records survive, and damaged ones count as absent, but for the one that would bury a run."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
+import pytest
 
+from penstock.errors import ResumeError
 from penstock.storage import Storage
-from tasks.runs import Attempt, Ledger, StageRecord
+from tasks.runs import Ledger, StageRecord
 
 
 def test_a_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:
@@ -37,20 +35,29 @@ def test_a_torn_record_counts_as_absent(tmp_path: Path) -> None:
     assert ledger.stage_record("stages/read/k.json", "k") is None
 
 
-def test_an_attempt_whose_process_is_gone_has_vanished(tmp_path: Path) -> None:
-    ledger = Ledger(Storage(str(tmp_path)))
-    own = ledger.new_attempt("r")
-    assert own.pid == os.getpid()
-    assert not own.vanished
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    theirs = own.model_copy(update={"pid": child.pid, "process_started": psutil.Process(child.pid).create_time()})
-    assert not theirs.vanished
-    child.kill()
-    child.wait()
-    assert theirs.vanished
-    assert not theirs.model_copy(update={"status": "done"}).vanished
+@pytest.mark.parametrize("damage", ["run.json is torn", "run.json is gone", "current.json is torn"])
+def test_a_last_run_that_cannot_be_read_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
+    storage = Storage(str(tmp_path))
+    ledger = Ledger(storage)
+    run = ledger.new_run("p", {"name": "p"})
+    ledger.save_run(run)
+    ledger.make_current(run)
+    path = "pipelines/p/current.json" if damage.startswith("current") else f"runs/{run.run}/run.json"
+    if damage.endswith("gone"):
+        storage.delete(path)
+    else:
+        storage.write_bytes(path, storage.read_bytes(path)[:20])
+    with pytest.raises(ResumeError, match="the record of the last run of 'p' cannot be read") as refused:
+        ledger.current_run("p")
+    assert "--fresh" in refused.value.next_step
+    assert ledger.current_run("another") is None
 
 
-def test_a_process_with_a_reused_pid_is_another_one() -> None:
-    long_ago = Attempt(number=1, host=os.uname().nodename, pid=os.getpid(), process_started=1.0, started="2026")
-    assert long_ago.vanished
+def test_the_number_of_a_torn_attempt_is_not_given_again(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    ledger = Ledger(storage)
+    ledger.new_attempt("r")
+    ledger.new_attempt("r")
+    storage.write_bytes("runs/r/attempts/0002.json", b"{")
+    assert ledger.new_attempt("r").number == 3
+    assert [attempt.number for attempt in ledger.attempts("r")] == [1, 3]

@@ -13,6 +13,7 @@ from mlflow.tracking import MlflowClient
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
 from penstock.errors import ServiceError
 from penstock.storage import Storage
+from tests.training.tracking_cases import checkpoint_at
 from training.journal import Point
 from training.tracking import Tracker, repair
 
@@ -149,24 +150,40 @@ def test_names_mlflow_refuses_are_rewritten_instead_of_spoiling_their_batch(uri:
 def test_a_checkpoint_is_a_logged_model_linked_to_its_step_once(uri: str, tmp_path: Path) -> None:
     tracker = open_tracker(uri)
     train(tracker, range(1, 5))
-    arguments = ("step-4", 4, {"train/loss": 4.0}, "file:///ckpt/step-4", '{"step": 4}')
-    tracker.checkpoint(*arguments, epoch=1)
-    tracker.checkpoint(*arguments, epoch=1)
+    saved = checkpoint_at(4, {"train/loss": 4.0, "train/nan": None})
+    tracker.checkpoint(saved)
+    tracker.checkpoint(saved)
     assert tracker.close("KILLED") == 0
     again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
-    again.checkpoint(*arguments, epoch=1)
-    again.checkpoint_deleted("step-4")
+    again.checkpoint(saved)
+    again.checkpoints([saved])
     assert again.close("FINISHED") == 0
     client = MlflowClient(uri)
     (model,) = client.search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
     assert model.model_type == "checkpoint" and model.status == "READY"
-    assert model.params == {"step": "4", "epoch": "1", "uri": "file:///ckpt/step-4"}
-    assert model.tags["penstock.deleted"] == "true"
+    assert model.params == {"step": "4", "epoch": "1", "uri": "/ckpt/step-4"}
+    assert "penstock.deleted" not in model.tags
     assert {(m.key, m.step, m.value) for m in model.metrics} == {("train/loss", 4, 4.0)}
     outputs = client.get_run(tracker.run_id).outputs.model_outputs
     assert [(output.model_id, output.step) for output in outputs] == [(model.model_id, 4)]
     assert [step for step, _ in history(uri, tracker.run_id, "train/loss")] == [1, 2, 3, 4]
     assert [file.path for file in client.list_logged_model_artifacts(model.model_id)] == ["manifest.json"]
+
+
+def test_checkpoints_a_killed_attempt_wrote_or_deleted_in_silence_are_put_right_by_the_next(uri: str) -> None:
+    tracker = open_tracker(uri)
+    for step in (2, 4):
+        tracker.checkpoint(checkpoint_at(step))
+    assert tracker.close("KILLED") == 0
+    again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    again.checkpoints([checkpoint_at(6), checkpoint_at(4)])
+    assert again.close("FINISHED") == 0
+    found = MlflowClient(uri).search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
+    assert {model.name: "penstock.deleted" in model.tags for model in found} == {
+        "step-2": True,
+        "step-4": False,
+        "step-6": False,
+    }
 
 
 def test_the_dataset_is_an_input_of_the_run_with_the_digest_of_its_content(uri: str) -> None:
@@ -187,11 +204,10 @@ def test_the_dataset_is_an_input_of_the_run_with_the_digest_of_its_content(uri: 
     assert run.data.tags["penstock.data.digest"] == "d" * 32
 
 
-def test_artifacts_lie_beside_the_database(uri: str, tmp_path: Path) -> None:
+def test_artifacts_lie_beside_the_database(uri: str) -> None:
     tracker = open_tracker(uri)
     tracker.log_figure("figures/confusion.png", b"png")
-    (tmp_path / "manifest.json").write_text("{}")
-    tracker.log_file("data/manifest.json", str(tmp_path / "manifest.json"))
+    tracker.log_json("data/manifest.json", {})
     assert tracker.close("FINISHED") == 0
     root = Path(uri.removeprefix("sqlite:///")).parent / "artifacts" / tracker.run_id / "artifacts"
     assert sorted(str(path.relative_to(root)) for path in root.rglob("*.*")) == ["data/manifest.json", "figures/confusion.png"]

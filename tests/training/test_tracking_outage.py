@@ -17,6 +17,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from penstock.storage import Storage
+from tests.training.tracking_cases import checkpoint_at
 from training.journal import JournalWriter, Point, read_journal, truncate_journal
 from training.tracking import Tracker, repair
 
@@ -92,7 +93,7 @@ def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_pa
     # All steps above are queued while no server exists: nothing waited for it.
     assert first.unsent >= 1000
     journal.seal(1400)
-    first.checkpoint("step-1400", 1400, {"train/loss": 1.0 / 1400}, "file:///ckpt", "{}")
+    first.checkpoint(checkpoint_at(1400, {"train/loss": 1.0 / 1400}))
     server.start()
     execute(first, range(1401, 1501))
     assert first.drain(120) == 0
@@ -104,7 +105,7 @@ def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_pa
     server.kill()
     execute(first, range(1501, 1551))
     journal.seal(1550)
-    first.checkpoint("step-1550", 1550, {}, "file:///ckpt", "{}")
+    first.checkpoint(checkpoint_at(1550))
     execute(first, range(1551, 1601))
     outbox = tmp_path / "run" / "outbox.json"
     pause = Event()

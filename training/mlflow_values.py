@@ -1,4 +1,4 @@
-"""How is JSON-able data made fit for a tracking server: without secrets, flat, and within its limits?"""
+"""How is JSON-able data made fit for MLflow: flat, and within its limits on keys and values?"""
 
 from __future__ import annotations
 
@@ -10,35 +10,7 @@ from typing import Any
 
 from penstock.digest import bytes_digest
 
-__all__ = ["fit_key", "fit_value", "flatten", "redact", "redact_text"]
-
-HIDDEN = "***"
-_SECRET_NAME = re.compile(
-    r"(^|[._\-])(password|passwd|pwd|secret|secret_?key|secret_?access_?key|api_?key|access_?key(_?id)?|private_?key|credentials?"
-    r"|auth_?string|((auth|access|api|session|bearer|refresh|secret|hf|github|aws_session)_)?token)$",
-    re.IGNORECASE,
-)
-_USERINFO = re.compile(r"(?<=://)[^/\s@\"']+@")
-_AWS_KEY_ID = re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")
-_SIGNATURE = re.compile(r"(?i)\b(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|sig|signature|token)=[^&\s\"']+")
-
-
-def redact_text(text: str) -> str:
-    """Hide user info in URLs, AWS access key ids and signatures of presigned URLs."""
-    text = _USERINFO.sub(f"{HIDDEN}@", text)
-    text = _AWS_KEY_ID.sub(HIDDEN, text)
-    return _SIGNATURE.sub(rf"\1={HIDDEN}", text)
-
-
-def redact(value: Any, name: str = "") -> Any:
-    """Hide secrets in JSON-able data: values under telling names (`api_key`), and those `redact_text` finds."""
-    if isinstance(value, Mapping):
-        return {key: redact(inner, str(key)) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redact(inner, name) for inner in value]
-    if isinstance(value, str):
-        return HIDDEN if value and _SECRET_NAME.search(name) else redact_text(value)
-    return value
+__all__ = ["fit_key", "fit_value", "flatten"]
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

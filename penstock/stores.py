@@ -1,0 +1,52 @@
+"""Which store does a URI mean, and what does it mean when the store refuses?
+
+Every failure of a store becomes a ServiceError with endpoint, bucket, key and the setting to look at: the clients' own texts
+name none of them.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from penstock.errors import ServiceError
+
+__all__ = ["DENIED", "endpoint_of", "is_local", "is_s3", "store_name", "store_problem"]
+
+DENIED = ("ACCESS_DENIED", "Forbidden", "SignatureDoesNotMatch", "InvalidAccessKeyId", "status 403", "redentials")
+"""Words by which the S3 clients say that the credentials were refused."""
+
+
+def is_local(uri: str) -> bool:
+    """Tell whether `uri` is a path on this machine (no scheme, or `file://`)."""
+    return "://" not in uri or uri.startswith("file://")
+
+
+def is_s3(uri: str) -> bool:
+    """Tell whether `uri` is in an S3 store."""
+    return uri.startswith(("s3://", "s3a://"))
+
+
+def endpoint_of(uri: str) -> str | None:
+    """The endpoint configured for an S3 URI; None for AWS itself and for other stores."""
+    if not is_s3(uri):
+        return None
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def store_name(uri: str) -> str:
+    """The endpoint that a remote URI is at, in words."""
+    return endpoint_of(uri) or f"the default {urlsplit(uri).scheme} endpoint"
+
+
+def store_problem(uri: str, error: Exception) -> ServiceError:
+    """Say which store, bucket and key failed, and which setting to look at."""
+    address = urlsplit(uri)
+    text = " ".join(f"{error}".split()) or type(error).__name__
+    denied = isinstance(error, PermissionError) or any(word in text for word in DENIED)
+    what = "refuses the credentials for" if denied else "fails for"
+    settings = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if denied else "AWS_ENDPOINT_URL"
+    return ServiceError(
+        f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}: {text}",
+        next_step=f"look at {settings}" if is_s3(uri) else "check the URL, the network and the credentials",
+    )

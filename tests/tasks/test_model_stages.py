@@ -1,0 +1,52 @@
+"""When are numbers and a registered model believed? While they are of the weights training ends with, where MLflow is now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tasks.evaluate import STAGE as EVALUATE
+from tasks.project import Project
+from tasks.register import STAGE as REGISTER
+from tasks.stage import Look
+
+NOWHERE = cast("Project", None)
+"""Neither stage looks at the project."""
+
+
+def look(tracking_uri: str, weights: str = "w1") -> Look:
+    return Look(NOWHERE, "r", deep=False, tracking_uri=tracking_uri, upstream={"train": {"weights_digest": weights}})
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    client = MlflowClient(uri, registry_uri=uri)
+    client.create_registered_model("m")
+    version = client.create_model_version("m", "file:///nowhere").version
+    return {"name": "m", "version": str(version), "tracking_uri": uri, "weights_digest": "w1"}
+
+
+def test_they_are_believed_while_all_is_as_it_was(registered: dict[str, Any]) -> None:
+    uri = registered["tracking_uri"]
+    assert REGISTER.distrust(look(uri), registered) is None
+    assert EVALUATE.distrust(look(uri), {"weights_digest": "w1"}) is None
+    # A plan that does not know the training's output has nothing to hold against them.
+    assert EVALUATE.distrust(Look(NOWHERE, "r", deep=False), {"weights_digest": "w1"}) is None
+
+
+def test_other_weights_are_evaluated_and_registered_again(registered: dict[str, Any]) -> None:
+    doubt = "it is of weights w1, and training now ends with w2"
+    assert EVALUATE.distrust(look("", "w2"), {"weights_digest": "w1"}) == doubt
+    assert REGISTER.distrust(look(registered["tracking_uri"], "w2"), registered) == doubt
+
+
+def test_another_mlflow_or_a_deleted_version_is_registered_again(registered: dict[str, Any], tmp_path: Path) -> None:
+    doubt = REGISTER.distrust(look(f"sqlite:///{tmp_path}/other.db"), registered)
+    assert doubt is not None and "other.db" in doubt
+    uri = registered["tracking_uri"]
+    MlflowClient(uri, registry_uri=uri).delete_model_version("m", registered["version"])
+    assert REGISTER.distrust(look(uri), registered) == "version 1 of model m is no longer in the registry"
