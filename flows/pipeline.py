@@ -28,7 +28,7 @@ from flows.repair import close_attempts, repair_run
 from flows.sample import try_one_batch
 from flows.services import mlflow_uri, ray_cluster, telemetry_off
 from flows.spec_file import LoadedSpec, load_spec
-from penstock.errors import Interrupted, ResumeError, ServiceError
+from penstock.errors import Interrupted, PenstockError, ResumeError, ServiceError
 from penstock.lease import hold_lease
 from penstock.stopping import StopRequest, stopping_on_signals
 from tasks.context import Reporter, RunContext
@@ -273,7 +273,7 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
         exactness=exactness,
         stages=stages,
         metrics={**trained.get("metrics", {}), **evaluated.get("metrics", {})},
-        checkpoint=trained.get("checkpoint"),
+        checkpoint=trained.get("checkpoint") or _newest_checkpoint(ctx),
         model_uri=registered.get("uri"),
         weights_digest=trained.get("weights_digest"),
         warnings=ctx.warnings,
@@ -295,6 +295,15 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
             raise
         # A full disk, for instance: what stopped the attempt is the news, not that it cannot be written down.
         ctx.reporter.warn(f"the end of this attempt is not on record ({failure}); the next run or status repairs that")
+
+
+def _newest_checkpoint(ctx: RunContext) -> str | None:
+    """Where the next attempt would go on."""
+    try:
+        committed = CheckpointStore(ctx.work_storage).committed()
+    except (OSError, PenstockError):
+        return None  # whatever is wrong there has been said, or will be by the next attempt
+    return committed[0].name if committed else None
 
 
 def _tags(run: Run, attempt: Attempt, keys: dict[str, StageKey], loaded: LoadedSpec) -> dict[str, str]:

@@ -182,18 +182,18 @@ async def _run(files: ServerFiles, info: ServerInfo, listener: socket.socket, li
 
 
 async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s: float) -> None:
-    """Announce the server once it answers; tell it to end once nobody needs it."""
+    """Announce the server once it answers; tell it to end once nobody needs it, or its folder has been deleted."""
     while not getattr(server, "started", False):
         await asyncio.sleep(0.02)
-    files.write_info(info)
     last_used = time.monotonic()
-    while True:
-        await asyncio.sleep(_CHECK_EVERY_S)
-        if not files.is_free("clients") or _queued_messages():
-            last_used = time.monotonic()
-        elif time.monotonic() - last_used >= linger_s and _withdraw(files):
-            server.should_exit = True  # type: ignore[attr-defined]
-            return
+    try:
+        files.write_info(info)
+        while time.monotonic() - last_used < linger_s or not _withdraw(files):
+            await asyncio.sleep(_CHECK_EVERY_S)
+            if not files.is_free("clients") or _queued_messages():
+                last_used = time.monotonic()
+    finally:
+        server.should_exit = True  # type: ignore[attr-defined]
 
 
 def _withdraw(files: ServerFiles) -> bool:

@@ -66,9 +66,8 @@ def train(
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
     Runs in the driver, in any thread; Ray is connected already. Worker deaths, and exceptions that are not a user's to
-    correct, are
-    retried `train.retries` times. An error that a user can act on (a bug in the recipe, a bad row, a checkpoint that cannot be
-    written) ends the attempt at once.
+    correct, are retried `train.retries` times. An error that a user can act on (a bug in the recipe, a bad row, a checkpoint
+    that cannot be written) ends the attempt at once.
 
     Args:
         job: what to train.

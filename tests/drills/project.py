@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,12 @@ def make_project(folder: Path, *, epochs: int = 6, files: int = 6) -> Path:
     return file
 
 
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
 class Command:
     """One `penstock` process, in a session of its own so that it can be signalled like a user's."""
 
@@ -110,6 +117,8 @@ class Command:
             text=True,
             start_new_session=True,
         )
+        # A test that fails or is interrupted must not leave it running.
+        weakref.finalize(self, _end, self.process)
 
     @property
     def said(self) -> str:

@@ -17,8 +17,10 @@ from tests.drills.project import Command, make_project
 pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(1500)]
 
 EPOCHS = 6
-LONG = ["--set", "train.batch_rows=8", "--set", "train.params={pause_s: 0.05}"]
-"""Steps that take their time, in epochs of about 180: a killed driver's workers live on for seconds before Ray ends them."""
+SMALL_STEPS = ["--set", "train.batch_rows=8"]
+"""Epochs of about 180 steps: a killed driver's workers live on for seconds before Ray ends them."""
+LONG = [*SMALL_STEPS, "--set", "train.params={pause_s: 0.05}"]
+"""Steps that take their time; the rows and the weights are the same."""
 
 
 class Drill:
@@ -85,7 +87,7 @@ class Drill:
 
 def test_a_dozen_kills_change_no_bit(tmp_path: Path) -> None:
     calm = make_project(tmp_path / "calm", epochs=EPOCHS)
-    undisturbed = Command("run", str(calm), "--json", *LONG).finish()
+    undisturbed = Command("run", str(calm), "--json", *SMALL_STEPS).finish()
 
     pick = random.Random(20261121)
     drill = Drill(make_project(tmp_path / "drill", epochs=EPOCHS))

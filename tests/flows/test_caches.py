@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 STEPS_PER_EPOCH = 360
 FIRST_WINDOW_STEPS = 125
 """A checkpoint beyond them leaves a stream whole windows to skip."""
-WINDOWED = ["--set", "shuffle.mode=windowed", "--set", "shuffle.window_rows=500", "--set", "train.params={pause_s: 0.02}"]
+WINDOWED = ["--set", "shuffle.mode=windowed", "--set", "shuffle.window_rows=500"]
 WINDOWED += ["--set", "train.batch_rows=4"]  # long epochs: the workers of a killed driver live on for seconds
+PAUSED = ["--set", "train.params={pause_s: 0.02}"]
 
 
 @pytest.fixture(scope="module", params=["memory", "none"])
@@ -39,10 +40,10 @@ def calm(cache: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
 def killed(cache: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run that was killed in the first epoch and continued: its file, and the result of the second attempt."""
     file = make_project(tmp_path_factory.mktemp("killed") / "project", epochs=2, files=3)
-    command = Command("run", *words(cache, file))
+    command = Command("run", *words(cache, file, *PAUSED))
     command.wait_for("a checkpoint beyond the first window", lambda: max(committed_steps(file), default=0) > FIRST_WINDOW_STEPS)
     command.kill()
-    return file, Command("run", *words(cache, file)).finish()
+    return file, Command("run", *words(cache, file, *PAUSED)).finish()
 
 
 def committed_steps(file: Path) -> list[int]:
@@ -78,16 +79,16 @@ def test_a_killed_training_continues_inside_its_epoch_to_the_same_weights(
 
 def test_with_nothing_left_to_do_nothing_is_prepared_again(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
     file, result = killed
-    planned = Command("plan", *words(cache, file)).finish()
+    planned = Command("plan", *words(cache, file, *PAUSED)).finish()
     assert {stage["action"] for stage in planned["stages"]} == {"reuse"}
-    again = Command("run", *words(cache, file)).finish()
+    again = Command("run", *words(cache, file, *PAUSED)).finish()
     assert set(outcomes(again).values()) == {"reused"}
     assert again["weights_digest"] == result["weights_digest"]
 
 
 def test_the_plan_tells_whether_more_training_prepares_rows_first(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
     file, _ = killed
-    planned = Command("plan", *words(cache, file, "--set", "train.epochs=3")).finish()
+    planned = Command("plan", *words(cache, file, *PAUSED, "--set", "train.epochs=3")).finish()
     actions = {stage["name"]: stage["action"] for stage in planned["stages"]}
     assert actions["materialize"] == {"memory": "run", "none": "reuse"}[cache]
     assert actions["train"] == "resume"
@@ -95,7 +96,7 @@ def test_the_plan_tells_whether_more_training_prepares_rows_first(cache: str, ki
 
 def test_other_metrics_are_measured_without_training_again(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
     file, result = killed
-    measured = Command("run", *words(cache, file, "--set", "evaluate.metrics=[accuracy]")).finish()
+    measured = Command("run", *words(cache, file, *PAUSED, "--set", "evaluate.metrics=[accuracy]")).finish()
     assert outcomes(measured)["train"] == outcomes(measured)["materialize"] == "reused"
     assert outcomes(measured)["evaluate"] == "ran"
     assert measured["metrics"]["validation/accuracy"] == result["metrics"]["validation/accuracy"]

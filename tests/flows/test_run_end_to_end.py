@@ -19,6 +19,7 @@ from mlflow.tracking import MlflowClient
 
 from flows.services import prefect_api
 from tests.drills.project import Command, make_project
+from tests.flows.conftest import CALM_EPOCHS, CALM_FILES
 
 pytestmark = pytest.mark.slow
 
@@ -35,35 +36,23 @@ def penstock(*words: str, code: int = 0, environment: Mapping[str, str] | None =
     return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_project(tmp_path_factory.mktemp("project"), epochs=3, files=2)
+def tracking(file: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
 
 
-@pytest.fixture(scope="module")
-def first(project: Path) -> dict[str, Any]:
-    planned = penstock("plan", str(project))
-    assert [stage["action"] for stage in planned["stages"]] == ["run"] * 7
-    return penstock("run", str(project))
-
-
-def tracking(project: Path) -> MlflowClient:
-    return MlflowClient(f"sqlite:///{project.parent}/.penstock/mlflow/mlflow.db")
-
-
-def test_the_result_holds_what_the_contract_names(first: dict[str, Any]) -> None:
-    assert first["status"] == "done"
-    assert first["attempt"] == 1
-    assert first["exactness"] == "bit-exact"
+def test_the_result_holds_what_the_contract_names(calm: dict[str, Any]) -> None:
+    assert calm["status"] == "done"
+    assert calm["attempt"] == 1
+    assert calm["exactness"] == "bit-exact"
     names = ["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
-    assert [(s["name"], s["outcome"]) for s in first["stages"]] == [(name, "ran") for name in names]
-    assert {"run", "mlflow_run_id", "metrics", "checkpoint", "model_uri", "weights_digest"} <= first.keys()
-    assert first["metrics"]["validation/accuracy"] > 0.5
+    assert [(s["name"], s["outcome"]) for s in calm["stages"]] == [(name, "ran") for name in names]
+    assert {"run", "mlflow_run_id", "metrics", "checkpoint", "model_uri", "weights_digest"} <= calm.keys()
+    assert calm["metrics"]["validation/accuracy"] > 0.5
 
 
-def test_one_mlflow_run_tells_the_whole_story(project: Path, first: dict[str, Any]) -> None:
-    client = tracking(project)
-    run = client.get_run(first["mlflow_run_id"])
+def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, Any]) -> None:
+    client = tracking(calm_file)
+    run = client.get_run(calm["mlflow_run_id"])
     assert run.info.status == "FINISHED"
     assert run.data.params["train.batch_rows"] == "64"
     assert run.data.tags["penstock.exactness"] == "bit-exact"
@@ -76,28 +65,28 @@ def test_one_mlflow_run_tells_the_whole_story(project: Path, first: dict[str, An
     assert {"attempt-1", "evaluation"} <= artifacts
 
 
-def test_the_registered_model_loads_by_its_alias_and_predicts(project: Path, first: dict[str, Any]) -> None:
-    version = tracking(project).get_model_version_by_alias("drill", "candidate")
-    assert first["model_uri"] == f"models:/drill/{version.version}"
+def test_the_registered_model_loads_by_its_alias_and_predicts(calm_file: Path, calm: dict[str, Any]) -> None:
+    version = tracking(calm_file).get_model_version_by_alias("drill", "candidate")
+    assert calm["model_uri"] == f"models:/drill/{version.version}"
     script = "import mlflow; m = mlflow.pyfunc.load_model('models:/drill@candidate'); print(len(m.predict(m.input_example)))"
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{project.parent}/.penstock/mlflow/mlflow.db"}
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{calm_file.parent}/.penstock/mlflow/mlflow.db"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) > 0
 
 
-def test_the_same_command_again_reuses_every_stage(project: Path, first: dict[str, Any]) -> None:
-    planned = penstock("plan", str(project))
+def test_the_same_command_again_reuses_every_stage(calm_file: Path, calm: dict[str, Any]) -> None:
+    planned = penstock("plan", str(calm_file))
     assert [stage["action"] for stage in planned["stages"]] == ["reuse"] * 7
-    again = penstock("run", str(project))
+    again = penstock("run", str(calm_file))
     assert {s["outcome"] for s in again["stages"]} == {"reused"}
     for name in ("run", "mlflow_run_id", "model_uri", "weights_digest", "checkpoint"):
-        assert again[name] == first[name]
+        assert again[name] == calm[name]
 
 
-def test_status_lists_the_run(project: Path, first: dict[str, Any]) -> None:
-    result = penstock("status", str(project))
-    assert [(run["run"], run["status"]) for run in result["runs"]] == [(first["run"], "done")]
+def test_status_lists_the_run(calm_file: Path, calm: dict[str, Any]) -> None:
+    result = penstock("status", str(calm_file))
+    assert [(run["run"], run["status"]) for run in result["runs"]] == [(calm["run"], "done")]
 
 
 PAUSED = ("--set", "train.params={pause_s: 0.05}")
@@ -107,9 +96,10 @@ def checkpoint_in(file: Path) -> Callable[[], bool]:
     return lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json"))
 
 
-def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights(tmp_path: Path) -> None:
-    calm = Command("run", str(make_project(tmp_path / "calm", epochs=12, files=2)), "--json", *PAUSED).finish()
-    file = make_project(tmp_path / "stopped", epochs=12, files=2)
+def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_the_checkpoint_before(
+    tmp_path: Path, calm: dict[str, Any]
+) -> None:
+    file = make_project(tmp_path / "stopped", epochs=CALM_EPOCHS, files=CALM_FILES)
     command = Command("run", str(file), "--json", *PAUSED)
     command.wait_for("a checkpoint", checkpoint_in(file))
     os.kill(command.process.pid, signal.SIGTERM)
@@ -117,7 +107,14 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights(tmp_path: 
     assert stopped["status"] == "interrupted"
     assert command.said.strip().splitlines()[-1] == f"continue with: penstock run {file} {shlex.join(PAUSED)}"
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
+    newest = file.parent / ".penstock" / "runs" / stopped["run"] / "checkpoints" / stopped["checkpoint"] / "model.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
     finished = Command("run", str(file), "--json", *PAUSED).finish()
+    (warning,) = finished["warnings"]
+    assert warning.startswith(f"train: checkpoint {stopped['checkpoint']} is damaged (the content of model.safetensors")
+    assert "trained again" in warning
     assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
     assert finished["weights_digest"] == calm["weights_digest"]
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
@@ -152,8 +149,8 @@ def test_a_second_process_on_the_same_pipeline_is_refused(tmp_path: Path) -> Non
     assert tracking(file).get_run(repaired["runs"][0]["mlflow_run_id"]).info.status == "KILLED"
 
 
-def test_a_wrong_spec_lists_every_problem_and_exits_with_2(project: Path) -> None:
-    answer = penstock("run", str(project), "--set", "train.batch_rows=0", "--set", "train.epoch=3", code=2)
+def test_a_wrong_spec_lists_every_problem_and_exits_with_2(calm_file: Path) -> None:
+    answer = penstock("run", str(calm_file), "--set", "train.batch_rows=0", "--set", "train.epoch=3", code=2)
     assert answer["error"]["kind"] == "SpecError"
     assert len(answer["error"]["problems"]) == 2
     assert "did you mean 'epochs'?" in " ".join(answer["error"]["problems"])

@@ -10,6 +10,7 @@ from s3fs import S3FileSystem
 
 from penstock.storage import Storage
 from tests.drills.project import Command, make_project
+from tests.flows.conftest import CALM_EPOCHS, CALM_FILES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -20,10 +21,10 @@ def outcomes(result: dict[str, Any]) -> dict[str, str]:
     return {stage["name"]: stage["outcome"] for stage in result["stages"]}
 
 
-def test_killed_on_an_object_store_it_continues_to_the_weights_of_a_local_run(tmp_path: Path, s3_bucket: str) -> None:
-    calm = Command("run", str(make_project(tmp_path / "calm", epochs=5, files=2)), "--json", *PAUSED).finish()
-
-    file = make_project(tmp_path / "remote", epochs=5, files=2)
+def test_killed_on_an_object_store_it_continues_to_the_weights_of_a_local_run(
+    tmp_path: Path, calm: dict[str, Any], s3_bucket: str
+) -> None:
+    file = make_project(tmp_path / "remote", epochs=CALM_EPOCHS, files=CALM_FILES)
     rows = file.parent / "data" / "train"
     S3FileSystem().put(f"{rows}/", f"{s3_bucket}/rows/train/", recursive=True)
     for part in rows.iterdir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -144,3 +145,14 @@ def test_a_server_that_died_is_replaced_at_the_next_start_and_named_to_who_was_u
         assert service.embedded and info(tmp_path).pid != server.pid
         last = info(tmp_path).pid
     wait_for_end(last)
+
+
+@pytest.mark.drill
+def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
+    client = launch(CLIENT, tmp_path)
+    first_line(client)
+    server = info(tmp_path)
+    shutil.rmtree(tmp_path / "prefect")
+    wait_for_end(server.pid)
+    client.send_signal(signal.SIGKILL)
+    client.wait(60)
