@@ -16,12 +16,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
-from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from ingest.gather import Block, Rows
+from ingest.dataset import SPLITS, DatasetManifest, FeedSchema
+from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead
-from ingest.shard_cache import local_shard
-from ingest.shards import open_shard
+from ingest.shard_rows import shard_rows
 from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError, ResumeError
@@ -207,7 +206,12 @@ class CachedFeed(FeedCursor):
         batch_rows = self.part.batch_rows
         local_bytes = max(1, batch_rows * self._rows.row_bytes // self.part.world_size)
         group_rows = batch_rows * min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
+        announced = start if self._rows.ahead_rows else self.num_rows
         for first in range(start, self.num_rows, group_rows):
+            while announced < min(first + self._rows.ahead_rows, self.num_rows):
+                upto = min(announced + self._rows.ahead_rows, self.num_rows)
+                self._rows.will_need(self.order.ids(epoch, announced, upto))
+                announced = upto
             ids = self.order.ids(epoch, first, min(first + group_rows, self.num_rows))
             cuts = [(p, min(p + batch_rows, first + len(ids))) for p in range(first, first + len(ids), batch_rows)]
             shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
@@ -235,7 +239,7 @@ def open_feed(
     columns: Sequence[str] | None = None,
     prefetch: int = 2,
 ) -> CachedFeed:
-    """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched when first needed.
+    """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched into the node's cache.
 
     Args:
         batch_rows: rows of the global batch.
@@ -244,16 +248,14 @@ def open_feed(
 
     Raises:
         DataError: no such split, or a local shard is missing or has another size than the manifest says.
+        PreflightError: a global order of more bytes than the node's cache may hold.
         ValueError: an order made for another number of rows, or a rank outside the world.
     """
     shards = manifest.shards_of(split)
     if not shards:
         raise DataError(f"the dataset has no rows in split {split!r}; it has {[s for s in SPLITS if manifest.rows.get(s)]}")
     schema = select_columns(manifest.feed_schema, columns)
-    if storage.is_local:
-        for shard in shards:
-            local_shard(storage, shard)
-    rows = Rows(schema.columns, [s.rows for s in shards], lambda index: _open_block(storage, shards[index], schema.columns))
+    rows = shard_rows(storage, shards, schema.columns, order, rank, world_size)
     content = digest_of([shard.digest for shard in shards])
     return CachedFeed(schema, split, content, rows, order, FeedShare(batch_rows, rank, world_size, prefetch))
 
@@ -261,20 +263,3 @@ def open_feed(
 def select_columns(schema: FeedSchema, columns: Sequence[str] | None) -> FeedSchema:
     """The schema with only `columns`, in that order. Raises KeyError, naming those there are, for an unknown one."""
     return schema if columns is None else schema.model_copy(update={"columns": tuple(schema[name] for name in columns)})
-
-
-def _open_block(storage: Storage, shard: ShardInfo, columns: Sequence[ColumnInfo]) -> Block:
-    reader = open_shard(local_shard(storage, shard))
-    views = {}
-    for column in columns:
-        try:
-            view = reader.column(column.name)
-        except KeyError as error:
-            raise DataError(f"shard {storage.uri(shard.path)}: {error.args[0]}") from error
-        if view.shape != (shard.rows, *column.shape) or view.dtype != np.dtype(column.dtype):
-            raise DataError(
-                f"shard {storage.uri(shard.path)}: column {column.name!r} is {view.dtype}{list(view.shape)}, "
-                f"its manifest says {column.dtype}{[shard.rows, *column.shape]}"
-            )
-        views[column.name] = view
-    return views

@@ -5,7 +5,7 @@ Rows lie in blocks (mapped shards, or arrays in Ray's object store) of contiguou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,17 +24,40 @@ class Rows:
     Args:
         columns: what to gather.
         block_rows: rows of each block, in row order.
-        open_block: gives block i as arrays [rows, *shape] of the columns' dtypes; called once per block, when first needed.
+        open_block: gives block i as arrays [rows, *shape] of the columns' dtypes; called when the block is first needed, and
+            again after it was let go.
+        block_bytes: what each block takes while it is open.
+        max_open_bytes: blocks beyond so many of them are let go, those used longest ago first; None keeps all.
+        fetch: told of blocks that will be opened soon.
+        ahead_rows: how many rows before they are gathered a caller should say so with `will_need`; 0 for never.
     """
 
-    def __init__(self, columns: Sequence[ColumnInfo], block_rows: Sequence[int], open_block: Callable[[int], Block]) -> None:
+    def __init__(
+        self,
+        columns: Sequence[ColumnInfo],
+        block_rows: Sequence[int],
+        open_block: Callable[[int], Block],
+        block_bytes: Sequence[int] = (),
+        max_open_bytes: int | None = None,
+        fetch: Callable[[Iterable[int]], None] = lambda _blocks: None,
+        ahead_rows: int = 0,
+    ) -> None:
         self.columns = tuple(columns)
         self.num_rows = sum(block_rows)
         self.row_bytes = sum(np.dtype(c.dtype).itemsize * int(np.prod(c.shape)) for c in self.columns)
         self._ends = np.cumsum(np.asarray(block_rows, np.int64))
         self._starts = self._ends - np.asarray(block_rows, np.int64)
         self._open_block = open_block
+        self._block_bytes = block_bytes
+        self._max_open_bytes = max_open_bytes
+        self._fetch = fetch
+        self.ahead_rows = ahead_rows
         self._opened: dict[int, Block] = {}
+
+    def will_need(self, ids: NDArray[np.int64]) -> None:
+        """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile."""
+        blocks, first = np.unique(np.searchsorted(self._ends, ids, side="right"), return_index=True)
+        self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
 
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Copy rows `ids` (each in [0, num_rows)) to fresh tensors of shape [len(ids), *shape], in the columns' dtypes."""
@@ -76,7 +99,14 @@ class Rows:
     def _block(self, index: int) -> Block:
         if index not in self._opened:
             self._opened[index] = self._open_block(index)
+        if self._max_open_bytes is not None:
+            self._opened[index] = self._opened.pop(index)  # to the end: used last
+            while len(self._opened) > 1 and self._open_bytes() > self._max_open_bytes:
+                del self._opened[next(iter(self._opened))]
         return self._opened[index]
+
+    def _open_bytes(self) -> int:
+        return sum(self._block_bytes[index] for index in self._opened)
 
 
 def empty_tensors(columns: Sequence[ColumnInfo], rows: int) -> dict[str, torch.Tensor]:

@@ -9,11 +9,12 @@ Source: google/grain, where the sample order is a function of the index (own cod
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from ingest.permutation import Permutation, hash_words
 from ingest.spec import ShuffleSpec
@@ -42,7 +43,15 @@ class Order(Section):
     """Taken modulo 2**64."""
     rows: NonNegativeInt
     window_rows: NonNegativeInt = 0
-    """About how many rows one window of `windowed` holds: rounded down to whole groups."""
+    """About how many rows one window of `windowed` holds: rounded down to whole groups, or up to whole shards."""
+    shards: tuple[PositiveInt, ...] = ()
+    """Rows of each shard, in row order, where windows are made of whole shards."""
+
+    @model_validator(mode="after")
+    def _shards_hold_the_rows(self) -> Order:
+        if self.shards and sum(self.shards) != self.rows:
+            raise ValueError(f"shards of {sum(self.shards)} rows in all are no split of {self.rows} rows")
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +77,23 @@ class Order(Section):
             return np.arange(start, stop, dtype=np.int64)
         if self.mode == "global":
             return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(np.arange(start, stop, dtype=np.int64))
-        return self._windowed_ids(epoch, start, stop)
+        return self._shard_ids(epoch, start, stop) if self.shards else self._windowed_ids(epoch, start, stop)
+
+    def _shard_ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Shards are dealt in a new order each epoch and cut into windows; rows are permuted inside each window."""
+        dealt = _dealt_shards(self, epoch)
+        parts = []
+        first_window, last_window = np.searchsorted(dealt.window_ends, [start, stop - 1], side="right").tolist()
+        for window in range(first_window, last_window + 1):
+            begin, end = dealt.shards_in(window)
+            ends = dealt.ends[begin:end]
+            first = int(dealt.ends[begin - 1]) if begin else 0
+            size = int(ends[-1]) - first
+            positions = np.arange(max(start, first) - first, min(stop, first + size) - first, dtype=np.int64)
+            inside = _permutation(size, self.seed, epoch, _WINDOW, window)(positions) + first
+            shard = begin + np.searchsorted(ends, inside, side="right")
+            parts.append(inside + dealt.shift[shard])
+        return np.concatenate(parts)
 
     def _windowed_ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Groups are dealt into windows in a new order each epoch, and rows are permuted inside each window."""
@@ -99,11 +124,48 @@ class Order(Section):
         return np.concatenate(parts)
 
 
-def make_order(shuffle: ShuffleSpec, rows: int) -> Order:
-    """The order that a `shuffle` section asks for, over a split of `rows` rows. Fields without effect are left at 0."""
+class _Dealt(NamedTuple):
+    """The shards of a split in the order of one epoch."""
+
+    ends: Ids
+    """Position in the epoch at which each dealt shard ends."""
+    shift: Ids
+    """What leads from a position inside a dealt shard, before the window is shuffled, to the row's id."""
+    window_ends: Ids
+    """Position at which each window ends."""
+
+    def shards_in(self, window: int) -> tuple[int, int]:
+        """Range of the dealt shards of a window."""
+        first = int(np.searchsorted(self.ends, self.window_ends[window - 1])) + 1 if window else 0
+        return first, int(np.searchsorted(self.ends, self.window_ends[window])) + 1
+
+
+@functools.lru_cache(maxsize=4)
+def _dealt_shards(order: Order, epoch: int) -> _Dealt:
+    sizes = np.array(order.shards, np.int64)
+    deal = _permutation(len(sizes), order.seed, epoch, _GROUPS, 0)(np.arange(len(sizes), dtype=np.int64))
+    ends = np.cumsum(sizes[deal])
+    starts_of_ids = np.cumsum(sizes) - sizes
+    shift = starts_of_ids[deal] - (ends - sizes[deal])
+    # A window is full with the shard that brings it to `window_rows`; what is left at the end is a window too.
+    window_ends, taken = [], 0
+    for end in ends.tolist():
+        if end - taken >= order.window_rows or end == order.rows:
+            window_ends.append(end)
+            taken = end
+    return _Dealt(ends, shift, np.array(window_ends, np.int64))
+
+
+def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = ()) -> Order:
+    """The order that a `shuffle` section asks for, over a split of `rows` rows. Fields without effect are left at 0.
+
+    Args:
+        shards: rows of each shard of the split, in row order; needed for windows of whole shards.
+    """
     seed = 0 if shuffle.mode == "none" else shuffle.seed
     window = shuffle.window_rows if shuffle.mode == "windowed" else 0
-    return Order(mode=shuffle.mode, seed=seed, rows=rows, window_rows=window)
+    own = tuple(shards) if shuffle.mode == "windowed" and shuffle.window_of == "shards" else ()
+    return Order(mode=shuffle.mode, seed=seed, rows=rows, window_rows=window, shards=own)
 
 
 @functools.lru_cache(maxsize=64)
@@ -120,4 +182,6 @@ def _fingerprint(order: Order) -> str:
         for start in (0, last // 2, last)
     ]
     content = np.concatenate(probes).astype("<i8").tobytes()
-    return digest_of({"order": order.model_dump(), "probe": bytes_digest(content)})
+    # A field that came later is left out where it has no effect, so that older checkpoints go on.
+    parameters = order.model_dump(exclude=None if order.shards else {"shards"})
+    return digest_of({"order": parameters, "probe": bytes_digest(content)})

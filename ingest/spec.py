@@ -85,3 +85,7 @@ class ShuffleSpec(Section):
     """Seed of the order, of weight initialisation and of augmentation."""
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18
     """Rows in one window of `windowed`; more rows mix better and keep more on the node's disk."""
+    window_of: Literal["rows", "shards"] = "rows"
+    """What a window of `windowed` is made of. `rows`: short runs of rows from all over the split, which mixes best. `shards`:
+    whole shards, at least one and about `window_rows` rows of them, so that a node reads one window's shards at a time and
+    each of them once an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""

@@ -12,7 +12,8 @@ __all__ = ["STAGE", "shuffle"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    order = make_order(ctx.project.spec.shuffle, ctx.manifest.rows.get("train", 0))
+    shards = [shard.rows for shard in ctx.manifest.shards_of("train")]
+    order = make_order(ctx.project.spec.shuffle, ctx.manifest.rows.get("train", 0), shards)
     return {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}, "ran"
 
 

@@ -67,4 +67,6 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(
             ("shuffle.mode", "a stream (materialize.cache: none) has no random access; use mode: windowed, or cache: disk")
         )
+    if spec.materialize.cache != "disk" and spec.shuffle.window_of == "shards":
+        problems.append(("shuffle.window_of", "only rows on disk lie in shards; use window_of: rows, or cache: disk"))
     return problems

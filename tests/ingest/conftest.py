@@ -1,4 +1,4 @@
-"""One small Ray for the tests that prepare rows on a cluster, started only if one needs it."""
+"""One small Ray for the tests that prepare rows on a cluster, and a small cached dataset for those that read one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ingest.dataset import DatasetManifest
+from penstock.storage import Storage
+from tests.conformance.feed_cases import write_dataset
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +33,20 @@ def ray_cluster() -> Iterator[None]:
     yield
     if started:
         ray.shutdown()
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(str(tmp_path / "storage"))
+
+
+@pytest.fixture
+def manifest(storage: Storage, tmp_path: Path) -> DatasetManifest:
+    return write_dataset(storage, tmp_path / "scratch", 4)
+
+
+@pytest.fixture
+def remote(storage: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """The same files behind a URL, so that they count as remote."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    return Storage(f"local://{storage.root}")

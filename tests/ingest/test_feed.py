@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -20,31 +18,13 @@ from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead
 from ingest.ray_feed import MemoryFeed, StreamFeed, streamed, table_columns
-from ingest.shard_cache import local_shard
-from penstock.errors import DataError, ServiceError, SpecError
+from ingest.shard_cache import NodeCache
+from penstock.errors import DataError, SpecError
 from penstock.storage import Storage
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
 from tests.conformance.feed_cases import ROWS, SCHEMA, check_values, order_of, put_dataset, table, tables, write_dataset
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 GLOBAL = order_of("global", 3)
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return Storage(str(tmp_path / "storage"))
-
-
-@pytest.fixture
-def manifest(storage: Storage, tmp_path: Path) -> DatasetManifest:
-    return write_dataset(storage, tmp_path / "scratch", 4)
-
-
-@pytest.fixture
-def remote(storage: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """The same files behind a URL, so that they count as remote."""
-    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
-    return Storage(f"local://{storage.root}")
 
 
 def test_only_the_columns_asked_for_are_gathered(storage: Storage, manifest: DatasetManifest) -> None:
@@ -110,88 +90,7 @@ def test_remote_shards_are_fetched_once_and_named_by_content(
     assert sorted(fetched) == sorted(shard.path for shard in manifest.shards)
     names = {path.name for path in (tmp_path / "cache").rglob("*.arrow")}
     assert names == {f"{shard.digest}.arrow" for shard in manifest.shards}
-    assert not list((tmp_path / "cache").rglob("*.tmp"))
-
-
-def test_processes_of_one_node_fetch_a_shard_once(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
-    script = """
-import sys, time
-from pathlib import Path
-from ingest.dataset import ShardInfo
-from ingest.shard_cache import local_shard
-from penstock.storage import Storage
-get_file = Storage.get_file
-def slow(self, path, local):
-    with open(sys.argv[3], "a") as log:
-        log.write(path + "\\n")
-    get_file(self, path, local)
-    time.sleep(0.3)
-Storage.get_file = slow
-shard = ShardInfo.model_validate_json(sys.argv[2])
-path = local_shard(Storage(sys.argv[1]), shard, Path(sys.argv[4]))
-assert path.stat().st_size == shard.size_bytes
-"""
-    arguments = [remote.root, manifest.shards[0].model_dump_json(), str(tmp_path / "log"), str(tmp_path / "shared")]
-    running = [
-        subprocess.Popen([sys.executable, "-c", script, *arguments], env={"PYTHONPATH": str(REPOSITORY)}) for _ in range(4)
-    ]
-    assert [process.wait() for process in running] == [0, 0, 0, 0]
-    assert (tmp_path / "log").read_text().splitlines() == [manifest.shards[0].path]
-
-
-def test_a_download_damaged_once_is_repeated(
-    remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    get_file = Storage.get_file
-    tries: list[str] = []
-
-    def damaged_first(self: Storage, path: str, local: Path) -> None:
-        get_file(self, path, local)
-        tries.append(path)
-        if len(tries) == 1:
-            data = bytearray(local.read_bytes())
-            data[len(data) // 2] ^= 1
-            local.write_bytes(data)
-
-    monkeypatch.setattr(Storage, "get_file", damaged_first)
-    path = local_shard(remote, manifest.shards[0], tmp_path / "cache")
-    assert len(tries) == 2
-    assert path.read_bytes() == remote.read_bytes(manifest.shards[0].path)
-
-
-def test_a_damaged_remote_shard_is_given_up_and_leaves_nothing(
-    remote: Storage, manifest: DatasetManifest, tmp_path: Path
-) -> None:
-    shard = manifest.shards[0]
-    data = bytearray(remote.read_bytes(shard.path))
-    data[-100] ^= 1
-    remote.write_bytes(shard.path, bytes(data))
-    with pytest.raises(DataError, match=f"{shard.path} has another content"):
-        local_shard(remote, shard, tmp_path / "cache")
-    remote.write_bytes(shard.path, bytes(data[:-1]))
-    with pytest.raises(DataError, match="bytes where its manifest says"):
-        local_shard(remote, shard, tmp_path / "cache")
-    remote.delete(shard.path)
-    with pytest.raises(DataError, match="missing"):
-        local_shard(remote, shard, tmp_path / "cache")
-    assert [path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".lock"]
-
-
-def test_a_storage_that_does_not_answer_is_a_service_error(
-    remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Storage, path: str, local: Path) -> None:
-        raise ConnectionRefusedError("nobody there")
-
-    monkeypatch.setattr(Storage, "get_file", refuse)
-    with pytest.raises(ServiceError, match="nobody there"):
-        local_shard(remote, manifest.shards[0], tmp_path / "cache")
-
-
-def test_a_torn_file_in_the_cache_is_fetched_again(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
-    path = local_shard(remote, manifest.shards[0], tmp_path / "cache")
-    path.write_bytes(b"short")
-    assert local_shard(remote, manifest.shards[0], tmp_path / "cache").stat().st_size == manifest.shards[0].size_bytes
+    assert not list((tmp_path / "cache").rglob(".*.part"))
 
 
 @pytest.mark.s3
@@ -207,7 +106,7 @@ def test_a_feed_reads_from_s3(s3_bucket: str, tmp_path: Path, monkeypatch: pytes
     assert sorted(seen) == list(range(ROWS))
     gone = manifest.shards[0].model_copy(update={"path": "units/nosuch.arrow", "digest": "0" * 32})
     with pytest.raises(DataError, match="nosuch"):
-        local_shard(storage, gone)
+        NodeCache(tmp_path / "cache").hold(storage, gone)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 GLOBAL = Order(mode="global", seed=17, rows=1000)
 WINDOWED = Order(mode="windowed", seed=17, rows=1000, window_rows=128)
+SHARDS = Order(mode="windowed", seed=17, rows=1000, window_rows=128, shards=(100, 300, 50, 50, 200, 90, 110, 100))
 NONE = Order(mode="none", rows=1000)
 
 
@@ -31,6 +32,7 @@ GLOBAL_EPOCH_0 = [790, 476, 270, 629, 728, 361, 788, 390]
 GLOBAL_EPOCH_1_END = [981, 509, 273, 55, 651, 62, 945, 227]
 WINDOWED_EPOCH_0 = [730, 649, 707, 290, 56, 865, 191, 588]
 WINDOWED_EPOCH_3 = [710, 453, 793, 709, 762, 13, 195, 375]
+SHARDS_EPOCH_0 = [649, 585, 697, 573, 633, 563, 681, 571]
 HUGE = [257831685662, 86998461616, 264357675438]
 FINGERPRINTS = ["31f8b8015d4dc71107eb420567e3f61b", "42328643bfe030e6163df1685f220133", "7368bf3f4fcb34643f54eecc82bf9248"]
 
@@ -45,6 +47,7 @@ def test_ids_never_change() -> None:
     assert GLOBAL.ids(1, 992, 1000).tolist() == GLOBAL_EPOCH_1_END
     assert WINDOWED.ids(0, 0, 8).tolist() == WINDOWED_EPOCH_0
     assert WINDOWED.ids(3, 124, 132).tolist() == WINDOWED_EPOCH_3
+    assert SHARDS.ids(0, 0, 8).tolist() == SHARDS_EPOCH_0
     assert Order(mode="global", seed=-5, rows=10**12).ids(2, 10**11, 10**11 + 3).tolist() == HUGE
     assert [GLOBAL.fingerprint, WINDOWED.fingerprint, NONE.fingerprint] == FINGERPRINTS
 
@@ -63,7 +66,7 @@ def test_another_process_gives_the_same_ids() -> None:
     assert json.loads(out) == [WINDOWED.ids(5, 0, 1000).tolist(), WINDOWED.fingerprint]
 
 
-@pytest.mark.parametrize("order", [NONE, GLOBAL, WINDOWED], ids=lambda o: o.mode)
+@pytest.mark.parametrize("order", [NONE, GLOBAL, WINDOWED, SHARDS], ids=["none", "global", "windowed", "shards"])
 def test_any_cut_gives_the_same_sequence(order: Order) -> None:
     whole = order.ids(2, 0, 1000)
     assert sorted(whole.tolist()) == list(range(1000))
@@ -78,11 +81,16 @@ def test_any_cut_gives_the_same_sequence(order: Order) -> None:
     window=st.integers(2, 300),
     seed=st.integers(-(2**70), 2**70),
     epoch=st.integers(0, 10**9),
-    mode=st.sampled_from(["none", "windowed", "global"]),
+    mode=st.sampled_from(["none", "windowed", "global", "shards"]),
     data=st.data(),
 )
 def test_every_row_comes_once(rows: int, window: int, seed: int, epoch: int, mode: str, data: st.DataObject) -> None:
-    order = make_order(ShuffleSpec(mode=mode, seed=seed, window_rows=window), rows)  # type: ignore[arg-type]
+    if mode == "shards":
+        ends = sorted({*data.draw(st.lists(st.integers(1, max(1, rows)), max_size=40)), rows} - {0})
+        shards = [end - start for start, end in pairwise([0, *(end for end in ends if end <= rows)])]
+        order = make_order(ShuffleSpec(mode="windowed", window_of="shards", seed=seed, window_rows=window), rows, shards)
+    else:
+        order = make_order(ShuffleSpec(mode=mode, seed=seed, window_rows=window), rows)  # type: ignore[arg-type]
     whole = order.ids(epoch, 0, rows)
     assert whole.dtype == np.int64
     assert sorted(whole.tolist()) == list(range(rows))
@@ -158,6 +166,38 @@ def test_windows_hold_few_groups_and_mix_fully_inside() -> None:
         inside = np.argsort(np.argsort(ids))
         assert abs(np.corrcoef(np.arange(window), inside)[0, 1]) < 4.5 / np.sqrt(window)
     assert not np.array_equal(seen[0], np.unique(order.ids(1, 0, window) // group))
+
+
+def test_a_window_of_shards_holds_whole_shards_and_mixes_fully_inside() -> None:
+    sizes = [1000 + 7 * (number % 13) for number in range(64)]
+    ends = np.cumsum(sizes)
+    order = Order(mode="windowed", seed=2, rows=int(ends[-1]), window_rows=8192, shards=tuple(sizes))
+    position, windows = 0, []
+    while position < order.rows:
+        # The window that begins here: whole shards, just enough of them.
+        ids = order.ids(0, position, min(order.rows, position + 8192 + max(sizes)))
+        shards: list[int] = []
+        for row in ids.tolist():
+            shard = int(np.searchsorted(ends, row, side="right"))
+            if shard not in shards:
+                if sum(sizes[s] for s in shards) >= 8192:
+                    break
+                shards.append(shard)
+        size = sum(sizes[s] for s in shards)
+        window = ids[:size]
+        assert sorted(window.tolist()) == sorted(r for s in shards for r in range(int(ends[s]) - sizes[s], int(ends[s])))
+        rank = np.argsort(np.argsort(window))
+        assert abs(np.corrcoef(np.arange(size), rank)[0, 1]) < 4.5 / np.sqrt(size)
+        windows.append(sorted(shards))
+        position += size
+    assert sorted(s for window in windows for s in window) == list(range(64))
+    assert len(windows) == 8
+    assert windows[0] != windows[1] and not np.array_equal(order.ids(1, 0, 100), order.ids(0, 0, 100))
+
+
+def test_shards_that_are_not_the_split_are_refused() -> None:
+    with pytest.raises(ValueError, match="no split of 1000 rows"):
+        Order(mode="windowed", rows=1000, window_rows=10, shards=(10, 20))
 
 
 def test_windows_spread_over_the_split() -> None:

@@ -1,0 +1,147 @@
+"""How do the shards of one split become rows that can be gathered? Mapped where they lie, fetched ahead of need where not.
+
+Shards of a remote storage arrive in the node's cache by several threads at once: all of them for an order that needs all from
+the first batch on, and otherwise those of the rows that come next, so that training starts before the dataset has arrived and
+goes on in a cache that is smaller than the dataset.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from ingest.dataset import ColumnInfo, ShardInfo
+from ingest.gather import Rows
+from ingest.order import Order
+from ingest.shard_cache import LocalShard, NodeCache, hold_shard
+from ingest.shards import open_shard
+from penstock.errors import DataError, PreflightError
+from penstock.storage import Storage
+
+__all__ = ["FETCH_THREADS", "ShardBlocks", "shard_rows"]
+
+FETCH_THREADS = 8
+"""Shards on their way at once: a store answers many requests at a time, and one connection is slow."""
+
+SHARDS_AHEAD = 4
+"""How far ahead shards are fetched that are read one after the other."""
+
+
+def shard_rows(
+    storage: Storage,
+    shards: Sequence[ShardInfo],
+    columns: Sequence[ColumnInfo],
+    order: Order,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Rows:
+    """The rows of `shards`, to be gathered in `order`.
+
+    Raises:
+        DataError: a local shard is missing or has another size than the manifest says.
+        PreflightError: the order needs all shards at once, and the node's cache cannot hold them.
+    """
+    rows = [shard.rows for shard in shards]
+    blocks = ShardBlocks(storage, shards, columns)
+    if storage.is_local:
+        for shard in shards:
+            hold_shard(storage, shard)
+        return Rows(columns, rows, blocks)
+    size, cache = sum(shard.size_bytes for shard in shards), NodeCache()
+    budget = cache.budget_bytes
+    if order.mode == "global":
+        if size > budget:
+            raise PreflightError(
+                f"shuffle.mode: global needs all {size / 1e6:,.0f} MB of the split on every node, and the cache in "
+                f"{cache.folder} may hold {budget / 1e6:,.0f} MB",
+                next_step="use shuffle.mode: windowed, raise PENSTOCK_CACHE_BYTES, or give PENSTOCK_CACHE_DIR a larger disk",
+            )
+        # Each rank of a node begins elsewhere: together they fetch every shard once.
+        first = rank * len(shards) // world_size
+        blocks.fetch([*range(first, len(shards)), *range(first)])
+        return Rows(columns, rows, blocks)
+    ahead = order.window_rows if order.mode == "windowed" else SHARDS_AHEAD * max(rows)
+    blocks = ShardBlocks(storage, shards, columns, max_ahead_bytes=budget // 4)
+    sizes = [shard.size_bytes for shard in shards]
+    return Rows(columns, rows, blocks, sizes, max_open_bytes=budget // 2, fetch=blocks.fetch, ahead_rows=ahead)
+
+
+class ShardBlocks:
+    """Opens shards as blocks of column views. A view keeps its shard from being evicted.
+
+    Not to be shared between threads, but for the fetching it does itself.
+
+    Args:
+        max_ahead_bytes: shards beyond so many of them are not fetched before they are opened; None fetches all that is asked.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        shards: Sequence[ShardInfo],
+        columns: Sequence[ColumnInfo],
+        max_ahead_bytes: int | None = None,
+    ) -> None:
+        self._storage = storage
+        self._shards = tuple(shards)
+        self._columns = tuple(columns)
+        self._max_ahead_bytes = max_ahead_bytes
+        self._coming: dict[int, Future[LocalShard]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def fetch(self, indices: Iterable[int]) -> None:
+        """Begin to bring shards to this node; an error is raised when the shard is opened."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="penstock-fetch")
+            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        ahead_bytes = sum(self._shards[index].size_bytes for index in self._coming)
+        for index in indices:
+            if index not in self._coming:
+                ahead_bytes += self._shards[index].size_bytes
+                if self._max_ahead_bytes is not None and ahead_bytes > self._max_ahead_bytes:
+                    return
+                self._coming[index] = self._pool.submit(hold_shard, self._storage, self._shards[index])
+
+    def __call__(self, index: int) -> dict[str, np.ndarray]:
+        """Shard `index` as arrays [rows, *shape] by column name.
+
+        Raises:
+            DataError: the shard is missing or damaged, or is not what its manifest says.
+            ServiceError, PreflightError: it cannot be brought here.
+        """
+        shard = self._shards[index]
+        held = self._hold(index)
+        reader = open_shard(held.path)
+        block = _HeldBlock(held)
+        for column in self._columns:
+            try:
+                view = reader.column(column.name)
+            except KeyError as error:
+                raise DataError(f"shard {self._storage.uri(shard.path)}: {error.args[0]}") from error
+            if view.shape != (shard.rows, *column.shape) or view.dtype != np.dtype(column.dtype):
+                raise DataError(
+                    f"shard {self._storage.uri(shard.path)}: column {column.name!r} is {view.dtype}{list(view.shape)}, "
+                    f"its manifest says {column.dtype}{[shard.rows, *column.shape]}"
+                )
+            block[column.name] = view
+        return block
+
+    def _hold(self, index: int) -> LocalShard:
+        coming = self._coming.pop(index, None)
+        try:
+            return coming.result() if coming is not None else hold_shard(self._storage, self._shards[index])
+        except PreflightError:
+            # The cache is full of shards that were fetched ahead: this one is needed now.
+            self._coming.clear()
+            return hold_shard(self._storage, self._shards[index])
+
+
+class _HeldBlock(dict[str, np.ndarray]):
+    """Column views that live no longer than the hold on their shard."""
+
+    def __init__(self, held: LocalShard) -> None:
+        super().__init__()
+        self.held = held
