@@ -40,6 +40,7 @@ _PASSED_ON = (
     "AWS_ENDPOINT_URL",
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
+    "PENSTOCK_CACHE_BYTES",
     "PENSTOCK_CACHE_DIR",
 )
 """Addresses that say where a run works. They are stored with the deployment, in plain text, if they are set here."""
