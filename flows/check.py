@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.preflight import check_recipe, check_resources, check_storage
+from flows.preflight import check_machine, check_recipe, check_resources, check_room, check_storage
 from flows.sample import try_one_batch
 from flows.spec_file import load_spec
 from ingest.snapshot import read_source
@@ -28,6 +28,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     check_storage(project.storage)
     warnings = check_resources(project)
+    check_machine(loaded.spec)
     say(f"storage    ok   {project.storage.root}")
     check_recipe(project)
     stage_keys(project)
@@ -35,6 +36,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     snapshot = read_source(project.source, project.files, silent)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
     batch = try_one_batch(project, snapshot)
+    check_room(project, batch["parameters"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
     for warning in warnings:
         say(f"warning: {warning}")

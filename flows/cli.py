@@ -81,6 +81,7 @@ def check(file: File, overrides: Set = None, as_json: Json = False) -> None:
     """Check spec, sources, recipe and resources with one real batch; runs no stage."""
 
     def work() -> dict[str, Any]:
+        _read_spec(file, overrides)
         from flows.check import check_pipeline
 
         return check_pipeline(file, overrides or [], lambda line: _err.print(line, markup=False))
@@ -93,6 +94,7 @@ def plan(file: File, overrides: Set = None, as_json: Json = False) -> None:
     """Say for each stage whether it would be reused, resumed or run, and which input differs."""
 
     def work() -> dict[str, Any]:
+        _read_spec(file, overrides)
         from flows.plan import plan_pipeline, show_plan
 
         result = plan_pipeline(file, overrides or [])
@@ -123,6 +125,7 @@ def run(
 @app.command()
 def status(
     file: Annotated[Path | None, typer.Argument(help="A pipeline file; the current folder's .penstock without one.")] = None,
+    overrides: Set = None,
     as_json: Json = False,
 ) -> None:
     """List the runs of a storage, and repair what killed processes left in Prefect and MLflow."""
@@ -130,7 +133,7 @@ def status(
     def work() -> dict[str, Any]:
         from flows.status import collect_status, show_status
 
-        result = collect_status(file)
+        result = collect_status(file, overrides or [])
         show_status(result, _err)
         return result
 
@@ -207,6 +210,13 @@ def version(
         raise typer.Exit
 
 
+def _read_spec(file: Path, overrides: list[str] | None) -> None:
+    """Tell what is wrong with the file at once, before libraries are loaded that take seconds."""
+    from flows.spec_file import load_spec
+
+    load_spec(file, overrides or [])
+
+
 def _answer(
     work: Callable[[], dict[str, Any]],
     as_json: bool,
@@ -224,6 +234,7 @@ def _answer(
             f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True
         )
         if isinstance(error, Interrupted) and again:
+            result["error"]["next"] = again
             _err.print(f"continue with: {again}", markup=False, soft_wrap=True)
     except KeyboardInterrupt:
         result, exit_code = {"status": "interrupted"}, 130

@@ -39,7 +39,13 @@ class Refuse:
 
 
 def choose_run(
-    current: Run | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, reached: TrainState | None, fresh: bool
+    current: Run | None,
+    train: Mapping[str, Any],
+    keys: Mapping[str, StageKey],
+    *,
+    reached: TrainState | None,
+    begun: bool,
+    fresh: bool,
 ) -> NewRun | Continue | Refuse:
     """Decide what a `run` command does.
 
@@ -48,12 +54,15 @@ def choose_run(
         train: the new spec's train section, as JSON.
         keys: the new stage keys.
         reached: where the newest committed checkpoint of `current` stands; None without one.
+        begun: training has begun in an attempt at `current`, so that its MLflow run may hold points.
         fresh: the user asked to start over.
     """
     if fresh or current is None:
         return NewRun("asked for by --fresh" if fresh else "the first run of this pipeline")
     if reached is None:
-        return Continue(current)
+        # Nothing can be lost, but two trainings must not be told as one.
+        changed = [*_data_changes(current, keys), *_train_changes(current, keys)] if begun else []
+        return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
     data = _data_changes(current, keys)
     changes = _field_changes(current.spec.get("train", {}), train)
     forbidden = [*data, *changes[OnResume.FORBIDDEN], *_already_beyond(train, reached)]
@@ -106,6 +115,11 @@ def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
     before, after = current.keys["train"].inputs, keys["train"].inputs
     names = [name for name in sorted({*before, *after}) if name.startswith(("code.", "version.", "train.recipe"))]
     return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+
+
+def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    before = current.keys.get("train")
+    return changed_inputs(before.inputs, keys["train"].inputs) if before is not None else []
 
 
 def _goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

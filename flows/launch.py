@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from flows.services import prefect_api, telemetry_off
-from flows.spec_file import load_spec
+from flows.spec_file import LoadedSpec, load_spec
 from penstock.errors import Interrupted, PenstockError
+from penstock.lease import refuse_if_held
+from penstock.storage import Storage
+from penstock.stores import is_local
+from tasks.runs import lease_path
 
 __all__ = ["run_pipeline"]
 
@@ -23,6 +27,7 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
     """
     telemetry_off()
     loaded = load_spec(file, overrides)
+    _refuse_if_held(loaded)
     # Loading torch, Ray and MLflow takes as long as the server takes to start: both at once.
     threading.Thread(target=importlib.import_module, args=("training.trainer",), daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
@@ -41,6 +46,12 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
                 return _raise(error, last_result)
             raise error if isinstance(error, BaseException) else RuntimeError(str(state.message))
         return dict(last_result)
+
+
+def _refuse_if_held(loaded: LoadedSpec) -> None:
+    """Say at once what the flow would find out a server's start later; the flow itself takes the lease."""
+    if is_local(loaded.spec.storage):
+        refuse_if_held(Storage(loaded.spec.storage), lease_path(loaded.spec.name))
 
 
 def _raise(error: PenstockError, result: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,16 @@ from flows.console import make_reporter
 from flows.decisions import Continue, Refuse, choose_run
 from flows.environment import describe_environment, git_commit
 from flows.flow_runs import name_flow_run
-from flows.preflight import check_recipe, check_resources, check_storage, cpus_needed, cpus_refused
+from flows.preflight import (
+    check_machine,
+    check_recipe,
+    check_resources,
+    check_room,
+    check_storage,
+    cpus_needed,
+    cpus_refused,
+    gpus_refused,
+)
 from flows.repair import close_attempts, repair_run
 from flows.sample import try_one_batch
 from flows.services import mlflow_uri, ray_cluster, telemetry_off
@@ -40,7 +49,7 @@ from tasks.preprocess import preprocess
 from tasks.project import Project
 from tasks.read import read
 from tasks.register import register
-from tasks.runs import Attempt, Ledger, Run, Status, utc_now
+from tasks.runs import Attempt, Ledger, Run, Status, lease_path, utc_now
 from tasks.shuffle import shuffle
 from tasks.stage import Look
 from tasks.train import STAGE as TRAIN
@@ -82,8 +91,7 @@ def pipeline(request: RunRequest) -> State[Any]:
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         check_storage(project.storage)
-        lease = f"pipelines/{loaded.spec.name}/lease"
-        stack.enter_context(hold_lease(project.storage, lease, on_lost=stopping.stop.set))
+        stack.enter_context(hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.stop.set))
         ctx = _begin(request, loaded, project, reporter, stopping, stack)
         try:
             return _attempt(ctx, request.until)
@@ -112,8 +120,10 @@ def _begin(
     if prepared is None:
         for warning in check_resources(project):
             reporter.warn(warning)
-    if will_train and prepared is None:
-        try_one_batch(project)
+    if will_train:
+        check_machine(loaded.spec)
+        if prepared is None:
+            check_room(project, try_one_batch(project)["parameters"])
     close_attempts(ledger, run)
     if current is not None and current.run != run.run:
         repair_run(ledger, current, tracking_uri)
@@ -146,7 +156,9 @@ def _begin(
         reporter.say("  connecting to Ray")
         cluster = stack.enter_context(ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec)))
         started.set()
-        refusal = cpus_refused(loaded.spec, cluster.num_cpus)
+        # A signal while Ray starts ends up in Ray's hands.
+        stopping.check()
+        refusal = cpus_refused(loaded.spec, cluster.num_cpus) or gpus_refused(loaded.spec, cluster.num_gpus)
         if refusal is not None:
             raise refusal
 
@@ -208,7 +220,8 @@ def _choose(
     spec = loaded.spec.model_dump(mode="json", by_alias=True)
     committed = CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed() if current is not None else []
     reached = committed[0].state if committed else None
-    decision = choose_run(current, spec["train"], keys, reached=reached, fresh=request.fresh)
+    begun = current is not None and any(attempt.workers for attempt in ledger.attempts(current.run))
+    decision = choose_run(current, spec["train"], keys, reached=reached, begun=begun, fresh=request.fresh)
     if isinstance(decision, Refuse):
         raise ResumeError(
             f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tasks.train import checkpoint_store
 
 __all__ = ["plan_pipeline", "show_plan"]
 
+_DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
+
 _STAGES = (READ, PREPROCESS, MATERIALIZE, SHUFFLE, TRAIN, EVALUATE, REGISTER)
 
 
@@ -41,13 +44,14 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     ledger = Ledger(project.storage)
     current = ledger.current_run(loaded.spec.name)
     steps: list[int] = []
-    reached = None
+    reached, begun = None, False
     if current is not None:
+        begun = any(attempt.workers for attempt in ledger.attempts(current.run))
         committed = checkpoint_store(project, project.storage.child(f"runs/{current.run}")).committed()
         steps = [checkpoint.manifest.step for checkpoint in committed]
         reached = committed[0].state if committed else None
     train = loaded.spec.model_dump(mode="json", by_alias=True)["train"]
-    decision = choose_run(current, train, keys, reached=reached, fresh=False)
+    decision = choose_run(current, train, keys, reached=reached, begun=begun, fresh=False)
     continued = decision.run if isinstance(decision, Continue) else None
     stages: list[dict[str, Any]] = []
     will_run: set[str] = set()
@@ -75,8 +79,8 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
 
 def show_plan(plan: dict[str, Any], console: Console) -> None:
     """Print a plan for a person."""
-    run = plan["run"] or "a new run"
-    console.print(f"{plan['decision']}: {run}" + (f" ({plan['reason']})" if plan["reason"] else ""), markup=False)
+    about = plan["run"] or plan["reason"]
+    console.print(plan["decision"] + (f": {about}" if about else ""), markup=False, soft_wrap=True)
     for line in plan["warnings"]:
         console.print(f"  warning: {line}", style="yellow", markup=False)
     for line in plan["refused_because"]:
@@ -85,7 +89,7 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         console.print("  undo the change, or begin a new run with --fresh", style="red", markup=False)
     table = Table("stage", "action", "key", "because", box=None)
     for entry in plan["stages"]:
-        because = "\n".join(entry["because"])
+        because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])
         table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
     console.print(table)
 

@@ -177,12 +177,13 @@ async def _run(files: ServerFiles, info: ServerInfo, listener: socket.socket, li
     try:
         await server.serve(sockets=[listener])
     finally:
-        files.remove_info()
+        if files.read_info() == info:
+            files.remove_info()
         watching.cancel()
 
 
 async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s: float) -> None:
-    """Announce the server once it answers; tell it to end once nobody needs it, or its folder has been deleted."""
+    """Announce the server once it answers; tell it to end once nobody needs it, or its folder is gone."""
     while not getattr(server, "started", False):
         await asyncio.sleep(0.02)
     last_used = time.monotonic()
@@ -190,6 +191,8 @@ async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s:
         files.write_info(info)
         while time.monotonic() - last_used < linger_s or not _withdraw(files):
             await asyncio.sleep(_CHECK_EVERY_S)
+            if files.read_info() != info:
+                return  # the folder was deleted and made again, and another server may serve it
             if not files.is_free("clients") or _queued_messages():
                 last_used = time.monotonic()
     finally:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from pathlib import Path
 
 import psutil
+import torch
 
 from ingest.ray_feed import streams_cpus
-from penstock.errors import PreflightError, SpecError
+from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
 from tasks.spec import PipelineSpec
 from training.recipe import load_recipe
 
-__all__ = ["check_recipe", "check_resources", "check_storage", "cpus_needed", "cpus_refused"]
+__all__ = [
+    "check_machine",
+    "check_recipe",
+    "check_resources",
+    "check_room",
+    "check_storage",
+    "cpus_needed",
+    "cpus_refused",
+    "gpus_refused",
+]
 
 PREPARED_TO_SOURCE = 3.0
 """Prepared rows may take this many times the source's bytes: text and compressed files grow."""
+BYTES_PER_PARAMETER = 12
+"""In a checkpoint: 4 for the weight, 8 for AdamW's two averages."""
 FREE_AFTER_BYTES = 256 << 20
 """What must stay free on the disk when the dataset and the checkpoints are written."""
 
@@ -36,8 +49,9 @@ def check_storage(storage: Storage) -> None:
             raise OSError("it reads back something else than was written")
         storage.delete(probe)
     except Exception as error:  # every store has errors of its own
+        reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         raise PreflightError(
-            f"storage {storage.root} cannot be written: {type(error).__name__}: {error}",
+            f"storage {storage.root} cannot be written: {reason}",
             next_step="correct `storage` (or the credentials and AWS_ENDPOINT_URL), then: penstock doctor --storage "
             + storage.root,
         ) from error
@@ -58,11 +72,14 @@ def check_resources(project: Project) -> list[str]:
         there = sum(shard.stat().st_size for shard in folder.glob("units/*/*.arrow"))
         if free + min(there, source) < source + FREE_AFTER_BYTES:
             raise PreflightError(
-                f"{folder} has {free / 1e9:.1f} GB free; the sources are {source / 1e9:.1f} GB, and prepared rows go there",
+                f"{folder} has {free / 1e6:,.0f} MB free; prepared rows go there, which take about as much as the sources "
+                f"({source / 1e6:,.0f} MB), and {FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free",
                 next_step="free some space, or point `storage` to a larger disk or to s3://",
             )
         if free + there < PREPARED_TO_SOURCE * source:
-            warnings.append(f"{folder} has {free / 1e9:.1f} GB free for the prepared form of {source / 1e9:.1f} GB of sources")
+            warnings.append(
+                f"{folder} has {free / 1e6:,.0f} MB free for the prepared form of {source / 1e6:,.0f} MB of sources"
+            )
     memory = psutil.virtual_memory().available
     if spec.materialize.cache == "memory" and memory < PREPARED_TO_SOURCE * source:
         raise PreflightError(
@@ -71,6 +88,61 @@ def check_resources(project: Project) -> list[str]:
             next_step="use materialize.cache: disk",
         )
     return warnings
+
+
+def check_room(project: Project, parameters: int) -> None:
+    """Compare the disk with the checkpoints that will lie there.
+
+    Args:
+        parameters: of the model.
+
+    Raises:
+        PreflightError: they cannot fit.
+    """
+    if not project.storage.is_local:
+        return
+    folder, keep = _existing(Path(project.storage.root)), project.spec.train.checkpoint.keep
+    # One more is written before the oldest goes, and the best may be an old one.
+    count = keep + (2 if project.spec.train.checkpoint.best else 1)
+    needed, free = count * parameters * BYTES_PER_PARAMETER, shutil.disk_usage(folder).free
+    if free < needed:
+        raise PreflightError(
+            f"{folder} has {free / 1e6:,.0f} MB free; {count} checkpoints of a model of {parameters:,} parameters take about "
+            f"{needed / 1e6:,.0f} MB",
+            next_step="free some space, lower train.checkpoint.keep, or point `storage` to a larger disk or to s3://",
+        )
+
+
+def check_machine(spec: PipelineSpec) -> None:
+    """Compare the workers with this machine, on which Ray will run if no cluster is given.
+
+    Raises:
+        PreflightError: there are too few CPUs or GPUs: workers would wait for them, or for each other, without end.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    # Two workers are allowed to share one CPU: that is how a pipeline is tried out.
+    cpus = max(2, len(os.sched_getaffinity(0)))
+    if _held_by_workers(spec) > cpus:
+        raise PreflightError(
+            f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs need {_held_by_workers(spec):g} CPUs; this "
+            f"machine has {len(os.sched_getaffinity(0))}",
+            next_step="lower train.workers or train.cpus_per_worker, or set RAY_ADDRESS to a cluster that has as many",
+        )
+    refusal = gpus_refused(spec, torch.cuda.device_count())
+    if refusal is not None:
+        raise refusal
+
+
+def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
+    """The refusal if there are fewer GPUs than the spec asks for by number; None if there are enough."""
+    if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
+        return None
+    return PreflightError(
+        f"{spec.train.workers} workers with train.gpus: {spec.train.gpus} need {spec.train.gpus * spec.train.workers} GPUs; "
+        f"there are {gpus:g}",
+        next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes what there is",
+    )
 
 
 def cpus_needed(spec: PipelineSpec) -> float:

@@ -47,6 +47,12 @@ class RayCluster(NamedTuple):
     address: str
     embedded: bool
     num_cpus: float
+    num_gpus: float
+
+
+def _resources() -> dict[str, float]:
+    found = ray.cluster_resources()
+    return {"num_cpus": float(found.get("CPU", 0.0)), "num_gpus": float(found.get("GPU", 0.0))}
 
 
 @contextlib.contextmanager
@@ -56,7 +62,7 @@ def join_ray(address: str, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
     packages = [str(_source_root() / name) for name in ("penstock", "ingest", "training")]
     runtime_env = {"env_vars": {**passed_on, **env_vars}, "py_modules": packages}
     with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
-        yield RayCluster(address, embedded=False, num_cpus=float(ray.cluster_resources().get("CPU", 0.0)))
+        yield RayCluster(address, embedded=False, **_resources())
 
 
 @contextlib.contextmanager
@@ -78,7 +84,7 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float, env_vars: 
         ray_constants.ENABLE_RAY_CLUSTER = False  # what _LOOPBACK says, for this process, which has imported Ray already
         try:
             with _environment({"RAY_GCS_SERVER_PORT": str(port)}), _connected("the embedded Ray", settings, root):
-                yield RayCluster(address, embedded=True, num_cpus=float(cpus))
+                yield RayCluster(address, embedded=True, **_resources())
         finally:
             _keep_logs(root, state_dir / "ray-cluster" / "logs")
 

@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
@@ -23,7 +22,7 @@ from ingest.preprocess import fit_preprocess
 from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
 from ingest.source import SourceFile, list_source
 from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
-from penstock.errors import DataError, TrainingError
+from penstock.errors import DataError, PenstockError, TrainingError
 from penstock.progress import silent
 from penstock.storage import Storage
 from tasks.project import Project
@@ -64,14 +63,37 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))
     first = (next(iterate_rows(spec.data, snapshot, [file], share), None) for file in files)
-    sample = pa.concat_tables([batch.table for batch in first if batch is not None])
-    if sample.num_rows == 0:
+    tables = [batch.table for batch in first if batch is not None]
+    if not sum(table.num_rows for table in tables):
         raise DataError(f"{files[0].uri} holds no rows")
-    pq.write_table(sample, folder / "sample.parquet")
+    # One file for each of the source's, in its order, so that an error can name the real one and the row in it.
+    (folder / "rows").mkdir()
+    for number, table in enumerate(tables):
+        pq.write_table(table, folder / "rows" / f"{number:06d}.parquet")
+    try:
+        return _materialize(project, folder)
+    except PenstockError as error:
+        raise _with_real_names(error, folder, files, sum(table.num_rows for table in tables)) from None
+
+
+def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile], rows: int) -> PenstockError:
+    """The same error about the source's files instead of the sample's."""
+
+    def real(text: str) -> str:
+        for number, file in enumerate(files):
+            text = text.replace(str(folder / "rows" / f"{number:06d}.parquet"), file.uri)
+        return text
+
+    lead = f"in a sample of {rows:,} rows: " if isinstance(error, DataError) else ""
+    return type(error)(lead + real(error.message), problems=[*map(real, error.problems)], next_step=real(error.next_step))
+
+
+def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest]:
+    spec = project.spec
     # As Parquet the sample keeps the types it was read with, whatever the source's format.
     data = DataSpec(
         format="parquet",
-        train=str(folder / "sample.parquet"),
+        train=str(folder / "rows"),
         label=spec.data.label,
         invalid=spec.data.invalid,
         images=spec.data.images,

@@ -79,11 +79,17 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         problems += cross_check(spec)
         problems += _secrets(spec.model_dump(mode="json", by_alias=True))
     if problems or spec is None:
-        shown = [f"{_where(path.name, p, origins)}: {p}: {message}" for p, message in problems]
+        shown = [
+            f"{where}: {message}" if where == p else f"{where}: {p}: {message}"
+            for p, message in problems
+            for where in [_where(path.name, p, origins)]
+        ]
         raise SpecError(
             f"{path.name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
             problems=shown,
-            next_step=f"edit {path.name}, then: penstock check {file}",
+            next_step=f"correct the --set options, or edit {path.name}; then: penstock check {file}"
+            if any(line.startswith("--set") for line in shown)
+            else f"edit {path.name}, then: penstock check {file}",
         )
     if is_local(spec.storage):
         storage = Path(spec.storage.removeprefix("file://")).expanduser()
@@ -116,7 +122,10 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], lis
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path.name}:{mark.line + 1}:{mark.column + 1}" if mark else path.name
-        raise SpecError(f"{where}: not valid YAML: {getattr(error, 'problem', error)}") from error
+        raise SpecError(
+            f"{where}: not valid YAML: {getattr(error, 'problem', error)}",
+            next_step=f"correct {path.name} near that line, then: penstock check {path}",
+        ) from error
     if not isinstance(data, dict) or node is None:
         raise SpecError(f"{path.name}: a pipeline file is a mapping with name, data and train; this is {type(data).__name__}")
     lines: dict[Path_, int] = {}
@@ -218,7 +227,10 @@ def _dotted(path: Path_) -> str:
 
 
 def _where(name: str, path: str, origins: dict[str, str]) -> str:
-    found = _nearest(path, origins)
+    if path == "--set":
+        return path
+    below = next((origin for leaf, origin in origins.items() if leaf.startswith(f"{path}.")), "default")
+    found = origins.get(path, below) if below.startswith("--set") else _nearest(path, origins)
     return name if found == "default" else found
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from flows.services import mlflow_uri, prefect_api
 from flows.spec_file import load_spec
@@ -15,19 +15,19 @@ from penstock.errors import LeaseHeldError, SpecError
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
 from penstock.storage import Storage
-from tasks.runs import Ledger, Run
+from tasks.runs import Ledger, Run, lease_path
 from training.checkpoint import CheckpointStore
 
 __all__ = ["collect_status", "show_status", "state_of"]
 
 
-def state_of(file: Path | None) -> tuple[Storage, Path, str | None]:
+def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage, Path, str | None]:
     """The storage, the folder of embedded servers, and the pipeline's name (None for all) that `file` stands for."""
     if file is not None:
-        loaded = load_spec(file)
+        loaded = load_spec(file, overrides)
         return Storage(loaded.spec.storage), loaded.state_dir, loaded.spec.name
     if Path("pipeline.yaml").is_file():
-        loaded = load_spec("pipeline.yaml")
+        loaded = load_spec("pipeline.yaml", overrides)
         return Storage(loaded.spec.storage), loaded.state_dir, None
     if not Path(".penstock").is_dir():
         raise SpecError(
@@ -36,32 +36,34 @@ def state_of(file: Path | None) -> tuple[Storage, Path, str | None]:
     return Storage(".penstock"), Path(".penstock").resolve(), None
 
 
-def collect_status(file: Path | None) -> dict[str, Any]:
+def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """List runs with their attempts; attempts whose process is gone are marked killed, in Prefect and in MLflow too."""
-    storage, state_dir, name = state_of(file)
+    storage, state_dir, name = state_of(file, overrides)
     ledger = Ledger(storage)
     runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
     suspects = [run for run in runs if any(attempt.status == "running" for attempt in ledger.attempts(run.run))]
-    holders = {pipeline: current_holder(storage, _lease(pipeline)) for pipeline in {run.pipeline for run in runs}}
+    holders = {pipeline: current_holder(storage, lease_path(pipeline)) for pipeline in {run.pipeline for run in runs}}
     repaired = _repair(ledger, state_dir, [run for run in suspects if holders[run.pipeline] is None])
     shown = [_describe(ledger, run, holders[run.pipeline]) for run in runs]
     return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired}
 
 
 def show_status(result: dict[str, Any], console: Console) -> None:
-    """Print the runs for a person."""
-    table = Table("run", "status", "attempts", "step", "exactness", "model", box=None)
+    """Print the runs for a person, one line each: an id that is cut to fit cannot be pasted."""
+    if not result["runs"]:
+        console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
     for run in result["runs"]:
-        status = run["status"] + (f" by {run['held_by']}" if run["held_by"] else "")
-        model = run["model_uri"] or ""
-        table.add_row(run["run"], status, str(len(run["attempts"])), str(run["step"] or ""), run["exactness"] or "", model)
-    console.print(table)
+        attempts = len(run["attempts"])
+        words = [
+            run["status"] + (f" by {run['held_by']}" if run["held_by"] else ""),
+            f"{attempts} attempt{'s' if attempts != 1 else ''}",
+            f"step {run['step']:,}" if run["step"] else "",
+            run["exactness"] or "",
+            run["model_uri"] or "",
+        ]
+        console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
     for run_id in result["repaired"]:
         console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False)
-
-
-def _lease(pipeline: str) -> str:
-    return f"pipelines/{pipeline}/lease"
 
 
 def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
 
         for run in suspects:
             # Opening Prefect takes seconds, in which somebody may have begun to work on the run.
-            with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, _lease(run.pipeline)):
+            with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_path(run.pipeline)):
                 now = ledger.load_run(run.run)
                 if now is not None and repair_run(ledger, now, mlflow_uri(state_dir)):
                     repaired.append(run.run)

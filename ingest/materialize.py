@@ -77,7 +77,7 @@ def materialize(
         results[unit] = result
         done += rows_of[unit]
         progress(done, total, "rows")
-    raise_for([problem for job in jobs for problem in results[job.key].problems])
+    raise_for([problem for job in jobs for problem in results[job.key].problems], label=data.label)
     records = [record for job in jobs if (record := results[job.key].record) is not None]
     _check_repaired(storage, key, records, damaged)
     manifest = _manifest(key, data, fitted, records)

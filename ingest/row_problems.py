@@ -83,6 +83,15 @@ _ADVICE: dict[Reason, str] = {
 }
 
 
+_LABEL_ADVICE = "correct the labels in the source"
+
+
+def _advice(problem: RowProblem, label: str | None) -> str:
+    if problem.column == label and problem.reason in ("null", "not finite"):
+        return _LABEL_ADVICE
+    return _ADVICE[problem.reason].replace("COLUMN", problem.column)
+
+
 def joined(problems: Iterable[RowProblem]) -> list[RowProblem]:
     """Add up problems of the same kind and column; the first one in the given order names the place."""
     found: dict[tuple[str, str], RowProblem] = {}
@@ -93,10 +102,11 @@ def joined(problems: Iterable[RowProblem]) -> list[RowProblem]:
     return list(found.values())
 
 
-def raise_for(problems: list[RowProblem], *, droppable: bool = True) -> None:
+def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str | None = None) -> None:
     """Raise for problems, given in row order; nothing happens without any.
 
     Args:
+        label: the target column, whose gaps must not be filled.
         droppable: whether `data.invalid: drop` would help.
 
     Raises:
@@ -105,7 +115,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True) -> None:
     problems = joined(problems)
     if not problems:
         return
-    advice = list(dict.fromkeys(_ADVICE[p.reason].replace("COLUMN", p.column) for p in problems))[:3]
+    advice = list(dict.fromkeys(_advice(problem, label) for problem in problems))[:3]
     if droppable:
         advice.append("or leave such rows out and count them (data.invalid: drop)")
     lines = [str(problem) for problem in problems]

@@ -29,7 +29,7 @@ from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.storage import Storage
 
-__all__ = ["LocalShard", "NodeCache", "hold_shard"]
+__all__ = ["LocalShard", "NodeCache", "cache_folder", "hold_shard"]
 
 FETCH_TRIES = 3
 """A download cut short or damaged on its way is repeated this often before the shard itself is blamed."""
@@ -46,6 +46,12 @@ class LocalShard:
         self.path = path
         if lock is not None:
             weakref.finalize(self, lock.close)
+
+
+def cache_folder() -> Path:
+    """The node's folder for what can be fetched or computed again: PENSTOCK_CACHE_DIR, or one in the home folder."""
+    configured = os.environ.get("PENSTOCK_CACHE_DIR")
+    return Path(configured) if configured else Path.home() / ".cache" / "penstock" / "shards"
 
 
 def hold_shard(storage: Storage, shard: ShardInfo) -> LocalShard:
@@ -78,8 +84,7 @@ class NodeCache:
     """
 
     def __init__(self, folder: Path | None = None, budget_bytes: int | None = None) -> None:
-        configured = os.environ.get("PENSTOCK_CACHE_DIR")
-        self.folder = folder or (Path(configured) if configured else Path.home() / ".cache" / "penstock" / "shards")
+        self.folder = folder or cache_folder()
         self._budget = _configured_budget() if budget_bytes is None else budget_bytes
 
     @property

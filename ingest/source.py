@@ -17,6 +17,7 @@ from fsspec.spec import AbstractFileSystem
 
 from ingest.access import COMPRESSED, bucket_is_missing, probe_endpoint
 from ingest.dataset import SPLITS, Split
+from ingest.source_digests import DIGESTED_BYTES, content_digests
 from ingest.spec import DataSpec
 from ingest.splits import check_split_rules
 from penstock.config import Section
@@ -113,7 +114,16 @@ def _list_location(data: DataSpec, split: Split, location: str, base_dir: Path) 
             problems=capped(skipped, 5),
             next_step=f"correct data.{split} or data.format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
-    return sorted(files, key=lambda file: file.name)
+    files.sort(key=lambda file: file.name)
+    return _by_content(files) if is_local(uri) else files
+
+
+def _by_content(files: list[SourceFile]) -> list[SourceFile]:
+    """Local files with the digest of their content as fingerprint, unless they are too large to be read through for it."""
+    if sum(file.size_bytes for file in files) > DIGESTED_BYTES:
+        return files
+    digests = content_digests([file.uri.removeprefix("file://") for file in files])
+    return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
 
 
 def _find(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[str, Any]]]:

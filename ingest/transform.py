@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ from ingest.source import SourceFile
 from ingest.spec import DataSpec
 from ingest.splits import split_codes
 from ingest.steps import PreprocessStep
-from penstock.errors import DataError
+from penstock.errors import DataError, SpecError
 from penstock.usercode import UserCode
 
 __all__ = ["MAX_CLASSES", "Transform", "grows", "prepared_rows", "prepared_tables", "run_steps", "split_rows"]
@@ -62,7 +63,7 @@ class Transform:
         """
         rows = self.prepare(table, Origin.of_file(file, first_row, table.num_rows))
         if self._data.invalid == "error":
-            raise_for(rows.problems)
+            raise_for(rows.problems, label=self._data.label)
         return rows.table
 
     def prepare(self, table: pa.Table, origin: Origin) -> Rows:
@@ -85,9 +86,11 @@ class Transform:
         label = self._data.label
         names = rows.table.column_names
         if label is not None and label not in names:
-            raise DataError(
-                f"the label {label!r} is gone after the preprocess steps; the rows have {', '.join(names)}",
-                next_step="keep it in the steps, or set data.label to its new name",
+            close = difflib.get_close_matches(label, names, 1)
+            raise SpecError(
+                f"data.label: there is no column {label!r} after the preprocess steps; the rows have {', '.join(names)}"
+                + (f"; did you mean {close[0]!r}?" if close else ""),
+                next_step="correct data.label, or keep that column in the steps",
             )
         for name in PROVENANCE_COLUMNS:
             if name in names:
@@ -193,6 +196,6 @@ def prepared_tables(
     """
     for split, rows in prepared_rows(data, steps, fitted, snapshot, code, files):
         if data.invalid == "error":
-            raise_for(rows.problems)
+            raise_for(rows.problems, label=data.label)
         if rows.table.num_rows:
             yield split, rows.table

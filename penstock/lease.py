@@ -21,7 +21,7 @@ from penstock.errors import LeaseHeldError
 from penstock.process import ProcessIdentity
 from penstock.storage import Storage
 
-__all__ = ["LeaseHolder", "current_holder", "hold_lease"]
+__all__ = ["LeaseHolder", "current_holder", "hold_lease", "refuse_if_held"]
 
 HEARTBEAT_S = 5.0
 """Seconds between heartbeats."""
@@ -54,6 +54,13 @@ def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
     return holder if holder is not None and _holds(holder) else None
 
 
+def refuse_if_held(storage: Storage, path: str) -> None:
+    """Raise LeaseHeldError if somebody holds the lease."""
+    holder = current_holder(storage, path)
+    if holder is not None:
+        raise _refusal(storage, path, holder)
+
+
 @contextmanager
 def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda: None) -> Iterator[LeaseHolder]:
     """Own the lease at `path` for the duration of the block.
@@ -84,11 +91,7 @@ def _acquire(storage: Storage, path: str) -> tuple[int, LeaseHolder]:
         last = _last_generation(storage, path)
         held = _read(storage, path, last) if last else None
         if held is not None and (_holds(held) or _stirs(storage, path, last, held)):
-            raise LeaseHeldError(
-                f"{storage.uri(path)} is held by {held}: one process at a time may work on a run",
-                next_step=f"wait for it, or stop it (kill {held.process.pid} on {held.process.host}); "
-                "a dead holder is replaced by itself",
-            )
+            raise _refusal(storage, path, held)
         holder = LeaseHolder(
             owner=uuid.uuid4().hex,
             process=ProcessIdentity.current(),
@@ -104,6 +107,14 @@ def _acquire(storage: Storage, path: str) -> tuple[int, LeaseHolder]:
         for old in range(max(1, last - 3), last):
             storage.delete(_file(path, old))
         return last + 1, holder
+
+
+def _refusal(storage: Storage, path: str, holder: LeaseHolder) -> LeaseHeldError:
+    return LeaseHeldError(
+        f"{storage.uri(path)} is held by {holder}: one process at a time may work on a run",
+        next_step=f"wait for it, or stop it (kill {holder.process.pid} on {holder.process.host}); "
+        "a dead holder is replaced by itself",
+    )
 
 
 def _beat(

@@ -44,7 +44,8 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
     address = urlsplit(uri)
     text = " ".join(f"{error}".split()) or type(error).__name__
     denied = isinstance(error, PermissionError) or any(word in text for word in DENIED)
-    what = "refuses the credentials for" if denied else "fails for"
+    none = "Unable to locate credentials" in text
+    what = "needs credentials for" if none else "refuses the credentials for" if denied else "fails for"
     settings = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if denied else "AWS_ENDPOINT_URL"
     return ServiceError(
         f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}: {text}",

@@ -26,9 +26,10 @@ def model_checkpoint(ctx: RunContext) -> str:
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec, rows = ctx.project.spec, ctx.manifest.rows
     splits: list[Split] = [split for split in SPLITS[1:] if rows.get(split)]
+    checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     result = evaluate_model(
         make_job(ctx),
-        trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx)),
+        checkpoint,
         splits=splits,
         metrics=spec.evaluate.metrics,
         figures=spec.evaluate.figures,
@@ -36,7 +37,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     )
     for name, table in result.tables.items():
         ctx.tracker.log_json(f"evaluation/{name}.json", table)
-    step = TrainOutcome.model_validate(ctx.output("train")).step
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     for name in sorted(result.metrics.keys() - metrics.keys()):
         ctx.warn(f"evaluate: {name} is {result.metrics[name]}; it is left out")
@@ -45,9 +45,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.tracker.drain(DRAIN_S)
     return {
         "metrics": metrics,
-        "step": step,
+        "step": checkpoint.manifest.step,
         "figures": sorted(result.figures),
-        "checkpoint": model_checkpoint(ctx),
+        "checkpoint": checkpoint.name,
         "weights_digest": ctx.output("train")["weights_digest"],
     }, "ran"
 

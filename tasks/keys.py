@@ -22,7 +22,14 @@ FORMATS = {"read": 1, "preprocess": 1, "materialize": 1, "shuffle": 1, "train": 
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.
-_NOT_IN_TRAIN_KEY = ("retries", "checkpoint.every_steps", "checkpoint.every_s", "checkpoint.every_epoch", "checkpoint.keep")
+_NOT_IN_TRAIN_KEY = (
+    "retries",
+    "on_nan",
+    "checkpoint.every_steps",
+    "checkpoint.every_s",
+    "checkpoint.every_epoch",
+    "checkpoint.keep",
+)
 
 
 class StageKey(Section):

@@ -24,10 +24,15 @@ from penstock.process import ProcessIdentity
 from penstock.storage import Storage
 from tasks.keys import StageKey
 
-__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "utc_now"]
+__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "lease_path", "utc_now"]
 
 Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"]
 """`partial`: stopped on purpose after `--until`; `killed`: its process vanished."""
+
+
+def lease_path(pipeline: str) -> str:
+    """Where the lease of a pipeline lies: its holder alone may begin or continue a run."""
+    return f"pipelines/{pipeline}/lease"
 
 
 def utc_now() -> str:

@@ -13,8 +13,10 @@ as the commit point follows OLMo-core's `.metadata` file.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
@@ -41,6 +43,7 @@ __all__ = ["Checkpoint", "CheckpointFacts", "CheckpointManifest", "CheckpointSto
 FOLDER = "checkpoints"
 VERSION: Literal[1] = 1
 MODEL, TRAINING, RANKS, MANIFEST = "model.safetensors", "training.pt", "ranks.pt", "manifest.json"
+_NEARLY_FULL_BYTES = 16 << 20
 _NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
 
 
@@ -168,8 +171,11 @@ class CheckpointStore:
         except CheckpointError:
             raise
         except Exception as error:  # safetensors and torch report a full disk with classes of their own
+            reason = _full_disk(folder) or f"{type(error).__name__}: {error}"
+            with contextlib.suppress(Exception):
+                folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise CheckpointError(
-                f"cannot write checkpoint {folder.uri()}: {type(error).__name__}: {error}",
+                f"cannot write checkpoint {folder.uri()}: {reason}",
                 next_step="free space or restore access, then run the same command: it continues from the checkpoint before",
             ) from error
         return Checkpoint(name, manifest, folder)
@@ -205,7 +211,7 @@ class CheckpointStore:
     def problem(self, name: str) -> str | None:
         """What is wrong with a checkpoint, checked down to the hash of every file; None if it can be trusted."""
         found = self._read_manifest(name)
-        return _damage(found) if isinstance(found, Checkpoint) else found
+        return _damage(found) if isinstance(found, Checkpoint) else found or f"{MANIFEST} is missing"
 
     def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint whose files match its manifest, and a warning for each newer one that cannot be used.
@@ -312,6 +318,14 @@ def _damage(checkpoint: Checkpoint) -> str | None:
         except FileNotFoundError:
             return f"{file} is missing"
     return None
+
+
+def _full_disk(folder: Storage) -> str:
+    """That the disk is full, if it is: what torch says of it names offsets in a file."""
+    if not folder.is_local or not folder.local_path().exists():
+        return ""
+    free = shutil.disk_usage(folder.local_path()).free
+    return f"no space left on its disk ({free / 1e6:,.0f} MB free)" if free < _NEARLY_FULL_BYTES else ""
 
 
 def _lost(name: str, why: str, used: CheckpointManifest) -> str:

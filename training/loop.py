@@ -6,6 +6,7 @@ Everything a restart needs is in the checkpoint; nothing here remembers anything
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,7 @@ from training.job import TrainJob
 from training.learner import Learner
 from training.mailbox import now_ms
 from training.metrics import MetricSet
+from training.not_a_number import not_a_number
 from training.recipe import Recipe
 from training.state import TrainState, augment_generator
 from training.validation import validate
@@ -120,6 +122,8 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
 
             decision = exchange.meet()
             observer.steps(state.step, times, decision.losses)
+            # Every rank has the same losses, and nothing has been saved since the last time they were looked at.
+            _check_finite(parts.job, state, decision.losses)
             times.clear()
             measured = {"train/loss": decision.losses[-1]}
             if validate_now and parts.validation is not None:
@@ -138,6 +142,12 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
                 f"the train feed gave no batch at row {state.position:,} of {feed.num_rows:,} in epoch {state.epoch}"
             )
     return LoopEnd("finished", state)
+
+
+def _check_finite(job: TrainJob, state: TrainState, losses: list[float]) -> None:
+    bad = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if bad is not None and job.spec.on_nan == "stop":
+        raise not_a_number(f"the training loss is {losses[bad]} at step {state.step - len(losses) + 1 + bad:,}")
 
 
 def _learn(parts: Parts, state: TrainState, batch: Batch) -> Tensor:

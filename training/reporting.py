@@ -18,6 +18,7 @@ from training.journal import JournalWriter, Point, truncate_journal
 from training.learner import Learner
 from training.loop import Observer, StepTimes
 from training.mailbox import Courier, MailboxClient, Progress, Resumed, Saving, Warned, now_ms
+from training.not_a_number import not_a_number
 from training.state import TrainState, capture_rng
 
 __all__ = ["FirstRank", "RankObserver", "rank_observer"]
@@ -111,7 +112,8 @@ class FirstRank(RankObserver):
                 "train/epoch": float(time_.epoch),
             }
             self._add(Point(time_.t_ms, step, values))
-            if not math.isfinite(loss) and not self._warned_not_finite:
+            warns = self._job.spec.on_nan == "warn"
+            if warns and not math.isfinite(loss) and not self._warned_not_finite:
                 self._warned_not_finite = True
                 self._courier.post(Warned(message=f"the training loss is {loss} at step {step:,}"))
         seconds = sum(time_.step_s for time_ in times)
@@ -128,6 +130,7 @@ class FirstRank(RankObserver):
 
         Raises:
             CheckpointError: the write before failed.
+            TrainingError: a weight is not a number.
         """
         ranks = self._group.gather(capture_rng(self._group.device))
         weights, training = self._learner.snapshot()
@@ -139,6 +142,10 @@ class FirstRank(RankObserver):
         }
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=state.step))
+        if self._job.spec.on_nan == "stop":
+            bad = next((name for name, tensor in weights.items() if tensor.is_floating_point() and tensor.isnan().any()), None)
+            if bad is not None:
+                raise not_a_number(f"the weight {bad} is not a number after step {state.step:,}")
         self._writer.submit(Snapshot(self._facts.model_copy(update=update), weights, training, ranks), points)
         self._saved_s = self._clock()
 

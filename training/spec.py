@@ -66,6 +66,8 @@ class TrainSpec(Section):
     """Clip the gradients' global norm to this value."""
     learning_rate: Annotated[PositiveFloat, OnResume.WARN] = 1e-3
     """Learning rate of the default optimizer (AdamW), for recipes that define no `optimizer`."""
+    on_nan: Annotated[Literal["stop", "warn"], OnResume.FREE] = "stop"
+    """What a loss or a weight that is not a number means: `stop` fails the run and saves nothing that came after it."""
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Validate also every so many steps; the end of each epoch always does."""
     checkpoint: CheckpointSpec = CheckpointSpec()

@@ -218,3 +218,27 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
         assert found.manifest.step in (reported, reported + 1) and reported > reached
         assert torch.equal(found.model()["w3"], torch.full((50_000,), float(found.manifest.step)))
         reached = found.manifest.step
+
+
+def test_a_checkpoint_that_is_gone_is_no_good_one(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    name = store.write(snapshot(7)).name
+    assert store.problem(name) is None
+    storage.delete(f"checkpoints/{name}")
+    assert store.problem(name) == "manifest.json is missing"
+
+
+def test_a_write_that_fails_for_want_of_space_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1000
+
+    def full(*_: object) -> None:
+        raise RuntimeError("unexpected pos 22401984 vs 22401872")
+
+    monkeypatch.setattr("training.checkpoint.torch.save", full)
+    monkeypatch.setattr("training.checkpoint.shutil.disk_usage", lambda _path: Usage)
+    with pytest.raises(CheckpointError, match="no space left on its disk"):
+        CheckpointStore(Storage(str(tmp_path))).write(snapshot(7))
+    assert not any((tmp_path / "checkpoints").iterdir())

@@ -27,10 +27,17 @@ def run(status: str, spec: dict[str, Any], **inputs: dict[str, Any]) -> Run:
     return Run(run="r", pipeline="p", created="2026", spec={"train": spec}, keys=own, status=status, done_key=done)  # type: ignore[arg-type]
 
 
-def decide(current: Run | None, spec: dict[str, Any], *, checkpoint: bool = True, fresh: bool = False, **inputs: Any) -> Any:
-    return choose_run(
-        current, spec, keys(**inputs), reached=TrainState(step=10, epoch=1, position=5) if checkpoint else None, fresh=fresh
-    )
+def decide(
+    current: Run | None,
+    spec: dict[str, Any],
+    *,
+    checkpoint: bool = True,
+    begun: bool = True,
+    fresh: bool = False,
+    **inputs: Any,
+) -> Any:
+    reached = TrainState(step=10, epoch=1, position=5) if checkpoint else None
+    return choose_run(current, spec, keys(**inputs), reached=reached, begun=begun, fresh=fresh)
 
 
 def test_the_first_run_is_new_and_fresh_always_is() -> None:
@@ -62,6 +69,15 @@ def test_changed_data_is_refused_and_the_file_is_named() -> None:
 
 def test_before_the_first_checkpoint_nothing_is_forbidden() -> None:
     assert isinstance(decide(run("killed", train()), train(batch_rows=512), checkpoint=False), Continue)
+
+
+def test_without_a_checkpoint_another_training_is_another_run_once_there_are_points_to_mix_up() -> None:
+    old = run("killed", train(), read={"files": {"a": "1"}}, train={"train.batch_rows": 256})
+    same = {"read": {"files": {"a": "1"}}, "train": {"train.batch_rows": 256}}
+    assert isinstance(decide(old, train(), checkpoint=False, **same), Continue)
+    for changed in ({"read": {"files": {"a": "2"}}}, {"train": {"train.batch_rows": 512}}):
+        assert isinstance(decide(old, train(), checkpoint=False, **{**same, **changed}), NewRun)
+        assert isinstance(decide(old, train(), checkpoint=False, begun=False, **{**same, **changed}), Continue)
 
 
 def test_a_changed_learning_rate_goes_on_with_a_warning() -> None:

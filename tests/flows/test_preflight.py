@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from flows.preflight import check_resources, check_storage, cpus_needed, cpus_refused
+from flows.preflight import (
+    FREE_AFTER_BYTES,
+    check_machine,
+    check_resources,
+    check_room,
+    check_storage,
+    cpus_needed,
+    cpus_refused,
+)
 from flows.spec_file import load_spec
 from penstock.errors import PreflightError
 from penstock.storage import Storage
@@ -39,8 +47,38 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest
         free = 1000
 
     monkeypatch.setattr("flows.preflight.shutil.disk_usage", lambda _path: Usage)
-    with pytest.raises(PreflightError, match="GB free"):
+    with pytest.raises(PreflightError, match=r"0 MB free; .* 268 MB must stay free"):
         check_resources(project(tmp_path))
+    with pytest.raises(PreflightError, match="4 checkpoints of a model of 1,000 parameters take about 0 MB"):
+        check_room(project(tmp_path / "second"), 1000)
+
+
+def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = FREE_AFTER_BYTES + 10
+
+    monkeypatch.setattr("flows.preflight.shutil.disk_usage", lambda _path: Usage)
+    started = project(tmp_path)
+    with pytest.raises(PreflightError, match="must stay free"):
+        check_resources(started)
+    unit = Path(started.storage.root) / "units" / "u"
+    unit.mkdir(parents=True)
+    (unit / "train-00000.arrow").write_bytes(bytes(sum(file.size_bytes for file in started.files)))
+    assert check_resources(started) == []
+
+
+def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.preflight.os.sched_getaffinity", lambda _pid: range(4))
+    monkeypatch.setattr("flows.preflight.torch.cuda.device_count", lambda: 1)
+    check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
+    with pytest.raises(PreflightError, match=r"64 workers of 0\.5 CPUs need 32 CPUs; this machine has 4"):
+        check_machine(project(tmp_path / "b", "train.workers=64").spec)
+    with pytest.raises(PreflightError, match=r"2 workers with train\.gpus: 1 need 2 GPUs; there are 1"):
+        check_machine(project(tmp_path / "c", "train.gpus=1").spec)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://elsewhere:10001")
+    check_machine(project(tmp_path / "d", "train.workers=64").spec)
 
 
 def test_workers_that_the_cluster_cannot_hold_are_refused_instead_of_waiting_for_ever(tmp_path: Path) -> None:

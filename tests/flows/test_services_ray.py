@@ -19,7 +19,7 @@ from penstock.errors import ServiceError
 ROOT = Path(__file__).resolve().parents[2]
 
 DRIVER = """
-import json, os, signal, sys, time
+import contextlib, json, os, signal, sys, time
 from pathlib import Path
 import psutil
 from flows.services import ray_cluster
@@ -47,7 +47,11 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5, env_vars={"MARK": 
     hosts = sorted({host for p in family for host in listening(p)})
     roots = [str(p) for p in Path(ray._private.worker._global_node.get_session_dir_path()).parents][:1]
     kept = signal.getsignal(signal.SIGTERM) is mine
-    same_group = [p.name() for p in family if os.getpgid(p.pid) == os.getpgid(0)]
+    groups = {}
+    for p in family:  # some of Ray's helpers live for an instant only
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            groups[p.name()] = os.getpgid(p.pid)
+    same_group = [name for name, group in groups.items() if group == os.getpgid(0)]
     print(json.dumps({"seen": seen, "hosts": hosts, "root": roots[0], "cpus": cluster.num_cpus, "address": cluster.address,
                       "pids": [p.pid for p in family], "kept": kept,
                       "same_group": same_group}), flush=True)

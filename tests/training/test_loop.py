@@ -253,9 +253,18 @@ def test_a_recipe_with_only_a_loss_trains_and_validates(tmp_path: Path) -> None:
     assert {name for point in points(client) for name in point.values if name.startswith("val/")} == {"val/loss"}
 
 
+def test_a_loss_that_is_not_a_number_ends_training_and_saves_nothing_after_it(tmp_path: Path) -> None:
+    job = make_job(tmp_path, recipe="OnlyLoss", learning_rate=1e37, checkpoint={"every_steps": 1})
+    with pytest.raises(TrainingError, match=r"(the training loss is|the weight .* is not a number) .*nothing was saved"):
+        train_alone(job)
+    for checkpoint in CheckpointStore(job.run_storage).committed():
+        assert checkpoint.manifest.metrics["train/loss"] is not None
+        assert not any(tensor.isnan().any() for tensor in checkpoint.model().values())
+
+
 def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
     client = ListClient()
-    train_alone(make_job(tmp_path, recipe="OnlyLoss", learning_rate=1e37), client)
+    train_alone(make_job(tmp_path, recipe="OnlyLoss", learning_rate=1e37, on_nan="warn"), client)
     warned = [event.message for event in client.events if isinstance(event, Warned)]
     assert len(warned) == 1 and "the training loss is" in warned[0]
     assert newest(tmp_path, "run").metrics["train/loss"] is None
