@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := penstock ingest training tasks flows
 
-.PHONY: help install demo test check lint types imports format clean
+.PHONY: help install demo test check lint types imports format bench clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ types: $(READY) ## mypy
 imports: $(READY) ## flows -> tasks -> training -> ingest -> penstock, and nothing back
 	@$(BIN)/python -m pytest -q tests/test_imports_point_one_way.py
 
+bench: $(READY) ## the feed beside everything it is compared with (half an hour; writes docs/performance.md)
+	@.ci/make-venv .venv-bench
+	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
+	@.venv-bench/bin/python -m benchmarks.feed
+	@.venv-bench/bin/python -m benchmarks.report
+
 clean: ## remove the environment, the demo and every cache
-	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,256 @@
+"""Who is measured, each with its documented best settings for one process on one machine?
+
+A contender is a function `(rows, folder, rank, world, epoch) -> iterator of (x, label)` tensors: this consumer's share of one
+epoch in batches of 256. It writes its own format into `folder` on its first call, which is not timed. Libraries are imported
+inside, so that one that is not installed leaves out its own line only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.feed_data import Rows, arrays, manifest
+from ingest.feed import open_feed
+from ingest.order import make_order
+from ingest.spec import ShuffleSpec
+from penstock.storage import Storage
+
+__all__ = ["BATCH", "CONTENDERS", "Contender"]
+
+BATCH = 256
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+class Contender(NamedTuple):
+    """How it is called, and the folder with its format; those that read the same format share one."""
+
+    batches: Callable[[Rows, Path, int, int, int], Batches]
+    folder: str
+
+
+def _own_ids(rows: Rows, rank: int, world: int, epoch: int) -> np.ndarray:
+    """This consumer's rows of a global permutation, drawn before the first batch."""
+    ids = np.random.default_rng([epoch, 5]).permutation(rows.rows)
+    return np.ascontiguousarray(ids[rank::world])
+
+
+def limit(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """numpy gathers random rows of a memory-mapped array into a fresh tensor: nothing but the memory's work."""
+    x, label = arrays(rows, folder)
+    ids = _own_ids(rows, rank, world, epoch)
+    for start in range(0, len(ids), BATCH):
+        own = ids[start : start + BATCH]
+        yield torch.from_numpy(x[own]), torch.from_numpy(label[own])
+
+
+def take_reused(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """The same into a buffer that is used again for every batch; the consumer may not keep a batch."""
+    x, label = arrays(rows, folder)
+    ids = _own_ids(rows, rank, world, epoch)
+    own_x, own_label = torch.empty((BATCH, *rows.shape), dtype=torch.from_numpy(x[:1].copy()).dtype), torch.empty(BATCH).long()
+    for start in range(0, len(ids), BATCH):
+        own = ids[start : start + BATCH]
+        x.take(own, 0, own_x.numpy()[: len(own)], "clip")
+        label.take(own, 0, own_label.numpy()[: len(own)], "clip")
+        yield own_x[: len(own)], own_label[: len(own)]
+
+
+def _penstock(rows: Rows, folder: Path, rank: int, world: int, epoch: int, *, mode: str, prefetch: int) -> Batches:
+    feed = _feed(rows, str(folder), rank, world, mode, prefetch)
+    for batch in feed.batches(epoch):
+        yield batch.columns["x"], batch.columns["label"]
+
+
+@functools.lru_cache(maxsize=4)
+def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: int) -> Any:
+    made = manifest(rows, Path(folder))
+    order = make_order(ShuffleSpec.model_validate({"mode": mode, "seed": 17}), rows.rows)
+    return open_feed(
+        Storage(folder), made, "train", batch_rows=BATCH * world, order=order, rank=rank, world_size=world, prefetch=prefetch
+    )
+
+
+class _MemoryMap(torch.utils.data.Dataset):
+    """What one writes by hand: a map-style dataset that fetches a batch with one gather."""
+
+    def __init__(self, rows: Rows, folder: Path) -> None:
+        self.x, self.label = arrays(rows, folder)
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.x[index], int(self.label[index])
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        own = np.asarray(indices)
+        return torch.from_numpy(self.x[own]), torch.from_numpy(self.label[own])
+
+
+def _loader(kind: type, rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    data = _MemoryMap(rows, folder)
+    sampler = torch.utils.data.distributed.DistributedSampler(data, world, rank, shuffle=True, seed=17)
+    sampler.set_epoch(epoch)
+    yield from kind(data, batch_size=BATCH, sampler=sampler, num_workers=0, collate_fn=lambda batch: batch)
+
+
+def torch_loader(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """torch's DataLoader over a memory map, batched fetches, no worker processes (they cost more than they bring here)."""
+    return _loader(torch.utils.data.DataLoader, rows, folder, rank, world, epoch)
+
+
+def stateful_loader(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """torchdata's StatefulDataLoader, the same way."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return _loader(StatefulDataLoader, rows, folder, rank, world, epoch)
+
+
+def hf_datasets(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """Hugging Face datasets: Arrow on disk, flat column, shuffled indices, torch format."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    target = folder / "data"
+    if not target.exists():
+
+        def examples() -> Iterator[dict[str, Any]]:
+            for x, label in rows.chunks():
+                for values, number in zip(x.reshape(len(x), -1), label, strict=True):
+                    yield {"x": values, "label": int(number)}
+
+        features = datasets.Features(
+            {"x": datasets.List(datasets.Value(rows.dtype), length=int(np.prod(rows.shape))), "label": datasets.Value("int64")}
+        )
+        made = datasets.Dataset.from_generator(examples, features=features, cache_dir=str(folder / "cache"))
+        made.save_to_disk(str(target))
+    data = datasets.load_from_disk(str(target)).with_format("torch")
+    ids = _own_ids(rows, rank, world, epoch)
+    for start in range(0, len(ids), BATCH):
+        found = data[ids[start : start + BATCH]]
+        yield found["x"].reshape(-1, *rows.shape), found["label"]
+
+
+def lance_take(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """Lance: random access by row id."""
+    import lance
+    import pyarrow as pa
+
+    target = folder / "data.lance"
+    width = int(np.prod(rows.shape))
+    schema = pa.schema([("x", pa.list_(pa.from_numpy_dtype(np.dtype(rows.dtype)), width)), ("label", pa.int64())])
+    if not target.exists():
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for x, label in rows.chunks():
+                flat = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), width)
+                yield pa.record_batch([flat, pa.array(label)], schema=schema)
+
+        lance.write_dataset(batches(), str(target), schema=schema)
+    data = lance.dataset(str(target))
+    ids = _own_ids(rows, rank, world, epoch)
+    for start in range(0, len(ids), BATCH):
+        table = data.take(ids[start : start + BATCH]).combine_chunks()
+        x = table["x"].chunk(0).flatten().to_numpy(zero_copy_only=False).reshape(-1, *rows.shape)
+        yield torch.from_numpy(x.copy()), torch.from_numpy(table["label"].to_numpy().copy())
+
+
+def webdataset_tar(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """WebDataset: tar files of raw bytes, shards shuffled and a shuffle buffer of 10,000."""
+    import webdataset as wds
+
+    if not (folder / "done").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with wds.ShardWriter(str(folder / "part-%04d.tar"), maxcount=CHUNK_ROWS, verbose=0) as sink:
+            for x, label in rows.chunks():
+                for values, number in zip(x, label.tolist(), strict=True):
+                    sink.write({"__key__": f"{number:09d}", "x": values.tobytes(), "label": number.to_bytes(8, "little")})
+        (folder / "done").touch()
+    parts = sorted(map(str, folder.glob("*.tar")))[rank::world]
+    data = wds.WebDataset(parts, shardshuffle=len(parts), empty_check=False, seed=epoch).shuffle(10_000)
+    held: list[dict[str, bytes]] = []
+    for sample in data:
+        held.append(sample)
+        if len(held) == BATCH:
+            yield _joined(held, rows)
+            held = []
+    if held:
+        yield _joined(held, rows)
+
+
+CHUNK_ROWS = 10_000
+
+
+def _joined(samples: list[dict[str, bytes]], rows: Rows) -> tuple[Tensor, Tensor]:
+    x = np.frombuffer(b"".join(sample["x"] for sample in samples), rows.dtype).reshape(-1, *rows.shape)
+    label = np.frombuffer(b"".join(sample["label"] for sample in samples), np.int64)
+    return torch.from_numpy(x.copy()), torch.from_numpy(label.copy())
+
+
+def grain_memory(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """Grain: a random-access source over the memory map, global shuffle, no read threads (they cost more here)."""
+    import grain
+
+    x, label = arrays(rows, folder)
+
+    class Source:
+        def __len__(self) -> int:
+            return len(label)
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+            return x[index], label[index]
+
+    data = grain.MapDataset.source(Source()).shuffle(seed=epoch)[rank::world].batch(BATCH)
+    for values, numbers in data.to_iter_dataset(grain.ReadOptions(num_threads=0)):
+        yield torch.from_numpy(np.asarray(values)), torch.from_numpy(np.asarray(numbers))
+
+
+def litdata_stream(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
+    """LitData: its optimized chunks, shuffled, no loader workers. One consumer of the whole, or a half of the chunks each."""
+    import litdata
+
+    half = folder / f"{world}-{rank}"
+    if not (half / "index.json").exists():
+        lows = range(rank * rows.rows // world, (rank + 1) * rows.rows // world, CHUNK_ROWS)
+        high = (rank + 1) * rows.rows // world
+        litdata.optimize(
+            fn=functools.partial(_litdata_rows, rows, str(folder.parent / "arrays"), high),
+            inputs=list(lows),
+            output_dir=str(half),
+            num_workers=1,
+            chunk_bytes="64MB",
+        )
+    data = litdata.StreamingDataset(str(half), shuffle=True, seed=17, drop_last=False)
+    data.current_epoch = epoch + 1
+    yield from litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
+
+
+def _litdata_rows(rows: Rows, folder: str, high: int, low: int) -> Iterator[tuple[Tensor, int]]:
+    x, label = arrays(rows, Path(folder))
+    for index in range(low, min(low + CHUNK_ROWS, high)):
+        yield torch.from_numpy(x[index].copy()), int(label[index])
+
+
+CONTENDERS: dict[str, Contender] = {
+    "limit: numpy gather, fresh tensor": Contender(limit, "arrays"),
+    "numpy take into a reused buffer": Contender(take_reused, "arrays"),
+    "penstock, global": Contender(functools.partial(_penstock, mode="global", prefetch=2), "penstock"),
+    "penstock, global, no thread": Contender(functools.partial(_penstock, mode="global", prefetch=0), "penstock"),
+    "penstock, windowed": Contender(functools.partial(_penstock, mode="windowed", prefetch=2), "penstock"),
+    "penstock, as stored": Contender(functools.partial(_penstock, mode="none", prefetch=2), "penstock"),
+    "torch DataLoader, batched": Contender(torch_loader, "arrays"),
+    "torchdata StatefulDataLoader, batched": Contender(stateful_loader, "arrays"),
+    "HF datasets": Contender(hf_datasets, "hf"),
+    "Lance take": Contender(lance_take, "lance"),
+    "Grain": Contender(grain_memory, "arrays"),
+    "LitData": Contender(litdata_stream, "litdata"),
+    "WebDataset": Contender(webdataset_tar, "webdataset"),
+}
+"""The first one is what all others are divided by, inside each round."""

@@ -1,0 +1,95 @@
+"""Turns the numbers of benchmarks/results into docs/performance.md and its picture.
+
+python -m benchmarks.report
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+RESULTS, DOCS = Path("benchmarks/results"), Path("docs")
+OURS, LIMIT, OTHERS = "#1b62a5", "#444444", "#b8c4d0"
+
+PAGE = """\
+# Performance
+
+Made by `make bench`; every number here comes from `benchmarks/results/`. Ratios are taken to the limit measured in the same
+round, medians over the rounds; rates are for orientation, they belong to this machine.
+
+{machine}
+
+## The feed
+
+Shuffled batches of 256 rows as torch tensors, to one consumer process and to two that get half of the rows each. The limit is
+numpy gathering random rows of a memory-mapped array into fresh tensors: what the memory allows a program that does nothing
+else. In the first round a whole epoch of every contender but Ray's was checked: each row once. `benchmarks/contenders.py`
+holds each contender's settings.
+
+![Share of the limit](images/feed.png)
+"""
+
+
+def main() -> None:
+    """Write the page and the picture from the newest results."""
+    feed = json.loads((RESULTS / "feed.json").read_text())
+    lines = [PAGE.format(machine=_machine(feed["machine"]))]
+    for name, table in feed["tables"].items():
+        lines += [
+            f"### {name}: {table['rows']:,} rows of {table['row']}, {feed['rounds']} rounds of {feed['seconds']:g} s",
+            "",
+            "| contender | rows/s, 1 | of the limit | rows/s, 2 | of the limit |",
+            "|---|---|---|---|---|",
+            *[_row(contender, found) for contender, found in _ranked(table)],
+            "",
+            *[f"{who} is left out: {why}\n" for who, why in table["left_out"].items()],
+        ]
+    (DOCS / "performance.md").write_text("\n".join(lines).rstrip() + "\n")
+    _draw(feed)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
+    return f"{machine['date']}, {where}, Python {machine['python']}, {versions}."
+
+
+def _ranked(table: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return sorted(table["contenders"].items(), key=lambda item: -item[1]["1"]["of_limit"])
+
+
+def _row(name: str, found: dict[str, Any]) -> str:
+    cells = [
+        cell for world in ("1", "2") for cell in (f"{found[world]['median'] / 1e3:,.0f} k", f"{found[world]['of_limit']:.2f}")
+    ]
+    bold = "**" if name.startswith(("penstock", "limit")) else ""
+    return f"| {bold}{name}{bold} | " + " | ".join(cells) + " |"
+
+
+def _draw(feed: dict[str, Any]) -> None:
+    tables = feed["tables"]
+    figure, axes = plt.subplots(1, len(tables), figsize=(6.5 * len(tables), 5), layout="constrained", squeeze=False)
+    for axis, (name, table) in zip(axes[0], tables.items(), strict=True):
+        ranked = _ranked(table)[::-1]
+        colors = [OURS if who.startswith("penstock") else LIMIT if who.startswith("limit") else OTHERS for who, _ in ranked]
+        values = [found["1"]["of_limit"] for _, found in ranked]
+        axis.barh([who for who, _ in ranked], values, color=colors)
+        for place, value in enumerate(values):
+            axis.text(value, place, f" {value:.2f}", va="center", fontsize=8)
+        axis.axvline(1, color="#444444", linewidth=0.8, linestyle="--")
+        axis.set_title(f"{name}: {table['rows']:,} rows, 1 consumer", loc="left", fontsize=10)
+        axis.set_xlabel("share of the limit")
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    (DOCS / "images").mkdir(parents=True, exist_ok=True)
+    figure.savefig(DOCS / "images" / "feed.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

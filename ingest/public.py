@@ -1,0 +1,155 @@
+"""How does a program of your own read a dataset that penstock has prepared? By its address, in any training loop.
+
+The same feed as `penstock run` uses: every row once an epoch, in an order that depends on the seed and the epoch alone, shared
+out over any number of ranks, and exact to continue from `state_dict()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+import torch.utils.data
+from pydantic import ValidationError
+from torch import Tensor
+
+from ingest.dataset import DatasetManifest, Split
+from ingest.feed import CachedFeed
+from ingest.feed import open_feed as open_cached_feed
+from ingest.order import make_order
+from ingest.spec import ShuffleSpec
+from penstock.errors import DataError, SpecError
+from penstock.storage import Storage
+
+__all__ = ["FeedDataset", "open_feed"]
+
+
+def open_feed(
+    dataset: str,
+    split: Split = "train",
+    *,
+    batch_rows: int,
+    shuffle: Literal["none", "windowed", "global"] = "global",
+    seed: int = 0,
+    window_rows: int = 1 << 18,
+    window_of: Literal["rows", "shards"] = "rows",
+    rank: int | None = None,
+    world_size: int | None = None,
+    columns: Sequence[str] | None = None,
+    prefetch: int = 2,
+) -> CachedFeed:
+    """Open one split of a cached dataset for this rank.
+
+    Args:
+        dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL. MLflow has it as the tag
+            `penstock.data.uri` of a registered model, `penstock plan` shows the key of the materialize stage.
+        split: train, validation or test.
+        batch_rows: rows of one step over all ranks.
+        shuffle: order of the rows; see `shuffle.mode` in docs/spec.md.
+        seed: of the order.
+        window_rows: see `shuffle.window_rows`.
+        window_of: see `shuffle.window_of`.
+        rank: which part of every step's rows; None asks torch.distributed, and takes 0 where that is not initialised.
+        world_size: number of parts; None as for `rank`.
+        columns: only these, in this order; None takes all.
+        prefetch: groups of batches gathered ahead in a thread; 0 uses no thread.
+
+    Raises:
+        DataError: there is no such dataset or split, or a shard is missing.
+        ServiceError: its store does not answer.
+        SpecError: the order's numbers make no sense.
+    """
+    storage, manifest = _find(dataset)
+    if rank is None or world_size is None:
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if together else 0
+        world_size = torch.distributed.get_world_size() if together else 1
+    try:
+        spec = ShuffleSpec(mode=shuffle, seed=seed, window_rows=window_rows, window_of=window_of)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SpecError(f"open_feed: {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from error
+    order = make_order(spec, manifest.rows.get(split, 0), [shard.rows for shard in manifest.shards_of(split)])
+    return open_cached_feed(
+        storage,
+        manifest,
+        split,
+        batch_rows=batch_rows,
+        order=order,
+        rank=rank,
+        world_size=world_size,
+        columns=columns,
+        prefetch=prefetch,
+    )
+
+
+def _find(dataset: str) -> tuple[Storage, DatasetManifest]:
+    root, found, key = dataset.rstrip("/").rpartition("/datasets/")
+    if not found:
+        raise DataError(
+            f"{dataset!r} is no address of a dataset, which ends with /datasets/<key>",
+            next_step="take the tag penstock.data.uri from MLflow, or list the folder datasets/ of the storage",
+        )
+    storage = Storage(root)
+    try:
+        return storage, DatasetManifest.model_validate(storage.read_json(f"datasets/{key}/manifest.json"))
+    except FileNotFoundError as error:
+        known = storage.list("datasets")
+        raise DataError(
+            f"there is no dataset at {dataset}", next_step=f"datasets of that storage: {', '.join(known) or 'none'}"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{dataset}/manifest.json is no manifest: {error}") from error
+
+
+class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
+    """A feed for code that insists on a DataLoader: one item is one batch, so give it `batch_size=None, num_workers=0`.
+
+    Iterating reads one epoch, and the next time the next one. After `load_state_dict` it goes on where the state was taken.
+
+    Attributes:
+        epoch: which one is read next.
+    """
+
+    def __init__(self, feed: CachedFeed) -> None:
+        super().__init__()
+        self.feed = feed
+        self.epoch = 0
+        self._start = 0
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Yield batches as {column name: tensor [rows, *shape]}.
+
+        Raises:
+            SpecError: in a worker process of a DataLoader, where every worker would read everything.
+        """
+        if torch.utils.data.get_worker_info() is not None:
+            raise SpecError("a FeedDataset reads ahead in a thread of its own", next_step="DataLoader(..., num_workers=0)")
+        start, self._start = self._start, 0
+        for batch in self.feed.batches(self.epoch, start):
+            yield batch.columns
+        self.epoch += 1
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return -(-self.feed.num_rows // self.feed.part.batch_rows)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` at its first row."""
+        self.epoch, self._start = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the batch yielded last leaves the feed, as JSON values; the same on every rank."""
+        return self.feed.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, also with another number of ranks.
+
+        Raises:
+            ResumeError: the state is of another dataset, order or batch size.
+        """
+        self.epoch, self._start = self.feed.load_state_dict(state)
+        if self._start >= self.feed.num_rows:
+            self.set_epoch(self.epoch + 1)

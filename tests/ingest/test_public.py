@@ -1,0 +1,117 @@
+"""The feed as other people's programs use it: by address, in plain torch, under DDP and Ray Train, and behind a DataLoader."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingest import FeedDataset, open_feed
+from ingest.dataset import DatasetManifest
+from penstock.errors import DataError, ResumeError, SpecError
+from penstock.storage import Storage
+from tests.conformance.feed_cases import ROWS
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCH = 64
+STEPS = -(-ROWS // BATCH)
+
+
+@pytest.fixture
+def dataset(storage: Storage, manifest: DatasetManifest) -> str:
+    storage.write_json("datasets/k/manifest.json", manifest.model_dump(mode="json"))
+    return storage.uri("datasets/k")
+
+
+def rows_of(columns: dict[str, torch.Tensor]) -> list[int]:
+    return [int(value) // 8 for value in columns["x"][:, 0].tolist()]  # x tells the rows apart
+
+
+def test_a_dataset_is_read_by_its_address(dataset: str) -> None:
+    feed = open_feed(dataset, batch_rows=BATCH, seed=17)
+    seen = [row for batch in feed.batches(0) for row in rows_of(batch.columns)]
+    assert sorted(seen) == list(range(ROWS))
+    assert seen != sorted(seen)
+
+
+def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
+    with pytest.raises(DataError, match="ends with /datasets/<key>"):
+        open_feed("somewhere", batch_rows=BATCH)
+    with pytest.raises(DataError, match="there is no dataset at") as caught:
+        open_feed(dataset + "x", batch_rows=BATCH)
+    assert "datasets of that storage: k" in caught.value.next_step
+    with pytest.raises(DataError, match="no rows in split 'test'"):
+        open_feed(dataset, "test", batch_rows=BATCH)
+    with pytest.raises(SpecError, match="window_rows=1"):
+        open_feed(dataset, batch_rows=BATCH, shuffle="windowed", window_rows=1)
+
+
+def test_behind_a_dataloader_epochs_follow_each_other_and_a_state_continues_inside_one(dataset: str) -> None:
+    calm = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
+    loader = torch.utils.data.DataLoader(calm, batch_size=None, num_workers=0)
+    assert len(calm) == STEPS
+    whole = [rows_of(batch) for _ in range(3) for batch in loader]
+    assert len(whole) == 3 * STEPS and whole[0] != whole[STEPS]
+
+    stopped = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
+    seen: list[list[int]] = []
+    for cut in (5, STEPS, STEPS + 2, 2 * STEPS + 7):
+        while len(seen) < cut:
+            for batch in stopped:
+                seen.append(rows_of(batch))
+                if len(seen) == cut:
+                    break
+        state = json.loads(json.dumps(stopped.state_dict()))
+        stopped = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
+        stopped.load_state_dict(state)
+    seen += [rows_of(batch) for batch in stopped]
+    assert seen == whole
+    with pytest.raises(ResumeError, match=r"shuffle\.seed"):
+        FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=4)).load_state_dict(state)
+
+
+def test_a_dataloader_with_workers_is_refused(dataset: str) -> None:
+    loader = torch.utils.data.DataLoader(FeedDataset(open_feed(dataset, batch_rows=BATCH)), batch_size=None, num_workers=1)
+    with pytest.raises(SpecError, match="num_workers=0"):
+        list(loader)
+
+
+DDP = """
+import json, sys, torch, torch.distributed
+from ingest import open_feed
+dataset = sys.argv[1]
+CODE
+rows = [int(v) // 8 for batch in feed.batches(0) for v in batch.columns["x"][:, 0].tolist()]
+print(json.dumps([rows, [p.sum().item() for p in model.parameters()]]))
+"""
+
+
+@pytest.mark.slow
+def test_the_example_for_ddp_shares_every_row_out_once(dataset: str) -> None:
+    section = (ROOT / "docs" / "feed.md").read_text().split("## With torch DDP")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    port = str(29500 + os.getpid() % 1000)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", DDP.replace("CODE", code), dataset],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            },
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    answers = [json.loads(rank.communicate(timeout=240)[0]) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert sorted(answers[0][0] + answers[1][0]) == list(range(ROWS))
+    assert answers[0][1] == answers[1][1], "both ranks hold the same weights"
