@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -88,3 +90,20 @@ def s3_bucket(s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"penstock-{uuid.uuid4().hex[:12]}"
     boto3.session.Session().client("s3").create_bucket(Bucket=name)
     return f"s3://{name}"
+
+
+@pytest.fixture(scope="session")
+def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API of one Prefect server, for tests that start many commands: as PREFECT_API_URL it spares each its embedded one."""
+    script = "import sys; from pathlib import Path; from flows.services import prefect_api\n"
+    script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path_factory.mktemp("prefect"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert holder.stdout is not None
+    yield holder.stdout.readline().strip()
+    holder.communicate()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ register: {{name: drill}}
 """
 
 MODEL = """\
+import os
 import time
 
 import torch
@@ -57,7 +59,7 @@ class Net:
         return nn.Sequential(nn.Linear(65, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, schema.num_classes))
 
     def loss(self, model, batch):
-        time.sleep(self.pause_s)
+        time.sleep(self.pause_s or float(os.environ.get("DRILL_PAUSE_S", "0")))
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
 
     def predict(self, model, batch):
@@ -106,7 +108,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 class Command:
     """One `penstock` process, in a session of its own so that it can be signalled like a user's."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
         self.words = words
         # A file, because a pipe that nobody reads would stop the process when it is full.
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -116,6 +118,7 @@ class Command:
             stderr=self._said,
             text=True,
             start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         # A test that fails or is interrupted must not leave it running.
         weakref.finalize(self, _end, self.process)

@@ -20,6 +20,11 @@ WINDOWED += ["--set", "train.batch_rows=4"]  # long epochs: the workers of a kil
 PAUSED = ["--set", "train.params={pause_s: 0.02}"]
 
 
+@pytest.fixture(scope="module")
+def server(prefect_url: str) -> dict[str, str]:
+    return {"PREFECT_API_URL": prefect_url}
+
+
 @pytest.fixture(scope="module", params=["memory", "none"])
 def cache(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -30,20 +35,20 @@ def words(cache: str, file: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(cache: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def calm(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The result of a run that nothing disturbed."""
     file = make_project(tmp_path_factory.mktemp("calm") / "project", epochs=2, files=3)
-    return Command("run", *words(cache, file)).finish()
+    return Command("run", *words(cache, file), environment=server).finish()
 
 
 @pytest.fixture(scope="module")
-def killed(cache: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def killed(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run that was killed in the first epoch and continued: its file, and the result of the second attempt."""
     file = make_project(tmp_path_factory.mktemp("killed") / "project", epochs=2, files=3)
-    command = Command("run", *words(cache, file, *PAUSED))
+    command = Command("run", *words(cache, file, *PAUSED), environment=server)
     command.wait_for("a checkpoint beyond the first window", lambda: max(committed_steps(file), default=0) > FIRST_WINDOW_STEPS)
     command.kill()
-    return file, Command("run", *words(cache, file, *PAUSED)).finish()
+    return file, Command("run", *words(cache, file, *PAUSED), environment=server).finish()
 
 
 def committed_steps(file: Path) -> list[int]:
@@ -77,11 +82,13 @@ def test_a_killed_training_continues_inside_its_epoch_to_the_same_weights(
     assert result["metrics"] == calm["metrics"]
 
 
-def test_with_nothing_left_to_do_nothing_is_prepared_again(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
+def test_with_nothing_left_to_do_nothing_is_prepared_again(
+    cache: str, server: dict[str, str], killed: tuple[Path, dict[str, Any]]
+) -> None:
     file, result = killed
-    planned = Command("plan", *words(cache, file, *PAUSED)).finish()
+    planned = Command("plan", *words(cache, file, *PAUSED), environment=server).finish()
     assert {stage["action"] for stage in planned["stages"]} == {"reuse"}
-    again = Command("run", *words(cache, file, *PAUSED)).finish()
+    again = Command("run", *words(cache, file, *PAUSED), environment=server).finish()
     assert set(outcomes(again).values()) == {"reused"}
     assert again["weights_digest"] == result["weights_digest"]
 
@@ -94,9 +101,11 @@ def test_the_plan_tells_whether_more_training_prepares_rows_first(cache: str, ki
     assert actions["train"] == "resume"
 
 
-def test_other_metrics_are_measured_without_training_again(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
+def test_other_metrics_are_measured_without_training_again(
+    cache: str, server: dict[str, str], killed: tuple[Path, dict[str, Any]]
+) -> None:
     file, result = killed
-    measured = Command("run", *words(cache, file, *PAUSED, "--set", "evaluate.metrics=[accuracy]")).finish()
+    measured = Command("run", *words(cache, file, *PAUSED, "--set", "evaluate.metrics=[accuracy]"), environment=server).finish()
     assert outcomes(measured)["train"] == outcomes(measured)["materialize"] == "reused"
     assert outcomes(measured)["evaluate"] == "ran"
     assert measured["metrics"]["validation/accuracy"] == result["metrics"]["validation/accuracy"]
