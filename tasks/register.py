@@ -16,7 +16,7 @@ from tasks.evaluate import model_checkpoint
 from tasks.stage import Facts, Look, Stage, stage_task
 from tasks.train import make_job, other_weights, trusted_checkpoint
 from training.feeds import open_job_feed
-from training.register import register_model, version_exists
+from training.mlflow_backend import version_exists
 
 __all__ = ["STAGE", "register"]
 
@@ -24,6 +24,9 @@ EXAMPLE_ROWS = 4
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
+    # Here, because what logs models brings pandas and scipy, and most commands log none.
+    from training.register import register_model
+
     spec = ctx.project.spec
     name = spec.register_.name or spec.name
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))

@@ -19,15 +19,6 @@ from penstock.errors import DataError, ResumeError
 from penstock.progress import Progress, silent
 from training.checkpoint import Checkpoint
 from training.feeds import open_job_feed
-from training.figures import (
-    calibration_figure,
-    confusion_figure,
-    figure_png,
-    precision_recall_figure,
-    predicted_true_figure,
-    residuals_figure,
-    roc_figure,
-)
 from training.job import TrainJob
 from training.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
 from training.recipe import load_recipe
@@ -151,24 +142,27 @@ class Findings:
         """PNG by name."""
         if self._kind == "none":
             return {}
+        # Here, because matplotlib would cost every command half a second.
+        from training import figures as draw
+
         scores, targets = self._kept()
         label = str(self._schema.label)
         if self._kind == "regression":
             drawn = {
-                "predicted_true": predicted_true_figure(scores, targets, label, f"Predicted and true: {split}"),
-                "errors": residuals_figure(scores, targets, label, f"Errors: {split}"),
+                "predicted_true": draw.predicted_true_figure(scores, targets, label, f"Predicted and true: {split}"),
+                "errors": draw.residuals_figure(scores, targets, label, f"Errors: {split}"),
             }
-            return {name: figure_png(figure) for name, figure in drawn.items()}
+            return {name: draw.figure_png(figure) for name, figure in drawn.items()}
         counts, confidence, right = self._bins
-        curve = calibration_figure(counts.astype(np.int64), confidence, right.astype(np.int64), f"Calibration: {split}")
+        curve = draw.calibration_figure(counts.astype(np.int64), confidence, right.astype(np.int64), f"Calibration: {split}")
         drawn = {"calibration": curve}
         if self._confusion.size:
-            drawn["confusion_matrix"] = confusion_figure(self._confusion, self._names, f"Confusion matrix: {split}")
+            drawn["confusion_matrix"] = draw.confusion_figure(self._confusion, self._names, f"Confusion matrix: {split}")
         if self._schema.num_classes == 2:
             positive, hits = self._names[1], targets.astype(np.int64)
-            drawn["roc"] = roc_figure(scores, hits, positive, f"ROC curve: {split}")
-            drawn["precision_recall"] = precision_recall_figure(scores, hits, positive, f"Precision and recall: {split}")
-        return {name: figure_png(figure) for name, figure in drawn.items()}
+            drawn["roc"] = draw.roc_figure(scores, hits, positive, f"ROC curve: {split}")
+            drawn["precision_recall"] = draw.precision_recall_figure(scores, hits, positive, f"Precision and recall: {split}")
+        return {name: draw.figure_png(figure) for name, figure in drawn.items()}
 
     def tables(self) -> dict[str, dict[str, list[Any]]]:
         """Columns by table name."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torchmetrics
-import torchmetrics.classification as tmc
 from torch import Tensor
-from torchmetrics import Metric
 
 from ingest.dataset import FeedSchema
 from penstock.errors import SpecError, TrainingError
 from training.recipe import Recipe
 from training.spec import BestSpec
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 __all__ = [
     "CLASSIFICATION",
@@ -38,28 +38,44 @@ LabelKind = Literal["classification", "regression", "none"]
 MANY_CLASSES = 30
 """Above this, areas under curves are computed at fixed thresholds instead of keeping every row's probabilities."""
 
+
+def _torchmetrics() -> Any:
+    """The library, loaded when the first metric is made: it brings scipy and matplotlib, which cost every process 2 s."""
+    import torchmetrics.classification
+
+    return torchmetrics
+
+
+def _new(kind: str, *arguments: Any, **options: Any) -> Metric:
+    library = _torchmetrics()
+    made: Metric = (getattr(library.classification, kind, None) or getattr(library, kind))(*arguments, **options)
+    return made
+
+
 CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
-    "accuracy": lambda n: tmc.MulticlassAccuracy(n, average="micro"),
-    "balanced_accuracy": lambda n: tmc.MulticlassAccuracy(n, average="macro"),
-    "f1": lambda n: tmc.BinaryF1Score() if n == 2 else tmc.MulticlassF1Score(n, average="macro"),
-    "precision": lambda n: tmc.BinaryPrecision() if n == 2 else tmc.MulticlassPrecision(n, average="macro"),
-    "recall": lambda n: tmc.BinaryRecall() if n == 2 else tmc.MulticlassRecall(n, average="macro"),
-    "auroc": lambda n: tmc.BinaryAUROC() if n == 2 else tmc.MulticlassAUROC(n, average="macro", thresholds=_thresholds(n)),
-    "average_precision": lambda n: (
-        tmc.BinaryAveragePrecision()
-        if n == 2
-        else tmc.MulticlassAveragePrecision(n, average="macro", thresholds=_thresholds(n))
+    "accuracy": lambda n: _new("MulticlassAccuracy", n, average="micro"),
+    "balanced_accuracy": lambda n: _new("MulticlassAccuracy", n, average="macro"),
+    "f1": lambda n: _new("BinaryF1Score") if n == 2 else _new("MulticlassF1Score", n, average="macro"),
+    "precision": lambda n: _new("BinaryPrecision") if n == 2 else _new("MulticlassPrecision", n, average="macro"),
+    "recall": lambda n: _new("BinaryRecall") if n == 2 else _new("MulticlassRecall", n, average="macro"),
+    "auroc": lambda n: (
+        _new("BinaryAUROC") if n == 2 else _new("MulticlassAUROC", n, average="macro", thresholds=_thresholds(n))
     ),
-    "mcc": lambda n: tmc.MulticlassMatthewsCorrCoef(n),
-    "calibration_error": lambda n: tmc.MulticlassCalibrationError(n, n_bins=15),
+    "average_precision": lambda n: (
+        _new("BinaryAveragePrecision")
+        if n == 2
+        else _new("MulticlassAveragePrecision", n, average="macro", thresholds=_thresholds(n))
+    ),
+    "mcc": lambda n: _new("MulticlassMatthewsCorrCoef", n),
+    "calibration_error": lambda n: _new("MulticlassCalibrationError", n, n_bins=15),
 }
 """Name to constructor, given the number of classes. With two classes f1, precision, recall and the areas look at class 1."""
 
 REGRESSION: dict[str, Callable[[], Metric]] = {
-    "mse": lambda: torchmetrics.MeanSquaredError(),
-    "rmse": lambda: torchmetrics.MeanSquaredError(squared=False),
-    "mae": lambda: torchmetrics.MeanAbsoluteError(),
-    "r2": lambda: torchmetrics.R2Score(),
+    "mse": lambda: _new("MeanSquaredError"),
+    "rmse": lambda: _new("MeanSquaredError", squared=False),
+    "mae": lambda: _new("MeanAbsoluteError"),
+    "r2": lambda: _new("R2Score"),
 }
 
 DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
@@ -233,9 +249,8 @@ def _problem(name: str, kind: LabelKind, schema: FeedSchema, recipe: Recipe) -> 
 
 
 def _check_own(own: Mapping[str, Any], schema: FeedSchema, recipe: Recipe) -> None:
-    problems = [
-        f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, Metric)
-    ]
+    kind = _torchmetrics().Metric
+    problems = [f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, kind)]
     if own and schema.label is None:
         problems.append("they compare predictions with a label; set data.label")
     if own and not recipe.can_predict:

@@ -41,6 +41,7 @@ __all__ = [
     "open_client",
     "patiently",
     "probe",
+    "version_exists",
 ]
 
 T = TypeVar("T")
@@ -251,6 +252,15 @@ class MlflowTransport:
             return Metric(metric["key"], metric["value"], metric["t_ms"], metric["step"])
         history = [m for m in self._client.get_metric_history(self._run_id, metric["key"]) if m.step <= metric["step"]]
         return max(history, key=lambda m: (m.step, m.timestamp), default=None)
+
+
+def version_exists(tracking_uri: str, name: str, version: str) -> bool:
+    """Whether the registry still has that version. One that does not answer counts as having it: nothing says otherwise."""
+    try:
+        open_client(tracking_uri).get_model_version(name, version)
+    except MlflowException as error:
+        return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
+    return True
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:

@@ -29,11 +29,11 @@ from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
 from ingest.dataset import FeedSchema
 from penstock.config import Section
 from penstock.usercode import UserCode
-from training.mlflow_backend import open_client, patiently
+from training.mlflow_backend import patiently
 from training.serving import ServedModel, ServedSpec
 from training.tracking import Tracker
 
-__all__ = ["Registered", "register_model", "version_exists"]
+__all__ = ["Registered", "register_model"]
 
 KEY_TAG = "penstock.register_key"
 MODEL_TAG = "penstock.model_id"
@@ -108,15 +108,6 @@ def register_model(
     tracker.set_tags({"penstock.model": uri})
     model_id = version.tags[MODEL_TAG]
     return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
-
-
-def version_exists(tracking_uri: str, name: str, version: str) -> bool:
-    """Whether the registry still has that version. One that does not answer counts as having it: nothing says otherwise."""
-    try:
-        open_client(tracking_uri).get_model_version(name, version)
-    except MlflowException as error:
-        return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
-    return True
 
 
 def _find_version(client: MlflowClient, name: str, key: str, run_id: str) -> ModelVersion | None:

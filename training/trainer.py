@@ -15,10 +15,10 @@ import ray.train
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from penstock.errors import PenstockError
 from training.attempt import Attempt, TrainOutcome
 from training.job import TrainJob
 from training.mailbox import Event, start_mailbox
+from training.no_retry import NoRetryOfUserErrors
 from training.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -115,22 +115,9 @@ def _trainer(job: TrainJob, mailbox: Any, ray_storage: str, gpus: float) -> Torc
             # Ray prints each rank's traceback several times; `Attempt` tells the first cause, and Ray's log files hold all.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             worker_runtime_env={"env_vars": _WORKER_ENVIRONMENT},
-            callbacks=[_NoRetryOfUserErrors()],  # type: ignore[list-item]
+            callbacks=[NoRetryOfUserErrors()],  # type: ignore[list-item]
         ),
     )
-
-
-class _NoRetryOfUserErrors(ray.train.UserCallback):
-    """Ends the run when a worker failed with an error that a restart would only repeat. Runs in Ray Train's controller.
-
-    Ray Train retries every exception alike; what a callback raises, it does not retry.
-    """
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Raise the first such error."""
-        for _, error in sorted(worker_exceptions.items()):
-            if isinstance(error, PenstockError):
-                raise error
 
 
 class _Fit(threading.Thread):

@@ -18,7 +18,8 @@ from ingest.dataset import ColumnInfo, FeedSchema
 from penstock.errors import ServiceError
 from penstock.usercode import capture
 from training import register
-from training.register import Registered, register_model, version_exists
+from training.mlflow_backend import version_exists
+from training.register import Registered, register_model
 from training.tracking import Tracker
 
 RECIPE = """
