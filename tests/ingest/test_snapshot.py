@@ -46,7 +46,8 @@ def test_the_digest_follows_files_types_and_places_but_not_the_root(tmp_path: Pa
     _, placed = read_snapshot(tmp_path / "a", "parquet", train="part-[01].parquet", test="part-2.parquet")
     source(tmp_path / "a")
     _, rewritten = read_snapshot(tmp_path / "a", "parquet")
-    assert len({each.digest for each in (snapshot, typed, fewer, placed, rewritten)}) == 5
+    assert rewritten.digest == snapshot.digest, "the same bytes are the same source, whenever they were written"
+    assert len({each.digest for each in (snapshot, typed, fewer, placed)}) == 4
 
 
 @pytest.mark.parametrize("batch_rows", [1, 7, 300, 512, 4096])

@@ -18,7 +18,7 @@ from ingest.row_problems import Origin
 from ingest.spec import DataSpec
 from ingest.steps import PreprocessStep
 from ingest.transform import Transform
-from penstock.errors import DataError
+from penstock.errors import DataError, SpecError
 from penstock.usercode import capture
 from tests.ingest.preparing import transform_table
 
@@ -350,8 +350,10 @@ def test_a_text_label_asks_for_the_label_encoder() -> None:
 
 
 def test_a_label_that_the_steps_removed_is_missed() -> None:
-    with pytest.raises(DataError, match="the label 'y' is gone"):
+    with pytest.raises(SpecError, match="there is no column 'y' after the preprocess steps; the rows have x"):
         transform_table(pa.table({"x": [1], "y": [1]}), [{"drop": ["y"]}], label="y")
+    with pytest.raises(SpecError, match="did you mean 'price'"):
+        transform_table(pa.table({"price": [1]}), [], label="prize")
 
 
 @pytest.mark.parametrize(
