@@ -83,6 +83,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
     for attempt in range(1, tries + 1):
         try:
             with _database_lock(tracking_uri):
+                _make_database(tracking_uri)
                 client = open_client(tracking_uri)
                 return client, _experiment_id(client, tracking_uri, experiment)
         except Interrupted:
@@ -339,6 +340,21 @@ def _database_lock(tracking_uri: str) -> Iterator[None]:
     with open(database.with_suffix(".lock"), "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def _make_database(tracking_uri: str) -> None:
+    """Create a SQLite store beside its place and rename it. The caller holds the lock.
+
+    MLflow runs dozens of migrations on a new file, which takes seconds; killed among them, it can never open that file again.
+    """
+    database = Path(tracking_uri.removeprefix("sqlite:///"))
+    if not tracking_uri.startswith("sqlite:///") or database.exists():
+        return
+    making = database.with_name(f"{database.name}.making")
+    for left in database.parent.glob(f"{making.name}*"):
+        left.unlink()
+    open_client(f"sqlite:///{making}").search_experiments(max_results=1)
+    os.replace(making, database)
 
 
 @contextlib.contextmanager

@@ -138,7 +138,12 @@ def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path)
 def test_a_second_process_on_the_same_pipeline_is_refused(tmp_path: Path) -> None:
     file = make_project(tmp_path / "twice", epochs=60, files=2)
     command = Command("run", str(file), "--json", *PAUSED)
-    command.wait_for("the run's record", lambda: any((file.parent / ".penstock").glob("runs/*/run.json")))
+
+    def tracked() -> bool:
+        records = (file.parent / ".penstock").glob("runs/*/run.json")
+        return any(json.loads(record.read_text())["mlflow_run_id"] for record in records)
+
+    command.wait_for("the run's record with its MLflow run", tracked)
     refused = penstock("run", str(file), code=6)
     assert refused["error"]["kind"] == "LeaseHeldError"
     assert f"pid {command.process.pid} on" in refused["error"]["message"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +241,20 @@ def test_a_run_deleted_in_between_is_replaced_by_a_new_one(uri: str) -> None:
 def test_a_server_that_does_not_answer_is_refused_before_anything_is_spent() -> None:
     with pytest.raises(ServiceError, match=r"MLflow at http://127\.0\.0\.1:9 does not answer"):
         open_tracker("http://127.0.0.1:9")
+
+
+def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
+    script = "import sys; from training.mlflow_backend import connect; connect(sys.argv[1], 'demo')"
+    child = subprocess.Popen([sys.executable, "-c", script, uri], cwd=Path(__file__).parents[2])
+    making = tmp_path / "mlflow" / "mlflow.db.making"
+    while not (making.exists() and making.stat().st_size > 50_000):  # some tables are there, most are not
+        assert child.poll() is None, "the database was made before it could be killed"
+    child.kill()
+    child.wait()
+    assert not (tmp_path / "mlflow" / "mlflow.db").exists()
+    tracker = open_tracker(uri)
+    train(tracker, range(1, 3))
+    assert tracker.close("FINISHED") == 0
+    assert [step for step, _ in history(uri, tracker.run_id, "train/loss")] == [1, 2]
+    assert not making.exists()
