@@ -64,7 +64,7 @@ def _measure_table(rows: Rows, options: argparse.Namespace) -> dict[str, Any]:
                     continue
                 try:
                     rate = _measure(name, rows, home, world, options.seconds, check=number == 0)
-                except Exception as error:
+                except Exception as error:  # other people's libraries; the report names what failed
                     left_out[name] = f"{type(error).__name__}: {error}"[:300]
                     print(f"{rows.name}: {name} is left out: {left_out[name]}", file=sys.stderr, flush=True)
                     continue

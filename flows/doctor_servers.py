@@ -117,7 +117,7 @@ def check_storage(storage: Storage, environ: Mapping[str, str]) -> list[Finding]
     for done, step in steps:
         try:
             step()
-        except Exception as error:  # fsspec's stores raise what their client libraries raise
+        except Exception as error:  # stores without it raise whatever their clients do
             return [fail(name, f"an object cannot be {done}: {_in_words(error)}", _storage_fix(storage))]
     took_ms = (time.monotonic() - started) * 1000
     findings = [ok(name, f"an object was written, listed, read and deleted in {took_ms:.0f} ms")]
@@ -135,7 +135,7 @@ def _conditional_put(storage: Storage, probe: str) -> Finding:
         with suppress(OSError):
             fs.pipe_file(path, b"second", mode="create")
         kept = fs.cat_file(path) == b"first"
-    except Exception as error:
+    except Exception as error:  # as above
         return warn(name, f"not supported: {_in_words(error)}", careful)
     finally:
         storage.delete(probe)

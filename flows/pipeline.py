@@ -61,6 +61,8 @@ from training.tracking import RunStatus, Tracker
 __all__ = ["RunRequest", "last_result", "pipeline"]
 
 StageName = Literal["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
+_BEFORE_TRAINING = ("read", "preprocess", "materialize", "shuffle")
+"""A run that stops after one of these may prepare rows on a machine without the training's GPUs."""
 _TASKS = (read, preprocess, materialize, shuffle, train, evaluate, register)
 
 _MLFLOW_STATUS: dict[Status, RunStatus] = {"done": "FINISHED", "partial": "FINISHED", "interrupted": "KILLED"}
@@ -120,10 +122,10 @@ def _begin(
     if prepared is None:
         for warning in check_resources(project):
             reporter.warn(warning)
-    if will_train:
+    if will_train and request.until not in _BEFORE_TRAINING:
         check_machine(loaded.spec)
-        if prepared is None:
-            check_room(project, try_one_batch(project)["parameters"])
+    if will_train and prepared is None:
+        check_room(project, try_one_batch(project)["parameters"])
     close_attempts(ledger, run)
     if current is not None and current.run != run.run:
         repair_run(ledger, current, tracking_uri)
@@ -145,8 +147,9 @@ def _begin(
     except BaseException as error:
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
         ended = {"status": status, "ended": utc_now(), "error": str(error)}
-        ledger.save_attempt(run.run, attempt.model_copy(update=ended))
-        ledger.save_run(run.model_copy(update={"status": status}))
+        with contextlib.suppress(OSError, ServiceError):  # what stopped the attempt is the news
+            ledger.save_attempt(run.run, attempt.model_copy(update=ended))
+            ledger.save_run(run.model_copy(update={"status": status}))
         raise
     started = threading.Event()
 

@@ -99,7 +99,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
         except Interrupted:
             ray.shutdown()
             raise
-        except Exception as error:
+        except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
             ray.shutdown()
             raise ServiceError(
                 f"cannot connect to {what}: {(str(error).splitlines() or [repr(error)])[0]}",

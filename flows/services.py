@@ -90,7 +90,7 @@ def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
         with _environment({**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}):
             try:
                 yield PrefectService(server.url, server.ui_url, embedded=True)
-            except Exception as error:
+            except Exception as error:  # Prefect wraps a lost server in whatever class; it is raised as it is
                 if not _answers(f"{server.url}/health"):
                     raise _server_died(files, server) from error
                 raise

@@ -129,7 +129,7 @@ def bucket_is_missing(uri: str) -> bool:
         fs.call_s3("head_bucket", Bucket=urlsplit(uri).netloc)
     except FileNotFoundError:
         return True
-    except Exception:
+    except Exception:  # a store that refuses the question says nothing about the bucket
         return False
     return False
 

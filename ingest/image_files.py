@@ -80,6 +80,6 @@ def _damage(content: bytes) -> str:
             image.load()
     except Image.UnidentifiedImageError:
         return "not a JPEG, PNG or BMP image"
-    except Exception as error:
+    except Exception as error:  # Pillow lets the errors of its decoders out: struct.error, SyntaxError, ...
         return f"the image is damaged or cut off: {error}"
     return ""

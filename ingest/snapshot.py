@@ -165,7 +165,7 @@ def _inspect(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
         facts = reader.inspect(file)
     except PenstockError as error:
         return error
-    except Exception as error:
+    except Exception as error:  # whatever a damaged file makes a parser raise
         return DataError(f"{file.uri}: cannot be read: {type(error).__name__}: {error}")
     if facts.rows == 0:
         return DataError(f"{file.uri}: holds no rows", next_step="delete it, or leave it out with a glob")

@@ -105,7 +105,7 @@ def _list_location(data: DataSpec, split: Split, location: str, base_dir: Path) 
         ]
     except Interrupted:
         raise
-    except Exception as error:
+    except Exception as error:  # every store has errors of its own
         raise _listing_problem(split, uri, error) from error
     if not files:
         skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in sorted(found)]

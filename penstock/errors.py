@@ -47,8 +47,8 @@ class PenstockError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), next_step: str = "") -> None:
-        super().__init__(redact_text(message))
         self.message = redact_text(message)
+        super().__init__(self.message)
         self.problems = tuple(map(redact_text, problems))
         self.next_step = redact_text(next_step)
 

@@ -62,7 +62,7 @@ class CheckpointWriter:
                 self.last = running.result()
             except CheckpointError:
                 raise
-            except Exception as error:
+            except Exception as error:  # as in CheckpointStore.write; the journal is written here too
                 raise CheckpointError(f"cannot write a checkpoint: {type(error).__name__}: {error}") from error
         return self.last
 

@@ -212,7 +212,7 @@ def _check_loadable(name: str, owner: object, state: dict[str, Any]) -> None:
         torch.save(state, stream)
         stream.seek(0)
         torch.load(stream, weights_only=True)
-    except Exception as error:
+    except Exception as error:  # torch refuses unknown types with several classes
         raise TrainingError(
             f"the state of the recipe's {name} {type(owner).__name__} cannot be kept in a checkpoint: {error}",
             next_step=f"use a {name} whose state_dict() holds tensors, numbers, strings, lists and dicts only",

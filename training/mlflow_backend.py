@@ -88,7 +88,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
                 return client, _experiment_id(client, tracking_uri, experiment)
         except Interrupted:
             raise
-        except Exception as error:
+        except Exception as error:  # MLflow's own, requests' and SQLAlchemy's; `_judge` tells them apart
             if attempt < tries and _judge(error) is Trouble.PASSING:
                 time.sleep(0.5 * attempt)
                 continue
@@ -278,7 +278,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
                 return call()
         except Interrupted:
             raise
-        except Exception as error:
+        except Exception as error:  # as in `connect`
             if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
                 time.sleep(delay_s)
                 delay_s = min(10.0, 2 * delay_s)

@@ -214,7 +214,7 @@ class Sender:
                     self._transport.send_points(chunk)
                 else:
                     self._transport.perform(queued.operation)
-            except Exception as error:
+            except Exception as error:  # `Transport.judge` says what it means; this thread must live on
                 self._failed(error, chunk, queued)
             else:
                 self._succeeded(chunk)
@@ -286,7 +286,7 @@ class Sender:
         for point in chunk if len(chunk) > 1 else ():
             try:
                 self._transport.send_points([point])
-            except Exception as second:
+            except Exception as second:  # judged in the next line
                 if self._transport.judge(second) is Trouble.PASSING:
                     self._failed(second, [], None)  # the whole chunk goes again later: what was sent already changes nothing
                     return
@@ -312,7 +312,7 @@ class Sender:
         try:
             Outbox(operations=operations, points=points).save(self._outbox)
             self._saved = bool(operations or points)
-        except Exception as error:
+        except Exception as error:  # a storage that fails must not end the thread that sends
             _log.warning("cannot keep %d unsent tracking operations: %s", len(operations), _first_line(error))
 
 

@@ -259,7 +259,7 @@ class Tracker:
     def _sample_system(self, interval_s: float) -> None:
         try:
             sample = mlflow_backend.probe(self.run_id, self.tracking_uri)
-        except Exception as error:
+        except Exception as error:  # a probe of the machine is no reason to end a run
             _log.warning("no system metrics: %s", error)
             return
         first = 1 + max((step for key, step in self._last_step.items() if key.startswith("system/")), default=-1)
@@ -295,6 +295,6 @@ def repair(
         sender.drain(drain_s)
         sender.stop()
         return str(client.get_run(run_id).info.status)
-    except Exception as error:
+    except Exception as error:  # `status` must show the runs whatever MLflow says
         _log.warning("cannot repair MLflow run %s at %s: %s", run_id, redact_text(tracking_uri), str(error).splitlines()[0])
         return "UNKNOWN"

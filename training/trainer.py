@@ -133,7 +133,7 @@ class _Fit(threading.Thread):
         """Run to the end and keep what came of it."""
         try:
             self.result = self._trainer.fit().return_value  # type: ignore[attr-defined]
-        except Exception as error:
+        except Exception as error:  # carried to the thread that waits, which judges it
             self.error = error
 
 
