@@ -36,7 +36,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     snapshot = read_source(project.source, project.files, silent)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
     batch = try_one_batch(project, snapshot)
-    check_room(project, batch["parameters"])
+    warnings += check_room(project, batch["parameters"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
     for warning in warnings:
         say(f"warning: {warning}")

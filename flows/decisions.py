@@ -1,4 +1,4 @@
-"""Which run does a command continue, and what may have changed since? Pure decisions; flows/pipeline.py acts on them."""
+"""Which run does a command continue, and what may have changed since? Decides only; flows/pipeline.py acts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,34 @@ from typing import Any
 
 from penstock.config import OnResume, resume_rules
 from tasks.keys import StageKey, changed_inputs
-from tasks.runs import Run
+from tasks.runs import Ledger, Run
+from training.checkpoint import CheckpointStore
 from training.spec import TrainSpec
 from training.state import TrainState
 
-__all__ = ["Continue", "NewRun", "Refuse", "choose_run"]
+__all__ = ["Continue", "NewRun", "Past", "Refuse", "choose_run", "past_of"]
+
+
+@dataclass(frozen=True)
+class Past:
+    """The pipeline's newest run, and how far it came."""
+
+    run: Run
+    reached: TrainState | None = None
+    """Where its newest committed checkpoint stands; None without one."""
+    begun: bool = False
+    """Training has begun in one of its attempts, so that its MLflow run may hold points."""
+
+
+def past_of(ledger: Ledger, run: Run) -> Past:
+    """Look up how far `run` came.
+
+    Raises:
+        CheckpointError: a checkpoint is from a newer penstock.
+    """
+    committed = CheckpointStore(ledger.run_storage(run.run)).committed()
+    begun = any(attempt.workers for attempt in ledger.attempts(run.run))
+    return Past(run, committed[0].state if committed else None, begun)
 
 
 @dataclass(frozen=True)
@@ -39,29 +62,22 @@ class Refuse:
 
 
 def choose_run(
-    current: Run | None,
-    train: Mapping[str, Any],
-    keys: Mapping[str, StageKey],
-    *,
-    reached: TrainState | None,
-    begun: bool,
-    fresh: bool,
+    past: Past | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, fresh: bool
 ) -> NewRun | Continue | Refuse:
     """Decide what a `run` command does.
 
     Args:
-        current: the pipeline's newest run, if any.
+        past: the pipeline's newest run, if any.
         train: the new spec's train section, as JSON.
         keys: the new stage keys.
-        reached: where the newest committed checkpoint of `current` stands; None without one.
-        begun: training has begun in an attempt at `current`, so that its MLflow run may hold points.
         fresh: the user asked to start over.
     """
-    if fresh or current is None:
+    if fresh or past is None:
         return NewRun("asked for by --fresh" if fresh else "the first run of this pipeline")
+    current, reached = past.run, past.reached
     if reached is None:
         # Nothing can be lost, but two trainings must not be told as one.
-        changed = [*_data_changes(current, keys), *_train_changes(current, keys)] if begun else []
+        changed = [*_data_changes(current, keys), *_train_changes(current, keys)] if past.begun else []
         return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
     data = _data_changes(current, keys)
     changes = _field_changes(current.spec.get("train", {}), train)

@@ -16,7 +16,8 @@ from rich.console import Console
 from flows import doctor_machine, doctor_servers
 from flows.finding import Finding, fail
 from penstock.redact import redact_text
-from penstock.storage import Storage, is_local
+from penstock.storage import Storage
+from penstock.stores import is_local
 
 __all__ = ["Check", "diagnose", "show_findings"]
 

@@ -135,7 +135,7 @@ def _conditional_put(storage: Storage, probe: str) -> Finding:
         with suppress(OSError):
             fs.pipe_file(path, b"second", mode="create")
         kept = fs.cat_file(path) == b"first"
-    except Exception as error:  # as above
+    except Exception as error:  # stores refuse with errors of their own
         return warn(name, f"not supported: {_in_words(error)}", careful)
     finally:
         storage.delete(probe)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import yaml
@@ -20,7 +21,7 @@ from pydantic import BaseModel, Field
 from flows.cancel_watch import cancel_becomes_sigterm
 from flows.command_line import run_command
 from flows.console import make_reporter
-from flows.decisions import Continue, Refuse, choose_run
+from flows.decisions import Continue, Refuse, choose_run, past_of
 from flows.environment import describe_environment, git_commit
 from flows.flow_runs import name_flow_run
 from flows.preflight import (
@@ -33,13 +34,14 @@ from flows.preflight import (
     cpus_refused,
     gpus_refused,
 )
-from flows.repair import close_attempts, repair_run
+from flows.repair import MLFLOW_STATUS, close_attempts, repair_run
 from flows.sample import try_one_batch
 from flows.services import mlflow_uri, ray_cluster, telemetry_off
 from flows.spec_file import LoadedSpec, load_spec
 from penstock.errors import Interrupted, PenstockError, ResumeError, ServiceError
 from penstock.lease import hold_lease
-from penstock.stopping import StopRequest, stopping_on_signals
+from penstock.redact import redact_text
+from penstock.stopping import StopRequest, stop_behind, stopping_on_signals
 from tasks.context import Reporter, RunContext
 from tasks.evaluate import evaluate
 from tasks.keys import StageKey, stage_keys
@@ -56,7 +58,7 @@ from tasks.train import STAGE as TRAIN
 from tasks.train import train
 from training.checkpoint import CheckpointStore
 from training.journal import read_journal
-from training.tracking import RunStatus, Tracker
+from training.tracking import Tracker
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
 
@@ -64,8 +66,6 @@ StageName = Literal["read", "preprocess", "materialize", "shuffle", "train", "ev
 _BEFORE_TRAINING = ("read", "preprocess", "materialize", "shuffle")
 """A run that stops after one of these may prepare rows on a machine without the training's GPUs."""
 _TASKS = (read, preprocess, materialize, shuffle, train, evaluate, register)
-
-_MLFLOW_STATUS: dict[Status, RunStatus] = {"done": "FINISHED", "partial": "FINISHED", "interrupted": "KILLED"}
 
 last_result: dict[str, Any] = {}
 """What the newest attempt of this process reported. A cancelled flow has no result, so it is kept here."""
@@ -90,6 +90,7 @@ def pipeline(request: RunRequest) -> State[Any]:
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     stopping = StopRequest()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_stops_told_as_such())
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         check_storage(project.storage)
@@ -100,6 +101,17 @@ def pipeline(request: RunRequest) -> State[Any]:
         except BaseException as error:
             _finish(ctx, "failed", error)
             raise
+
+
+@contextlib.contextmanager
+def _stops_told_as_such() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        stopped = stop_behind(error)
+        if stopped is None or stopped is error:
+            raise
+        raise stopped from error
 
 
 def _begin(
@@ -124,8 +136,9 @@ def _begin(
             reporter.warn(warning)
     if will_train and request.until not in _BEFORE_TRAINING:
         check_machine(loaded.spec)
-    if will_train and prepared is None:
-        check_room(project, try_one_batch(project)["parameters"])
+    if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
+        for warning in check_room(project, try_one_batch(project)["parameters"]):
+            reporter.warn(warning)
     close_attempts(ledger, run)
     if current is not None and current.run != run.run:
         repair_run(ledger, current, tracking_uri)
@@ -142,11 +155,11 @@ def _begin(
             tags=_tags(run, attempt, keys, loaded),
             params=run.spec,
             attempt=attempt.number,
-            outbox=project.storage.child(f"runs/{run.run}"),
+            outbox=ledger.run_storage(run.run),
         )
     except BaseException as error:
-        status = "interrupted" if isinstance(error, Interrupted) else "failed"
-        ended = {"status": status, "ended": utc_now(), "error": str(error)}
+        status = "interrupted" if stop_behind(error) is not None else "failed"
+        ended = {"status": status, "ended": utc_now(), "error": redact_text(str(error))}
         with contextlib.suppress(OSError, ServiceError):  # what stopped the attempt is the news
             ledger.save_attempt(run.run, attempt.model_copy(update=ended))
             ledger.save_run(run.model_copy(update={"status": status}))
@@ -209,7 +222,7 @@ def _trained(ledger: Ledger, project: Project, run: Run, keys: dict[str, StageKe
     """Whether training has nothing left to do."""
     key = keys["train"].key
     record = ledger.stage_record(TRAIN.record_path(run.run, key), key)
-    return record is not None and TRAIN.distrust(Look(project, run.run, deep=False), record.output) is None
+    return record is not None and TRAIN.distrust(Look(project, run.run, deep=True), record.output) is None
 
 
 def _choose(
@@ -221,10 +234,9 @@ def _choose(
     reporter: Reporter,
 ) -> Run:
     spec = loaded.spec.model_dump(mode="json", by_alias=True)
-    committed = CheckpointStore(ledger.storage.child(f"runs/{current.run}")).committed() if current is not None else []
-    reached = committed[0].state if committed else None
-    begun = current is not None and any(attempt.workers for attempt in ledger.attempts(current.run))
-    decision = choose_run(current, spec["train"], keys, reached=reached, begun=begun, fresh=request.fresh)
+    # With --fresh the checkpoints are not even looked at: they may be the reason for it.
+    past = None if request.fresh or current is None else past_of(ledger, current)
+    decision = choose_run(past, spec["train"], keys, fresh=request.fresh)
     if isinstance(decision, Refuse):
         raise ResumeError(
             f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
@@ -253,7 +265,10 @@ def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
             state.result(raise_on_failure=True)
             if stage.name == until:
                 break
-    except Interrupted as stopped:
+    except Exception as error:
+        stopped = stop_behind(error)
+        if stopped is None:
+            raise
         _finish(ctx, "interrupted", stopped)
         return Cancelled(message=stopped.message)
     complete = until in (None, _TASKS[-1].name)
@@ -272,12 +287,12 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
     registered = ctx.outcomes["register"].output if "register" in ctx.outcomes else {}
     evaluated = ctx.outcomes["evaluate"].output if "evaluate" in ctx.outcomes else {}
     exactness = trained.get("exactness") or ctx.attempt.exactness
-    ctx.attempt = ctx.attempt.model_copy(
+    ended = ctx.attempt.model_copy(
         update={
             "ended": utc_now(),
             "status": status,
             "stages": stages,
-            "error": str(error) if error else None,
+            "error": redact_text(str(error)) if error else None,
             "exactness": exactness,
         }
     )
@@ -296,21 +311,30 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
     )
     if status == "interrupted":
         last_result["signum"] = ctx.stopping.signum
-    ctx.tracker.set_tags({"penstock.exactness": exactness or "not reached", "penstock.status": status})
-    unsent = ctx.tracker.close(_MLFLOW_STATUS.get(status, "FAILED"))
-    if unsent:
-        ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
     done = {"done_key": ctx.keys["train"].key} if status == "done" else {}
     ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result), **done})
+    unrecorded: Exception | None = None
     try:
+        # Before MLflow is waited for: a signal there must not make a finished run look unfinished.
         ctx.ledger.save_run(ctx.run)
-        # Last: an attempt that is still marked as running is what a later command repairs.
-        ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
     except (OSError, ServiceError) as failure:
         if error is None:
             raise
+        unrecorded = failure
+    ctx.attempt = ended
+    ctx.tracker.set_tags({"penstock.exactness": exactness or "not reached", "penstock.status": status})
+    unsent = ctx.tracker.close(MLFLOW_STATUS[status])
+    if unsent:
+        ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
+    try:
+        # Last: an attempt that is still marked as running is what a later command repairs.
+        if unrecorded is None:
+            ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+    except (OSError, ServiceError) as failure:
+        unrecorded = failure
+    if unrecorded is not None:
         # A full disk, for instance: what stopped the attempt is the news, not that it cannot be written down.
-        ctx.reporter.warn(f"the end of this attempt is not on record ({failure}); the next run or status repairs that")
+        ctx.reporter.warn(f"the end of this attempt is not on record ({unrecorded}); the next run or status repairs that")
 
 
 def _newest_checkpoint(ctx: RunContext) -> str | None:

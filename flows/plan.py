@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flows.decisions import Continue, NewRun, Refuse, choose_run
+from flows.decisions import Continue, NewRun, Refuse, choose_run, past_of
 from flows.services import mlflow_uri
 from flows.spec_file import load_spec
 from tasks.evaluate import STAGE as EVALUATE
@@ -23,7 +23,7 @@ from tasks.runs import Ledger, Run
 from tasks.shuffle import STAGE as SHUFFLE
 from tasks.stage import Look, Stage
 from tasks.train import STAGE as TRAIN
-from tasks.train import checkpoint_store
+from training.state import TrainState
 
 __all__ = ["plan_pipeline", "show_plan"]
 
@@ -43,15 +43,9 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     keys = stage_keys(project)
     ledger = Ledger(project.storage)
     current = ledger.current_run(loaded.spec.name)
-    steps: list[int] = []
-    reached, begun = None, False
-    if current is not None:
-        begun = any(attempt.workers for attempt in ledger.attempts(current.run))
-        committed = checkpoint_store(project, project.storage.child(f"runs/{current.run}")).committed()
-        steps = [checkpoint.manifest.step for checkpoint in committed]
-        reached = committed[0].state if committed else None
-    train = loaded.spec.model_dump(mode="json", by_alias=True)["train"]
-    decision = choose_run(current, train, keys, reached=reached, begun=begun, fresh=False)
+    past = past_of(ledger, current) if current is not None else None
+    reached = past.reached if past is not None else None
+    decision = choose_run(past, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys, fresh=False)
     continued = decision.run if isinstance(decision, Continue) else None
     stages: list[dict[str, Any]] = []
     will_run: set[str] = set()
@@ -59,7 +53,7 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     run_id = continued.run if continued else ""
     look = Look(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
     for stage in _STAGES:
-        entry, output = _plan_stage(stage, look, ledger, keys, current, steps, will_run)
+        entry, output = _plan_stage(stage, look, ledger, keys, current, reached, will_run)
         stages.append(entry)
         upstream[stage.name] = output
         if entry["action"] != "reuse":
@@ -109,7 +103,7 @@ def _plan_stage(
     ledger: Ledger,
     keys: dict[str, StageKey],
     current: Run | None,
-    steps: list[int],
+    reached: TrainState | None,
     will_run: set[str],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The plan of one stage, and the output it would reuse."""
@@ -128,6 +122,6 @@ def _plan_stage(
     because += [
         f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run
     ]
-    if stage.name == "train" and look.run_id and steps:
-        return {**entry, "action": "resume", "because": [f"checkpoint at step {steps[0]}", *because]}, {}
+    if stage.name == "train" and look.run_id and reached is not None:
+        return {**entry, "action": "resume", "because": [f"checkpoint at step {reached.step}", *because]}, {}
     return {**entry, "because": because or ["not finished yet"]}, {}

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from ingest.ray_feed import streams_cpus
-from penstock.errors import PenstockError, PreflightError, SpecError
+from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
 from tasks.spec import PipelineSpec
@@ -30,8 +30,8 @@ __all__ = [
 
 PREPARED_TO_SOURCE = 3.0
 """Prepared rows may take this many times the source's bytes: text and compressed files grow."""
-BYTES_PER_PARAMETER = 12
-"""In a checkpoint: 4 for the weight, 8 for AdamW's two averages."""
+BYTES_PER_WEIGHT, BYTES_PER_PARAMETER = 4, 12
+"""In a checkpoint: AdamW's two averages come to the weight."""
 FREE_AFTER_BYTES = 256 << 20
 """What must stay free on the disk when the dataset and the checkpoints are written."""
 
@@ -48,6 +48,8 @@ def check_storage(storage: Storage) -> None:
         if storage.read_bytes(probe) != b"penstock":
             raise OSError("it reads back something else than was written")
         storage.delete(probe)
+    except Interrupted:
+        raise
     except Exception as error:  # every store has errors of its own
         reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         raise PreflightError(
@@ -90,27 +92,29 @@ def check_resources(project: Project) -> list[str]:
     return warnings
 
 
-def check_room(project: Project, parameters: int) -> None:
-    """Compare the disk with the checkpoints that will lie there.
+def check_room(project: Project, parameters: int) -> list[str]:
+    """Compare the disk with the checkpoints that will lie there. Returns warnings.
 
     Args:
         parameters: of the model.
 
     Raises:
-        PreflightError: they cannot fit.
+        PreflightError: not even their weights can fit.
     """
     if not project.storage.is_local:
-        return
+        return []
     folder, keep = _existing(Path(project.storage.root)), project.spec.train.checkpoint.keep
     # One more is written before the oldest goes, and the best may be an old one.
     count = keep + (2 if project.spec.train.checkpoint.best else 1)
-    needed, free = count * parameters * BYTES_PER_PARAMETER, shutil.disk_usage(folder).free
-    if free < needed:
+    weights, with_optimizer = (count * parameters * size for size in (BYTES_PER_WEIGHT, BYTES_PER_PARAMETER))
+    free = shutil.disk_usage(folder).free
+    problem = f"{folder} has {free / 1e6:,.0f} MB free; {count} checkpoints of a model of {parameters:,} parameters take"
+    if free < weights:
         raise PreflightError(
-            f"{folder} has {free / 1e6:,.0f} MB free; {count} checkpoints of a model of {parameters:,} parameters take about "
-            f"{needed / 1e6:,.0f} MB",
+            f"{problem} {weights / 1e6:,.0f} MB for the weights alone",
             next_step="free some space, lower train.checkpoint.keep, or point `storage` to a larger disk or to s3://",
         )
+    return [f"{problem} {with_optimizer / 1e6:,.0f} MB with AdamW's averages"] if free < with_optimizer else []
 
 
 def check_machine(spec: PipelineSpec) -> None:

@@ -6,19 +6,30 @@ Whoever calls these functions holds the pipeline's lease: then an attempt that i
 from __future__ import annotations
 
 from flows.flow_runs import mark_crashed
-from tasks.runs import Ledger, Run, utc_now
+from tasks.runs import Ledger, Run, Status, utc_now
 from training.checkpoint import CheckpointStore
 from training.journal import read_journal
-from training.tracking import repair
+from training.tracking import RunStatus, repair
 
-__all__ = ["close_attempts", "repair_run"]
+__all__ = ["MLFLOW_STATUS", "close_attempts", "repair_run"]
+
+MLFLOW_STATUS: dict[Status, RunStatus] = {
+    "done": "FINISHED",
+    "partial": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+    "killed": "KILLED",
+}
+"""What MLflow calls the status of a run that nobody works on."""
 
 
 def close_attempts(ledger: Ledger, run: Run) -> bool:
-    """Mark attempts without a process as killed, and their flow runs as crashed. Returns whether there was one."""
+    """Mark attempts without a process as ended, and their flow runs as crashed. Returns whether there was one."""
     left = [attempt for attempt in ledger.attempts(run.run) if attempt.status == "running"]
     for attempt in left:
-        ledger.save_attempt(run.run, attempt.model_copy(update={"status": "killed", "ended": utc_now()}))
+        # The run's record comes first at the end of an attempt, so it may know better how the attempt ended.
+        ended = run.status if run.status != "running" else "killed"
+        ledger.save_attempt(run.run, attempt.model_copy(update={"status": ended, "ended": utc_now()}))
         mark_crashed(attempt)
     return bool(left)
 
@@ -27,10 +38,12 @@ def repair_run(ledger: Ledger, run: Run, tracking_uri: str) -> bool:
     """Close a run that no process works on, and send MLflow what it missed. Returns whether anything was to repair."""
     if not close_attempts(ledger, run):
         return False
-    ledger.save_run(run.model_copy(update={"status": "killed"}))
+    if run.status == "running":
+        run = run.model_copy(update={"status": "killed"})
+        ledger.save_run(run)
     if run.mlflow_run_id is not None:
-        own = ledger.storage.child(f"runs/{run.run}")
+        own = ledger.run_storage(run.run)
         committed = CheckpointStore(own).committed()
         last = committed[0].manifest.step if committed else 0
-        repair(tracking_uri, run.mlflow_run_id, status="KILLED", points=read_journal(own, last), outbox=own)
+        repair(tracking_uri, run.mlflow_run_id, status=MLFLOW_STATUS[run.status], points=read_journal(own, last), outbox=own)
     return True

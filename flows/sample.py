@@ -22,7 +22,7 @@ from ingest.preprocess import fit_preprocess
 from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
 from ingest.source import SourceFile, list_source
 from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
-from penstock.errors import DataError, PenstockError, TrainingError
+from penstock.errors import DataError, Interrupted, PenstockError, TrainingError
 from penstock.progress import silent
 from penstock.storage import Storage
 from tasks.project import Project
@@ -72,6 +72,8 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         pq.write_table(table, folder / "rows" / f"{number:06d}.parquet")
     try:
         return _materialize(project, folder)
+    except Interrupted:
+        raise
     except PenstockError as error:
         raise _with_real_names(error, folder, files, sum(table.num_rows for table in tables)) from None
 

@@ -152,7 +152,7 @@ def _flush_events() -> None:
     for module, name in (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker")):
         worker = getattr(sys.modules.get(module), name, None)
         if worker is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # Prefect's own code; what it cannot send any more changes nothing for the run
                 worker.drain_all(timeout=10, at_exit=False)
 
 

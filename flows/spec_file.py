@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -98,12 +99,16 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     return LoadedSpec(spec, path, overrides, leaves)
 
 
+_NAMED_BY_COLUMN = re.compile(r"^(data\.types|preprocess\.\d+\.(cast|rename))\.")
+"""Here a key is the name of a column, and says nothing about its value."""
+
+
 def _secrets(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Every value of the file is recorded and shown; a secret among them would be too."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _secrets(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, str) and holds_secret(path, value):
+    elif isinstance(value, str) and holds_secret("" if _NAMED_BY_COLUMN.search(path) else path, value):
         yield path, "this looks like a secret, and every value of this file is recorded; read it from the environment instead"
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from flows.services import mlflow_uri, prefect_api
 from flows.spec_file import load_spec
-from penstock.errors import LeaseHeldError, SpecError
+from penstock.errors import CheckpointError, LeaseHeldError, SpecError
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
 from penstock.storage import Storage
@@ -68,7 +68,10 @@ def show_status(result: dict[str, Any], console: Console) -> None:
 
 def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:
     run = ledger.load_run(run.run) or run
-    committed = CheckpointStore(ledger.storage.child(f"runs/{run.run}")).committed()
+    try:
+        committed = CheckpointStore(ledger.run_storage(run.run)).committed()
+    except CheckpointError:  # of a newer penstock: no reason to show no run at all
+        committed = []
     return {
         "run": run.run,
         "pipeline": run.pipeline,

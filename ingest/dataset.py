@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.config import Section
 
-__all__ = ["SPLITS", "ColumnInfo", "DatasetManifest", "FeedSchema", "ShardInfo", "UnitInfo"]
+__all__ = ["SPLITS", "ColumnInfo", "DatasetManifest", "FeedSchema", "ShardInfo", "UnitInfo", "manifest_path"]
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -88,3 +88,8 @@ class DatasetManifest(Section):
     def shards_of(self, split: Split) -> tuple[ShardInfo, ...]:
         """The shards of one split, in row order."""
         return tuple(shard for shard in self.shards if shard.split == split)
+
+
+def manifest_path(key: str) -> str:
+    """Where the manifest of a dataset is, relative to the storage root."""
+    return f"datasets/{key}/manifest.json"

@@ -126,6 +126,7 @@ class FeedCursor:
             fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=order.rows, content=content,
             seed=order.seed, shuffle=order.mode,
         )  # fmt: skip
+        self._at = 0, 0
 
     @property
     def num_rows(self) -> int:
@@ -134,7 +135,8 @@ class FeedCursor:
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
-        return self._state.model_dump()
+        epoch, position = self._at
+        return self._state.model_copy(update={"epoch": epoch, "position": position}).model_dump()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Take over a saved state and return (epoch, position) to continue at.
@@ -155,15 +157,15 @@ class FeedCursor:
             raise ResumeError("the checkpoint was made while reading something else", problems=problems, next_step=_FRESH)
         if saved.position > saved.rows:
             raise ResumeError(f"the checkpoint's position {saved.position} lies beyond the split's {saved.rows} rows")
-        self._state = saved
-        return saved.epoch, saved.position
+        self._at = saved.epoch, saved.position
+        return self._at
 
     def _handed_over(self, epoch: int, groups: Iterator[list[Batch]]) -> Iterator[Batch]:
         """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
         with closing(ahead(groups, self.part.prefetch)) as ready:
             for group in ready:
                 for batch in group:
-                    self._state = self._state.model_copy(update={"epoch": epoch, "position": batch.position})
+                    self._at = epoch, batch.position
                     yield batch
 
     def _check_start(self, epoch: int, start: int) -> None:
@@ -212,18 +214,20 @@ class CachedFeed(FeedCursor):
                 upto = min(announced + self._rows.ahead_rows, self.num_rows)
                 self._rows.will_need(self.order.ids(epoch, announced, upto))
                 announced = upto
-            ids = self.order.ids(epoch, first, min(first + group_rows, self.num_rows))
-            cuts = [(p, min(p + batch_rows, first + len(ids))) for p in range(first, first + len(ids), batch_rows)]
-            shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
-            local = [
-                ids[begin - first + low : begin - first + high] for (begin, _), (low, high) in zip(cuts, shares, strict=True)
+            cuts = [
+                (p, min(p + batch_rows, self.num_rows))
+                for p in range(first, min(first + group_rows, self.num_rows), batch_rows)
             ]
-            columns = self._rows.take(np.concatenate(local))
+            shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
+            own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
+            ids = self.order.ids_at(epoch, np.concatenate([np.arange(low, high) for low, high in own]))
+            sizes = [high - low for low, high in own]
+            columns = {name: tensor.split(sizes) for name, tensor in self._rows.take(ids).items()}
             group, taken = [], 0
-            for (begin, stop), (low, _), own in zip(cuts, shares, local, strict=True):
-                tensors = {name: tensor[taken : taken + len(own)] for name, tensor in columns.items()}
-                group.append(Batch(tensors, own, len(own), stop - begin, begin + low, stop))
-                taken += len(own)
+            for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, own, strict=True)):
+                tensors = {name: parts[index] for name, parts in columns.items()}
+                group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, low, stop))
+                taken += high - low
             yield group
 
 

@@ -1,11 +1,14 @@
-"""How does a list of row ids become tensors? One numpy take per column and block, into memory that torch owns.
+"""How does a list of row ids become tensors? One gather per column, straight from where the rows lie, into memory used again.
 
 Rows lie in blocks (mapped shards, or arrays in Ray's object store) of contiguous fixed-shape columns. No Python runs per row.
 """
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +27,8 @@ class Rows:
     Args:
         columns: what to gather.
         block_rows: rows of each block, in row order.
-        open_block: gives block i as arrays [rows, *shape] of the columns' dtypes; called when the block is first needed, and
-            again after it was let go.
+        open_block: gives block i as contiguous arrays [rows, *shape] of the columns' dtypes; called when the block is first
+            needed, and again after it was let go.
         block_bytes: what each block takes while it is open.
         max_open_bytes: blocks beyond so many of them are let go, those used longest ago first; None keeps all.
         fetch: told of blocks that will be opened soon.
@@ -53,6 +56,7 @@ class Rows:
         self._fetch = fetch
         self.ahead_rows = ahead_rows
         self._opened: dict[int, Block] = {}
+        self._memory = {column.name: _Memory(column) for column in self.columns}
 
     def will_need(self, ids: NDArray[np.int64]) -> None:
         """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile."""
@@ -60,8 +64,11 @@ class Rows:
         self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
 
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """Copy rows `ids` (each in [0, num_rows)) to fresh tensors of shape [len(ids), *shape], in the columns' dtypes."""
-        tensors = empty_tensors(self.columns, len(ids))
+        """Copy rows `ids` (each in [0, num_rows)) to tensors of shape [len(ids), *shape], in the columns' dtypes.
+
+        The tensors are the caller's to keep and to change. Their memory is used again when nobody holds a part of it any more.
+        """
+        tensors = {name: memory.lend(len(ids)) for name, memory in self._memory.items()}
         if not len(ids):
             return tensors
         if len(self._ends) == 1:
@@ -82,19 +89,21 @@ class Rows:
             views[name].take(local, axis=0, out=tensor.numpy(), mode="clip")
 
     def _take_scattered(self, ids: NDArray[np.int64], blocks: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
-        """Gather block by block into a scratch array, then put the rows in order: a second copy, but one within the cache."""
-        by_block = np.argsort(blocks.astype(np.uint16) if len(self._ends) < 1 << 16 else blocks, kind="stable")
-        place = np.empty_like(by_block)
-        place[by_block] = np.arange(len(ids))
-        present, begins = np.unique(blocks[by_block], return_index=True)
-        runs = list(zip(present.tolist(), begins.tolist(), [*begins[1:].tolist(), len(ids)], strict=True))
-        local = ids[by_block] - self._starts[blocks[by_block]]
+        """Copy each row in one pass from wherever it lies: in one address space, an address is an index."""
+        needed = np.flatnonzero(np.bincount(blocks)).tolist()
+        opened = [self._block(block) for block in needed]  # held until the copies are made
+        local = ids - self._starts[blocks]
+        addresses = np.zeros(len(self._ends), np.int64)
         for name, tensor in tensors.items():
-            out = tensor.numpy()
-            scratch = np.empty_like(out)
-            for block, begin, end in runs:
-                self._block(block)[name].take(local[begin:end], axis=0, out=scratch[begin:end], mode="clip")
-            scratch.take(place, axis=0, out=out, mode="clip")
+            begins = [block[name].ctypes.data for block in opened]
+            first, end = min(begins), max(begin + block[name].nbytes for begin, block in zip(begins, opened, strict=True))
+            addresses[needed] = begins
+            row_bytes = tensor[0].nbytes
+            memory = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first)))
+            # Row i of this view is the `row_bytes` bytes from `first + i` on. What lies between the blocks is never read.
+            rows_at = memory.as_strided((end - first - row_bytes + 1, row_bytes), (1, 1))
+            at = torch.from_numpy(addresses[blocks] - first + local * row_bytes)
+            torch.index_select(rows_at, 0, at, out=tensor.view(torch.uint8).view(len(ids), row_bytes))
 
     def _block(self, index: int) -> Block:
         if index not in self._opened:
@@ -107,6 +116,33 @@ class Rows:
 
     def _open_bytes(self) -> int:
         return sum(self._block_bytes[index] for index in self._opened)
+
+
+class _Memory:
+    """Where one column's rows are gathered to. Memory that was written before is faster than fresh pages of the kernel."""
+
+    KEPT = 4
+    """Pieces kept for later: one in use, one being filled, two gathered ahead."""
+
+    def __init__(self, column: ColumnInfo) -> None:
+        self._column = column
+        self._free: list[NDArray[Any]] = []
+
+    def lend(self, rows: int) -> torch.Tensor:
+        """A tensor [rows, *shape] of arbitrary values."""
+        piece: NDArray[Any] | None = None
+        while self._free and (piece is None or len(piece) < rows):
+            piece = self._free.pop()
+        if piece is None or len(piece) < rows:
+            piece = np.empty((rows, *self._column.shape), np.dtype(self._column.dtype))
+        lent = piece[:rows]
+        # torch holds the array a tensor was made of for as long as anything, in torch or in numpy, shares its memory.
+        weakref.finalize(lent, self._take_back, piece).atexit = False
+        return torch.from_numpy(lent)
+
+    def _take_back(self, piece: NDArray[Any]) -> None:
+        if len(self._free) < self.KEPT:
+            self._free.append(piece)
 
 
 def empty_tensors(columns: Sequence[ColumnInfo], rows: int) -> dict[str, torch.Tensor]:

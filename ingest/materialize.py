@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ingest.dataset import SPLITS, DatasetManifest, FeedSchema, ShardInfo, Split, UnitInfo
+from ingest.dataset import SPLITS, DatasetManifest, FeedSchema, ShardInfo, Split, UnitInfo, manifest_path
 from ingest.fitted_state import FittedPreprocess
 from ingest.parallel import ParallelMap, ray_map
 from ingest.row_problems import RowProblem, raise_for
@@ -26,12 +26,7 @@ from penstock.progress import Progress
 from penstock.storage import Storage
 from penstock.usercode import UserCode
 
-__all__ = ["damaged_shards", "manifest_path", "materialize"]
-
-
-def manifest_path(key: str) -> str:
-    """Where the manifest of a dataset is, relative to the storage root."""
-    return f"datasets/{key}/manifest.json"
+__all__ = ["damaged_shards", "materialize"]
 
 
 def materialize(

@@ -79,6 +79,19 @@ class Order(Section):
             return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(np.arange(start, stop, dtype=np.int64))
         return self._shard_ids(epoch, start, stop) if self.shards else self._windowed_ids(epoch, start, stop)
 
+    def ids_at(self, epoch: int, positions: Ids) -> Ids:
+        """Row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,). With `global` only they are computed.
+
+        Raises:
+            ValueError: a negative epoch, or positions outside [0, rows).
+        """
+        if not len(positions):
+            return np.empty(0, np.int64)
+        start, stop = int(positions[0]), int(positions[-1]) + 1
+        if self.mode == "global" and epoch >= 0 and 0 <= start < stop <= self.rows:
+            return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(positions)
+        return self.ids(epoch, start, stop)[positions - start]
+
     def _shard_ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Shards are dealt in a new order each epoch and cut into windows; rows are permuted inside each window."""
         dealt = _dealt_shards(self, epoch)

@@ -15,7 +15,7 @@ import torch.utils.data
 from pydantic import ValidationError
 from torch import Tensor
 
-from ingest.dataset import DatasetManifest, Split
+from ingest.dataset import DatasetManifest, Split, manifest_path
 from ingest.feed import CachedFeed
 from ingest.feed import open_feed as open_cached_feed
 from ingest.order import make_order
@@ -59,9 +59,14 @@ def open_feed(
     Raises:
         DataError: there is no such dataset or split, or a shard is missing.
         ServiceError: its store does not answer.
-        SpecError: the order's numbers make no sense.
+        SpecError: the order's numbers make no sense, or only one of `rank` and `world_size` is given.
     """
     storage, manifest = _find(dataset)
+    if (rank is None) != (world_size is None):
+        raise SpecError(
+            f"open_feed: rank={rank} with world_size={world_size}: one means nothing without the other",
+            next_step="give both, or neither to ask torch.distributed",
+        )
     if rank is None or world_size is None:
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank = torch.distributed.get_rank() if together else 0
@@ -94,7 +99,7 @@ def _find(dataset: str) -> tuple[Storage, DatasetManifest]:
         )
     storage = Storage(root)
     try:
-        return storage, DatasetManifest.model_validate(storage.read_json(f"datasets/{key}/manifest.json"))
+        return storage, DatasetManifest.model_validate(storage.read_json(manifest_path(key)))
     except FileNotFoundError as error:
         known = storage.list("datasets")
         raise DataError(
@@ -107,7 +112,8 @@ def _find(dataset: str) -> tuple[Storage, DatasetManifest]:
 class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
     """A feed for code that insists on a DataLoader: one item is one batch, so give it `batch_size=None, num_workers=0`.
 
-    Iterating reads one epoch, and the next time the next one. After `load_state_dict` it goes on where the state was taken.
+    Iterating reads one epoch, and the next time the next one, also if the loop was left early. After `load_state_dict` it goes
+    on where the state was taken.
 
     Attributes:
         epoch: which one is read next.
@@ -127,10 +133,10 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         """
         if torch.utils.data.get_worker_info() is not None:
             raise SpecError("a FeedDataset reads ahead in a thread of its own", next_step="DataLoader(..., num_workers=0)")
-        start, self._start = self._start, 0
-        for batch in self.feed.batches(self.epoch, start):
+        epoch, start = self.epoch, self._start
+        self.set_epoch(epoch + 1)  # at once: whoever stops early reads the next epoch next time, too
+        for batch in self.feed.batches(epoch, start):
             yield batch.columns
-        self.epoch += 1
 
     def __len__(self) -> int:
         """Batches of an epoch."""

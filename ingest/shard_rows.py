@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -28,6 +28,9 @@ FETCH_THREADS = 8
 
 SHARDS_AHEAD = 4
 """How far ahead shards are fetched that are read one after the other."""
+
+SHARDS_OPEN = 2
+"""How many of these are held at once: a batch may end one and begin the next."""
 
 
 def shard_rows(
@@ -50,23 +53,27 @@ def shard_rows(
         for shard in shards:
             hold_shard(storage, shard)
         return Rows(columns, rows, blocks)
-    size, cache = sum(shard.size_bytes for shard in shards), NodeCache()
+    sizes, cache = [shard.size_bytes for shard in shards], NodeCache()
     budget = cache.budget_bytes
     if order.mode == "global":
-        if size > budget:
+        # Validation reads its rows one shard after the other, in the same cache and the same minutes.
+        needed = sum(sizes) + (SHARDS_OPEN + SHARDS_AHEAD) * max(sizes)
+        if needed > budget:
             raise PreflightError(
-                f"shuffle.mode: global needs all {size / 1e6:,.0f} MB of the split on every node, and the cache in "
-                f"{cache.folder} may hold {budget / 1e6:,.0f} MB",
+                f"shuffle.mode: global needs all {sum(sizes) / 1e6:,.0f} MB of the split on every node and some shards beside "
+                f"them, {needed / 1e6:,.0f} MB in all, and the cache in {cache.folder} may hold {budget / 1e6:,.0f} MB",
                 next_step="use shuffle.mode: windowed, raise PENSTOCK_CACHE_BYTES, or give PENSTOCK_CACHE_DIR a larger disk",
             )
         # Each rank of a node begins elsewhere: together they fetch every shard once.
         first = rank * len(shards) // world_size
         blocks.fetch([*range(first, len(shards)), *range(first)])
         return Rows(columns, rows, blocks)
-    ahead = order.window_rows if order.mode == "windowed" else SHARDS_AHEAD * max(rows)
-    blocks = ShardBlocks(storage, shards, columns, max_ahead_bytes=budget // 4)
-    sizes = [shard.size_bytes for shard in shards]
-    return Rows(columns, rows, blocks, sizes, max_open_bytes=budget // 2, fetch=blocks.fetch, ahead_rows=ahead)
+    if order.mode == "windowed":
+        ahead_rows, ahead_bytes, open_bytes = order.window_rows, budget // 4, budget // 2
+    else:
+        ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * max(rows), SHARDS_AHEAD * max(sizes), SHARDS_OPEN * max(sizes)
+    blocks = ShardBlocks(storage, shards, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
+    return Rows(columns, rows, blocks, sizes, max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows)
 
 
 class ShardBlocks:
@@ -135,7 +142,9 @@ class ShardBlocks:
             return coming.result() if coming is not None else hold_shard(self._storage, self._shards[index])
         except PreflightError:
             # The cache is full of shards that were fetched ahead: this one is needed now.
-            self._coming.clear()
+            ahead, self._coming = self._coming, {}
+            wait([future for future in ahead.values() if not future.cancel()])
+            ahead.clear()  # with them the holds on their files go
             return hold_shard(self._storage, self._shards[index])
 
 

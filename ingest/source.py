@@ -1,4 +1,4 @@
-"""Which files does a pipeline read? Listing of a path, directory, glob or URL, without opening a file.
+"""Which files does a pipeline read, and has one of them changed? Listing of a path, directory, glob or URL.
 
 Clutter that other tools leave behind (`_SUCCESS`, `.crc`, hidden files, README, checksums) is never data. A directory gives the
 files whose extension belongs to the format, and those without any; a glob or a single file gives what it names.
@@ -52,13 +52,13 @@ class SourceFile(Section):
     """Which of `data.train`, `data.validation`, `data.test` the file was found under."""
     size_bytes: int
     fingerprint: str
-    """Changes with the content: the etag on object stores, the modification time in ns locally."""
+    """Changes with the content: its digest, the etag on object stores, the modification time in ns where that is too much."""
     rows: int | None = None
     """None until the file was read."""
 
 
 def list_source(data: DataSpec, base_dir: Path) -> list[SourceFile]:
-    """List the files of every location, in the order train, validation, test, each by name. Opens none of them.
+    """List the files of every location, in the order train, validation, test, each by name. Local ones are read through once.
 
     Raises:
         SpecError: the split rules contradict each other.
@@ -122,7 +122,10 @@ def _by_content(files: list[SourceFile]) -> list[SourceFile]:
     """Local files with the digest of their content as fingerprint, unless they are too large to be read through for it."""
     if sum(file.size_bytes for file in files) > DIGESTED_BYTES:
         return files
-    digests = content_digests([file.uri.removeprefix("file://") for file in files])
+    try:
+        digests = content_digests([file.uri.removeprefix("file://") for file in files])
+    except OSError:
+        return files  # the reader names every file that it cannot open
     return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Has a local file changed? Its content's digest says, remembered for as long as size, time and inode stay the same.
+"""Has a local file changed? Its content's digest says, remembered for as long as size, times and inode stay the same.
 
 A touched or copied file has another time and the same rows; only its content should make a stage run again.
 """
@@ -19,7 +19,7 @@ from penstock.digest import file_digest
 __all__ = ["DIGESTED_BYTES", "content_digests"]
 
 DIGESTED_BYTES = 8 << 30
-"""Sources larger than this in all are told apart by size and time: reading them through would take longer than it may save."""
+"""The files of a location that have more than this in all are told apart by size and time: reading them would take too long."""
 _SETTLED_S = 2.0
 """A file that was written just now may be written again within one tick of its clock; its digest is not remembered."""
 
@@ -28,7 +28,7 @@ def content_digests(paths: Sequence[str]) -> list[str]:
     """The digest of each file's content, read only where it is not remembered."""
     with _memory() as memory, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         stats = [os.stat(path) for path in paths]
-        keys = [f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}" for stat in stats]
+        keys = [f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}" for stat in stats]
         known = _recall(memory, keys)
         missing = [index for index, key in enumerate(keys) if key not in known]
         fresh = dict(zip(missing, pool.map(file_digest, (paths[index] for index in missing)), strict=True))

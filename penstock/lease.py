@@ -65,8 +65,8 @@ def refuse_if_held(storage: Storage, path: str) -> None:
 def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda: None) -> Iterator[LeaseHolder]:
     """Own the lease at `path` for the duration of the block.
 
-    `on_lost` is called from the heartbeat thread when somebody else took the lease over, which happens only if this process was
-    silent for `EXPIRES_S`; the caller must stop writing.
+    `on_lost` is called from the heartbeat thread when somebody else has the lease: this process was silent for longer than
+    `EXPIRES_S` and `WATCH_S`, or the store let two racers create one object. The caller must stop writing.
 
     Raises:
         LeaseHeldError: a living process holds it.
@@ -82,7 +82,8 @@ def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda
     finally:
         stop.set()
         thread.join(timeout=HEARTBEAT_S)
-        if _last_generation(storage, path) == generation:
+        own = _read(storage, path, generation)
+        if _last_generation(storage, path) == generation and own is not None and own.owner == holder.owner:
             _write(storage, path, generation, holder.model_copy(update={"released": True}))
 
 

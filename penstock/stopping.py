@@ -10,7 +10,7 @@ from types import FrameType
 
 from penstock.errors import Interrupted
 
-__all__ = ["StopRequest", "stopping_on_signals"]
+__all__ = ["StopRequest", "stop_behind", "stopping_on_signals"]
 
 
 class StopRequest:
@@ -37,6 +37,14 @@ class StopRequest:
         """Raise Interrupted if a stop was asked for."""
         if self.stop.is_set():
             raise Interrupted(self.signum)
+
+
+def stop_behind(error: BaseException) -> Interrupted | None:
+    """The stop that `error` came of, if any. A signal may arrive inside code that turns every exception into its own."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, Interrupted):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 @contextmanager

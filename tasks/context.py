@@ -92,7 +92,7 @@ class RunContext:
     @property
     def work_storage(self) -> Storage:
         """The storage of this run alone."""
-        return self.storage.child(f"runs/{self.run.run}")
+        return self.ledger.run_storage(self.run.run)
 
     def output(self, stage: str) -> dict[str, Any]:
         """The output of an earlier stage of this attempt."""

@@ -42,7 +42,7 @@ class Project:
 
     @cached_property
     def files(self) -> list[SourceFile]:
-        """The source files as they are now; no file is opened. Raises DataError, ServiceError."""
+        """The source files as they are now. Raises DataError, ServiceError."""
         return list_source(self.spec.data, self.base_dir)
 
     @cached_property

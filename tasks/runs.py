@@ -12,6 +12,7 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
 from __future__ import annotations
 
 import datetime as dt
+import re
 import secrets
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -25,6 +26,8 @@ from penstock.storage import Storage
 from tasks.keys import StageKey
 
 __all__ = ["Attempt", "Ledger", "Run", "StageRecord", "lease_path", "utc_now"]
+
+_ATTEMPT = re.compile(r"(\d+)\.json")
 
 Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"]
 """`partial`: stopped on purpose after `--until`; `killed`: its process vanished."""
@@ -144,6 +147,10 @@ class Ledger:
         """Write a run's record."""
         self.storage.write_json(f"runs/{run.run}/run.json", run.model_dump(mode="json"))
 
+    def run_storage(self, run_id: str) -> Storage:
+        """The part of the storage that belongs to one run: its checkpoints, journal and outbox."""
+        return self.storage.child(f"runs/{run_id}")
+
     def runs(self) -> Iterator[Run]:
         """Every run in the storage, oldest first."""
         found = (self.load_run(name) for name in self.storage.list("runs"))
@@ -161,8 +168,9 @@ class Ledger:
 
     def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None) -> Attempt:
         """Write the record of an attempt by this process, numbered after the last one."""
-        names = self.storage.list(f"runs/{run_id}/attempts")
-        last = max((int(name.removesuffix(".json")) for name in names), default=0)
+        # By name, and not by what can be read: a damaged record must not be written over. Other files are not ours.
+        numbers = [_ATTEMPT.fullmatch(name) for name in self.storage.list(f"runs/{run_id}/attempts")]
+        last = max((int(match[1]) for match in numbers if match), default=0)
         attempt = Attempt(
             number=last + 1,
             process=ProcessIdentity.current(),

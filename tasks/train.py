@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import CheckpointError, Interrupted
+from penstock.errors import CheckpointError, Interrupted, PenstockError
 from penstock.storage import Storage
 from tasks.context import Outcome, RunContext
 from tasks.materialize import feed_opener
@@ -83,9 +83,13 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.stopping.graceful = True
     try:
         outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, ray_storage=str(ctx.state_dir / "ray"))
+    except BaseException:
+        with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
+            ctx.tracker.checkpoints(store.committed())
+        raise
     finally:
         ctx.stopping.graceful = False
-        ctx.tracker.checkpoints(store.committed())
+    ctx.tracker.checkpoints(store.committed())
     ctx.attempt = ctx.attempt.model_copy(
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
@@ -130,7 +134,7 @@ def _distrust(look: Look, output: dict[str, Any]) -> str | None:
     outcome = TrainOutcome.model_validate(output)
     store = checkpoint_store(look.project, look.run_storage)
     name = chosen_checkpoint(outcome)
-    problem = store.problem(name)
+    problem = store.problem(name, deep=look.deep)
     return f"checkpoint {name}: {problem}" if problem is not None else None
 
 

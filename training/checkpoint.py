@@ -171,7 +171,7 @@ class CheckpointStore:
         except CheckpointError:
             raise
         except Exception as error:  # safetensors and torch report a full disk with classes of their own
-            reason = _full_disk(folder) or f"{type(error).__name__}: {error}"
+            reason = _full_disk(folder, snapshot) or f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise CheckpointError(
@@ -208,10 +208,14 @@ class CheckpointStore:
         known = [checkpoint.name for checkpoint in self.committed()]
         raise CheckpointError(f"checkpoint {self._storage.uri(name)}: {found}", next_step=f"use one of {known or 'none'}")
 
-    def problem(self, name: str) -> str | None:
-        """What is wrong with a checkpoint, checked down to the hash of every file; None if it can be trusted."""
+    def problem(self, name: str, *, deep: bool = True) -> str | None:
+        """What is wrong with a checkpoint, checked down to the hash of every file; None if it can be trusted.
+
+        Args:
+            deep: without it, files are only known to be there with their sizes.
+        """
         found = self._read_manifest(name)
-        return _damage(found) if isinstance(found, Checkpoint) else found or f"{MANIFEST} is missing"
+        return _damage(found, deep) if isinstance(found, Checkpoint) else found or f"{MANIFEST} is missing"
 
     def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint whose files match its manifest, and a warning for each newer one that cannot be used.
@@ -306,12 +310,14 @@ class CheckpointStore:
             return f"{MANIFEST} is incomplete: {'.'.join(map(str, first['loc'])) or 'top level'}: {first['msg']}"
 
 
-def _damage(checkpoint: Checkpoint) -> str | None:
+def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:
     for file, expected in checkpoint.manifest.files.items():
         try:
             size_bytes = checkpoint.storage.size(file)
             if size_bytes != expected.size_bytes:
                 return f"{file} has {size_bytes:,} bytes, the manifest says {expected.size_bytes:,}"
+            if not deep:
+                continue
             with checkpoint.storage.open(file) as stream:
                 if file_digest(stream) != expected.digest:
                     return f"the content of {file} does not match the manifest's hash"
@@ -320,12 +326,16 @@ def _damage(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _full_disk(folder: Storage) -> str:
-    """That the disk is full, if it is: what torch says of it names offsets in a file."""
+def _full_disk(folder: Storage, snapshot: Snapshot) -> str:
+    """That the disk is full, if it is: what torch says of it names offsets in a file.
+
+    What did not fit is gone by now, so free space is compared with what was to be written: the weights, and AdamW's averages.
+    """
     if not folder.is_local or not folder.local_path().exists():
         return ""
     free = shutil.disk_usage(folder.local_path()).free
-    return f"no space left on its disk ({free / 1e6:,.0f} MB free)" if free < _NEARLY_FULL_BYTES else ""
+    needed = _NEARLY_FULL_BYTES + 3 * sum(tensor.nbytes for tensor in snapshot.model.values())
+    return f"no space left on its disk ({free / 1e6:,.0f} MB free)" if free < needed else ""
 
 
 def _lost(name: str, why: str, used: CheckpointManifest) -> str:

@@ -79,18 +79,5 @@ class CheckpointWriter:
 
         checkpoint = self._store.write(snapshot, before_commit=seal)
         self._store.prune()
-        best = self._store.best()
-        manifest = checkpoint.manifest
-        self._post(
-            CheckpointCommitted(
-                name=checkpoint.name,
-                step=manifest.step,
-                epoch=manifest.epoch,
-                position=manifest.position,
-                metrics={name: value for name, value in manifest.metrics.items() if value is not None},
-                size_bytes=manifest.size_bytes,
-                best=best is not None and best.name == checkpoint.name,
-                weights_digest=manifest.weights_digest,
-            )
-        )
+        self._post(CheckpointCommitted(name=checkpoint.name, step=checkpoint.manifest.step))
         return checkpoint

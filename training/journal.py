@@ -68,7 +68,7 @@ class JournalWriter:
 def read_journal(run_storage: Storage, up_to_step: int, *, after_step: int = -1) -> list[Point]:
     """Read the sealed points with `after_step` < seal and step <= `up_to_step`, in order of step, each (step, name) once.
 
-    Where a step was executed more than once, the values sealed last count. A segment that cannot be read is left out with a
+    Where a step was executed more than once, the values sealed last count. What cannot be read of a segment is left out with a
     warning that names it: a run must not end for want of a number on a chart.
 
     Args:

@@ -54,12 +54,6 @@ class CheckpointCommitted(Section):
 
     name: str
     step: int
-    epoch: int
-    position: int
-    metrics: dict[str, float]
-    size_bytes: int
-    best: bool
-    weights_digest: str
 
 
 class Saving(Section):

@@ -278,7 +278,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
                 return call()
         except Interrupted:
             raise
-        except Exception as error:  # as in `connect`
+        except Exception as error:  # MLflow and its HTTP library raise many kinds; `_judge` tells them apart
             if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
                 time.sleep(delay_s)
                 delay_s = min(10.0, 2 * delay_s)

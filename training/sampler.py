@@ -46,7 +46,7 @@ class Sampler:
         while not self._stopped.wait(self._interval_s):
             try:
                 values = dict(self._sample())
-            except Exception as error:  # as in Tracker: no reason to end a run
+            except Exception as error:  # a chart of the machine is no reason to end a run
                 _log.warning("no system metrics from here on: %s", error)
                 return
             self._emit([Point(time.time_ns() // 1_000_000, self._step, values)])

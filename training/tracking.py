@@ -177,7 +177,7 @@ class Tracker:
         The metrics it is ranked by are linked to it, not logged again. Its only artifact is its manifest: the weights stay in
         penstock's storage.
         """
-        self._put("checkpoint", True, **self._describe(checkpoint))
+        self._put("checkpoint", **self._describe(checkpoint))
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
         """Show those of `present` that are not shown yet, and mark all others of the run as deleted.

@@ -61,7 +61,6 @@ def train(
     stop: threading.Event,
     listener: Callable[[list[Event]], None],
     ray_storage: str,
-    use_gpu: bool | None = None,
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
@@ -74,7 +73,6 @@ def train(
         stop: when set, the workers save at the next step and the outcome is `interrupted`.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
         ray_storage: folder or URI for Ray Train's own bookkeeping, which is never read back.
-        use_gpu: None uses a GPU per worker when the spec allows it and the cluster has as many.
 
     Raises:
         TrainingError: the retries are used up; the first cause is shown.
@@ -84,7 +82,7 @@ def train(
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
     attempt = Attempt(job, listener)
-    fit = _Fit(_trainer(job, mailbox, ray_storage, _gpus_per_worker(job, use_gpu)))
+    fit = _Fit(_trainer(job, mailbox, ray_storage, _gpus_per_worker(job)))
     fit.start()
     stopping = _Stopping(stop, mailbox)
     while fit.is_alive() and not stopping.given_up:
@@ -165,11 +163,11 @@ class _Stopping:
                 ray.kill(worker)
 
 
-def _gpus_per_worker(job: TrainJob, use_gpu: bool | None) -> float:
+def _gpus_per_worker(job: TrainJob) -> float:
     wanted = job.spec.gpus
-    if use_gpu is False or wanted == 0:
+    if wanted == 0:
         return 0.0
     there = ray.cluster_resources().get("GPU", 0.0)
-    if wanted == "auto" and use_gpu is None and there < job.spec.workers:
+    if wanted == "auto" and there < job.spec.workers:
         return 0.0
     return 1.0 if wanted == "auto" else float(wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.decisions import Continue, NewRun, Refuse, choose_run
+from flows.decisions import Continue, NewRun, Past, Refuse, choose_run
 from tasks.keys import StageKey
 from tasks.runs import Run
 from training.spec import TrainSpec
@@ -37,7 +37,7 @@ def decide(
     **inputs: Any,
 ) -> Any:
     reached = TrainState(step=10, epoch=1, position=5) if checkpoint else None
-    return choose_run(current, spec, keys(**inputs), reached=reached, begun=begun, fresh=fresh)
+    return choose_run(Past(current, reached, begun) if current else None, spec, keys(**inputs), fresh=fresh)
 
 
 def test_the_first_run_is_new_and_fresh_always_is() -> None:

@@ -126,3 +126,10 @@ def test_a_secret_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), override)
     assert [problem.split(": ")[1] for problem in found] == ["train.params.api_key", "train.params.url"]
     assert "hunter2" not in str(found) and "environment" in found[0]
+
+
+def test_a_column_may_be_called_what_a_secret_is_called(tmp_path: Path) -> None:
+    overrides = ["data.types={token: string}", "preprocess=[{cast: {password: int64}}, {rename: {api_key: key}}]"]
+    assert load_spec(write(tmp_path, GOOD), overrides).spec.data.types == {"token": "string"}
+    found = problems_of(write(tmp_path, GOOD), "data.types={token: 'https://me:hunter2@host/x'}")
+    assert any("looks like a secret" in problem for problem in found)

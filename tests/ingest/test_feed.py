@@ -110,14 +110,14 @@ def test_a_feed_reads_from_s3(s3_bucket: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"]
+    "dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bool"]
 )
 def test_every_dtype_arrives_as_stored(dtype: str) -> None:
     blocks = [np.arange(first, first + 10).astype(dtype).reshape(10, 1) for first in (0, 10)]
     rows = Rows([ColumnInfo(name="v", dtype=dtype, shape=(1,))], [10, 10], lambda index: {"v": blocks[index]})
     tensor = rows.take(np.array([19, 0, 10, 9]))["v"]
     assert str(tensor.dtype) == f"torch.{dtype}"
-    assert tensor.numpy().ravel().tolist() == [19, 0, 10, 9]
+    assert tensor.numpy().ravel().tolist() == np.array([19, 0, 10, 9]).astype(dtype).tolist()
 
 
 def test_gathering_from_many_blocks_equals_plain_indexing() -> None:
@@ -128,6 +128,19 @@ def test_gathering_from_many_blocks_equals_plain_indexing() -> None:
     rows = Rows([ColumnInfo(name="v", dtype="float32", shape=(3,))], sizes, lambda i: {"v": data[ends[i] - sizes[i] : ends[i]]})
     for ids in (rng.integers(0, 1000, 500), np.arange(1000), np.array([999]), np.array([], np.int64), np.full(5, 704)):
         assert torch.equal(rows.take(ids)["v"], torch.from_numpy(data[ids]))
+
+
+def test_memory_is_used_again_only_when_nobody_holds_a_part_of_it() -> None:
+    data = np.arange(60, dtype=np.int64)
+    rows = Rows([ColumnInfo(name="v", dtype="int64")], [30, 30], lambda block: {"v": data[30 * block : 30 * block + 30]})
+    kept_as_array = rows.take(np.arange(20, 40))["v"].split(10)[1].numpy()  # the only thing that is left of the first piece
+    held = [rows.take(np.arange(first, first + 20))["v"] for first in (0, 40)]
+    assert kept_as_array.tolist() == list(range(30, 40))
+    assert [tensor.tolist() for tensor in held] == [list(range(20)), list(range(40, 60))]
+    addresses = {tensor.data_ptr() for tensor in held}
+    del held
+    assert rows.take(np.arange(5))["v"].data_ptr() in addresses
+    assert rows.take(np.arange(60))["v"].tolist() == list(range(60)), "a longer piece than any before"
 
 
 @pytest.mark.parametrize(("rows", "world_size"), [(10, 3), (0, 2), (2, 5), (256, 4)])

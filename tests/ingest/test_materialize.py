@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.dataset import DatasetManifest
-from ingest.materialize import damaged_shards, manifest_path
+from ingest.dataset import DatasetManifest, manifest_path
+from ingest.materialize import damaged_shards
 from ingest.spec import MaterializeSpec
 from ingest.transform import prepared_tables
 from penstock.errors import DataError

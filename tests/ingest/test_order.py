@@ -73,6 +73,9 @@ def test_any_cut_gives_the_same_sequence(order: Order) -> None:
     for cuts in ([0, 1, 999, 1000], [0, 127, 128, 129, 500, 1000], list(range(0, 1001, 10))):
         assert np.concatenate([order.ids(2, a, b) for a, b in pairwise(cuts)]).tolist() == whole.tolist()
     assert order.ids(2, 400, 400).shape == (0,)
+    some = np.array([0, 1, 7, 400, 401, 998])
+    assert order.ids_at(2, some).tolist() == whole[some].tolist()
+    assert order.ids_at(2, some[:0]).shape == (0,)
 
 
 @settings(max_examples=150, deadline=None)

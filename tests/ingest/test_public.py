@@ -49,6 +49,8 @@ def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
         open_feed(dataset, "test", batch_rows=BATCH)
     with pytest.raises(SpecError, match="window_rows=1"):
         open_feed(dataset, batch_rows=BATCH, shuffle="windowed", window_rows=1)
+    with pytest.raises(SpecError, match="rank=1 with world_size=None"):
+        open_feed(dataset, batch_rows=BATCH, rank=1)
 
 
 def test_behind_a_dataloader_epochs_follow_each_other_and_a_state_continues_inside_one(dataset: str) -> None:
@@ -73,6 +75,12 @@ def test_behind_a_dataloader_epochs_follow_each_other_and_a_state_continues_insi
     assert seen == whole
     with pytest.raises(ResumeError, match=r"shuffle\.seed"):
         FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=4)).load_state_dict(state)
+
+
+def test_an_epoch_that_is_left_early_is_followed_by_the_next_one(dataset: str) -> None:
+    data = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
+    firsts = [rows_of(next(iter(data))) for _ in range(2)]
+    assert firsts == [rows_of(next(data.feed.batches(epoch)).columns) for epoch in (0, 1)] and firsts[0] != firsts[1]
 
 
 def test_a_dataloader_with_workers_is_refused(dataset: str) -> None:

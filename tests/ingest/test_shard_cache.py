@@ -224,6 +224,25 @@ def test_a_dataset_larger_than_the_cache_is_read_whole_when_the_order_allows(
     assert sorted(seen) == sorted([*range(ROWS)] * 2)
 
 
+def test_validation_is_read_beside_a_train_split_that_fills_the_cache(
+    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = write_dataset(remote, tmp_path / "train", 10)
+    (tmp_path / "storage" / "beside" / "units" / "u").mkdir(parents=True)
+    beside = remote.child("beside")
+    held_out = write_dataset(beside, tmp_path / "validation", 40)  # the same rows in smaller shards: other files
+    needed = sum(shard.size_bytes for shard in train.shards) + 6 * max(shard.size_bytes for shard in train.shards)
+    monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed - 1))
+    with pytest.raises(PreflightError, match="and some shards beside them"):
+        open_feed(remote, train, "train", batch_rows=10, order=order_of("global", 3))
+    monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed))
+    training = open_feed(remote, train, "train", batch_rows=1, order=order_of("global", 3))
+    validation = open_feed(beside, held_out, "train", batch_rows=1, order=order_of("none", 0))
+    for epoch in range(2):
+        for feed in (training, validation):
+            assert sorted(row for batch in feed.batches(epoch) for row in batch.row_ids.tolist()) == list(range(ROWS))
+
+
 def test_training_starts_before_the_dataset_has_arrived(
     remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

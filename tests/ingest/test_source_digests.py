@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ingest import source, source_digests
+from ingest.snapshot import read_source
 from ingest.source import list_source
 from ingest.source_digests import content_digests
 from ingest.spec import DataSpec
+from penstock.errors import DataError
+from penstock.progress import silent
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,32 @@ def test_a_touched_or_copied_source_is_the_same_and_a_changed_byte_is_not(tmp_pa
     assert fingerprints(tmp_path / "two") == before
     (folder / "rows" / "a.csv").write_text("x\nA\n")
     assert fingerprints(folder) != before and fingerprints(folder)[1] == before[1]
+
+
+def test_a_file_changed_behind_its_time_is_noticed(tmp_path: Path) -> None:
+    folder = make_rows(tmp_path / "one")
+    path = folder / "rows" / "a.csv"
+    os.utime(path, (1000, 1000))
+    before = fingerprints(folder)
+    with open(path, "r+") as file:
+        file.write("y")
+    os.utime(path, (1000, 1000))
+    assert fingerprints(folder) != before
+
+
+def test_a_file_that_cannot_be_read_through_is_left_to_the_reader_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_rows(tmp_path / "one")
+
+    def gone_meanwhile(paths: Sequence[str]) -> list[str]:
+        os.remove(paths[0])
+        return content_digests(paths)
+
+    monkeypatch.setattr(source, "content_digests", gone_meanwhile)
+    data = DataSpec(format="csv", train="rows/")
+    with pytest.raises(DataError, match=r"rows/a\.csv"):
+        read_source(data, list_source(data, folder), silent)
 
 
 def test_a_file_that_has_settled_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,3 +135,6 @@ def test_an_owner_whose_file_names_another_hears_of_it(tmp_path: Path, monkeypat
         usurped = json.dumps({**holder.model_dump(), "owner": "usurper"}).encode()
         while not lost.wait(0.02):  # a heartbeat in flight may overwrite it once
             storage.write_bytes("lease/00000001.json", usurped)
+    assert json.loads(storage.read_bytes("lease/00000001.json")) == json.loads(usurped), (
+        "a loser leaves the winner's file alone"
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.repair import repair_run
 from penstock.errors import ResumeError
 from penstock.storage import Storage
 from tasks.runs import Ledger, StageRecord
@@ -61,3 +62,20 @@ def test_the_number_of_a_torn_attempt_is_not_given_again(tmp_path: Path) -> None
     storage.write_bytes("runs/r/attempts/0002.json", b"{")
     assert ledger.new_attempt("r").number == 3
     assert [attempt.number for attempt in ledger.attempts("r")] == [1, 3]
+    storage.write_bytes("runs/r/attempts/0003.json.bak", b"{}")
+    assert ledger.new_attempt("r").number == 4
+
+
+def test_a_run_that_was_recorded_as_done_is_not_called_killed_for_its_last_seconds(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    run = ledger.new_run("p", {})
+    ledger.new_attempt(run.run)
+    ledger.save_run(run.model_copy(update={"status": "done", "done_key": "k"}))
+    assert repair_run(ledger, ledger.load_run(run.run) or run, "")
+    assert [attempt.status for attempt in ledger.attempts(run.run)] == ["done"]
+    unfinished = ledger.new_run("q", {})
+    ledger.new_attempt(unfinished.run)
+    ledger.save_run(unfinished)
+    assert repair_run(ledger, unfinished, "") and not repair_run(ledger, unfinished, "")
+    statuses = {found.pipeline: (found.status, found.done_key) for found in ledger.runs()}
+    assert statuses == {"p": ("done", "k"), "q": ("killed", None)}

@@ -1,0 +1,43 @@
+"""A signal may arrive anywhere, also inside code that makes its own error of every exception."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from penstock.errors import Interrupted, SpecError
+from penstock.stopping import StopRequest, stop_behind, stopping_on_signals
+
+
+def test_a_stop_is_recognised_behind_the_error_that_code_made_of_it() -> None:
+    request = StopRequest()
+    with stopping_on_signals(request), pytest.raises(SpecError) as caught:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        except Exception as error:
+            raise SpecError("the recipe cannot be constructed") from error
+    stopped = stop_behind(caught.value)
+    assert isinstance(stopped, Interrupted) and stopped.exit_code == 130
+
+    with pytest.raises(TypeError) as raised_while_handling:
+        try:
+            raise Interrupted(signal.SIGTERM)
+        except Interrupted:
+            len(5)  # type: ignore[arg-type]
+    assert stop_behind(raised_while_handling.value) is not None
+    assert stop_behind(SpecError("a plain one")) is None
+
+
+def test_while_work_saves_by_itself_only_the_second_signal_interrupts_it() -> None:
+    request = StopRequest()
+    request.graceful = True
+    with stopping_on_signals(request):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.stop.wait(10)
+        with pytest.raises(Interrupted) as second:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+    assert second.value.exit_code == 143, "the first signal says why"
