@@ -24,12 +24,12 @@ One YAML file describes a pipeline. Unknown keys are errors, and every problem i
 prints a JSON Schema of it, which the files made by `penstock init` name in their first line, so that editors complete keys.
 
 *On resume* says what a changed field means to a run that has a checkpoint and is not finished: **free** changes nothing that
-was promised,
-**warn** goes on but costs bit-exactness, **forbidden** is refused (`penstock run FILE --fresh` begins a new run instead).
-Changes above `train` are forbidden if they change the prepared rows.
+was promised, **warn** goes on with a warning and may cost bit-exactness, **forbidden** is refused (`penstock run FILE --fresh`
+begins a new run instead). A change above `train` is forbidden if it changes the key of a stage; so is another version of
+pyarrow, Ray or Pillow, which read and prepare the rows: finish an unfinished run before you upgrade them.
 
 `--set a.b=value` overrides one value and may be repeated: `penstock run pipeline.yaml --set train.epochs=3 --set
-preprocess.0.drop=[id]`.
+'train.params={hidden: 64}'`.
 
 This page is generated from the code: `python docs/make_spec_reference.py`.
 """

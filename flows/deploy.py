@@ -36,8 +36,8 @@ ENTRYPOINT = "flows.pipeline.pipeline"
 _PASSED_ON = (
     "RAY_ADDRESS",
     "MLFLOW_TRACKING_URI",
-    "MLFLOW_REGISTRY_URI",
     "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
     "PENSTOCK_CACHE_BYTES",
@@ -113,8 +113,8 @@ def _environment_to_store(environ: Mapping[str, str]) -> _Environment:
         if not value:
             continue
         parts = urllib.parse.urlsplit(value)
-        if parts.password or "password=" in parts.query.lower():
-            left_out.append(f"{name} holds a password")
+        if parts.username or parts.password or "password=" in parts.query.lower():
+            left_out.append(f"{name} holds credentials")
         elif _is_relative(name, value):
             left_out.append(f"{name}={value} is relative to this folder")
         else:

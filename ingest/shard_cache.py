@@ -36,7 +36,7 @@ FETCH_TRIES = 3
 KEPT_FREE = 0.1
 """Share of the disk that stays free when PENSTOCK_CACHE_BYTES sets no budget."""
 
-_REBUILD = "run the pipeline again: the materialize stage finds damaged shards and rebuilds those alone"
+_REBUILD = "run the pipeline again: the materialize stage finds damaged shards and prepares their units again"
 
 
 class LocalShard:

@@ -58,7 +58,8 @@ class DataSpec(Section):
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
     invalid: Literal["error", "drop"] = "error"
-    """What happens to a row with a null or NaN feature or label, or an unknown label: stop, or leave it out and count it."""
+    """What happens to a row with a null, NaN or infinite value, a class the train split lacks, or an image that cannot be
+    decoded: stop, or leave it out and count it. An integer label beyond those of the train split always stops."""
     text: TextOptions = TextOptions()
     """Options of `format: text`."""
     images: ImagesOptions = ImagesOptions()
@@ -73,7 +74,7 @@ class MaterializeSpec(Section):
     unit_bytes: PositiveInt = 8 << 20
     """Source files smaller than this are grouped into one commit unit of about this many bytes."""
     shard_bytes: PositiveInt = 64 << 20
-    """A shard is closed at about this many bytes of rows, so that one damaged shard is cheap to rebuild."""
+    """A shard is closed at about this many bytes of rows: what is fetched, checked and evicted at once."""
 
 
 class ShuffleSpec(Section):

@@ -40,7 +40,7 @@ class TrainSpec(Section):
 
     framework: Literal["torch"] = "torch"
     """The training framework."""
-    recipe: str
+    recipe: Annotated[str, OnResume.WARN]
     """`path/to/file.py:Name` or `package.module:Name`: the user's class (see training/recipe.py)."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Constructor arguments of the recipe."""
@@ -80,7 +80,7 @@ class EvaluateSpec(Section):
     """What is measured on held-out rows."""
 
     metrics: Annotated[list[str] | None, OnResume.FREE] = None
-    """Names from training/metrics.py (accuracy, f1, auroc, mse, ...); None picks by the label's kind."""
+    """Names (docs/recipe.md lists them); None takes the recipe's `metrics()`, else accuracy and f1, or mae, rmse and r2."""
     figures: Annotated[bool, OnResume.FREE] = True
     """Draw the confusion matrix and curves."""
 

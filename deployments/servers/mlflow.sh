@@ -11,4 +11,4 @@ export MLFLOW_ARTIFACTS_DESTINATION="${MLFLOW_ARTIFACTS_DESTINATION:-$PENSTOCK_S
 # As shipped the server is 15 processes. The job runner serves evaluation features that penstock does not use.
 export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
 
-exec mlflow server --host "$PENSTOCK_HOST" --port "${MLFLOW_PORT:-5000}" --workers 1
+exec mlflow server --host "$PENSTOCK_HOST" --port "${MLFLOW_PORT:-5000}" --workers 1 "$@"

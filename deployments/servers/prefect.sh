@@ -12,4 +12,4 @@ export PREFECT_HOME="${PREFECT_HOME:-$PENSTOCK_SERVERS/prefect}"
 # and the server then stops the run: a restart at night would cost the training.
 export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
 
-exec prefect server start --host "$PENSTOCK_HOST" --port "${PREFECT_PORT:-4200}"
+exec prefect server start --host "$PENSTOCK_HOST" --port "${PREFECT_PORT:-4200}" "$@"

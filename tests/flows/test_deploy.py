@@ -68,7 +68,7 @@ def test_addresses_are_stored_and_secrets_are_not() -> None:
         }
     )
     assert environment.stored == {"RAY_ADDRESS": "10.0.0.5:6379", "AWS_ENDPOINT_URL": "http://10.0.0.6:9000"}
-    assert environment.left_out == ("MLFLOW_TRACKING_URI holds a password",)
+    assert environment.left_out == ("MLFLOW_TRACKING_URI holds credentials",)
 
 
 @pytest.mark.parametrize(

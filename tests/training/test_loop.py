@@ -15,10 +15,11 @@ from ingest.spec import ShuffleSpec
 from penstock.errors import CheckpointError, ResumeError, SpecError, TrainingError
 from penstock.storage import Storage
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
+from training import mailbox
 from training.checkpoint import CheckpointManifest, CheckpointStore
 from training.group import Group
 from training.journal import Point, read_journal
-from training.mailbox import CheckpointCommitted, Point, Progress, Resumed, Warned
+from training.mailbox import CheckpointCommitted, Progress, Resumed, Warned
 from training.worker import run_rank
 
 STEPS = 14  # two epochs of 333 rows in batches of 48
@@ -31,7 +32,7 @@ def newest(folder: Path, run: str) -> CheckpointManifest:
 
 
 def points(client: ListClient) -> list[Point]:
-    return [event for event in client.events if isinstance(event, Point)]
+    return [event for event in client.events if isinstance(event, mailbox.Point)]
 
 
 def recorded(folder: Path, run: str, attempt: int) -> list[dict[str, Any]]:
@@ -227,7 +228,7 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     client = ListClient()
     best = {"metric": "val/loss", "mode": "min"}
     train_alone(make_job(tmp_path, epochs=4, checkpoint={"every_s": None, "keep": 1, "best": best}), client)
-    points = [event for event in client.events if isinstance(event, Point)]
+    points = [event for event in client.events if isinstance(event, mailbox.Point)]
     measured = [(point.values["val/loss"], point.step) for point in points if "val/loss" in point.values]
     kept = CheckpointStore(
         Storage(str(tmp_path / "run")), keep=1, best=make_job(tmp_path, checkpoint={"best": best}).spec.checkpoint.best

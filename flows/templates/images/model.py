@@ -42,7 +42,7 @@ class Digits:
         return model(batch["image"].float() / 16)
 
     def augment(self, batch, generator):
-        """Shift the images of a training batch by up to one pixel. penstock seeds, saves and restores `generator`."""
+        """Shift the images of a training batch by up to one pixel. `generator` follows from the place in the data alone."""
         side = side_of(batch["image"].shape[1])
         padded = nn.functional.pad(batch["image"].unflatten(1, (side, side)), (1, 1, 1, 1))
         top, left = torch.randint(0, 3, (2,), generator=generator, device=generator.device).tolist()
