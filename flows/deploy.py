@@ -113,7 +113,8 @@ def _environment_to_store(environ: Mapping[str, str]) -> _Environment:
         if not value:
             continue
         parts = urllib.parse.urlsplit(value)
-        if parts.username or parts.password or "password=" in parts.query.lower():
+        token = parts.username if parts.scheme in ("http", "https") else None
+        if token or parts.password or "password=" in parts.query.lower():
             left_out.append(f"{name} holds credentials")
         elif _is_relative(name, value):
             left_out.append(f"{name}={value} is relative to this folder")

@@ -81,6 +81,7 @@ def test_addresses_are_stored_and_secrets_are_not() -> None:
         ("mlruns", False),
         ("postgresql+psycopg://mlflow@db/mlflow", True),
         ("postgresql+psycopg://mlflow@db/mlflow?password=secret", False),
+        ("https://a-token@mlflow.example/", False),
     ],
 )
 def test_a_tracking_uri_is_stored_if_it_means_the_same_where_the_worker_runs(uri: str, stored: bool) -> None:
