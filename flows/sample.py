@@ -143,7 +143,8 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
     if not loss.requires_grad:
         raise TrainingError(f"{train.recipe}: the loss does not depend on the model's parameters; backward() has nothing to do")
     loss.backward()  # type: ignore[no-untyped-call]
-    recipe.optimizer(model, train.learning_rate)
+    if recipe.has_optimizer:  # the default one is known to work, and torch loads its compiler for the first one made
+        recipe.optimizer(model, train.learning_rate)
     shape: list[int] | None = None
     if recipe.can_predict:
         with torch.no_grad():

@@ -107,3 +107,10 @@ def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert holder.stdout is not None
     yield holder.stdout.readline().strip()
     holder.communicate()
+
+
+@pytest.fixture
+def shared_prefect(prefect_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lets every command of the test use that server; without it each starts its own, which takes it ten seconds."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+    return prefect_url

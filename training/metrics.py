@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -101,10 +102,16 @@ def label_kind(schema: FeedSchema) -> LabelKind:
 class MetricSet:
     """Metrics of one split. `loss` is measured elsewhere and is not in it."""
 
-    metrics: Mapping[str, Metric]
+    makers: Mapping[str, Callable[[], Metric]]
+    """What constructs each metric, when the first one is needed: torchmetrics takes two seconds to load."""
     schema: FeedSchema
     raw: bool
     """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics by name."""
+        return {name: make() for name, make in self.makers.items()}
 
     def to(self, device: torch.device) -> MetricSet:
         """Move the accumulators."""
@@ -118,7 +125,7 @@ class MetricSet:
         Raises:
             TrainingError: the predictions' shape does not fit the label.
         """
-        if not self.metrics:
+        if not self.makers:
             return
         target = batch[str(self.schema.label)]
         if self.raw:
@@ -142,7 +149,7 @@ class MetricSet:
 
 
 def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
-    """Construct the metrics to measure.
+    """Choose the metrics to measure.
 
     Args:
         names: as in `evaluate.metrics`; None takes the recipe's own `metrics()`, else those that fit the label.
@@ -157,7 +164,7 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe
         own = recipe.metrics()
         if own is not None:
             _check_own(own, schema, recipe)
-            return MetricSet(own, schema, raw=True)
+            return MetricSet({name: partial(own.__getitem__, name) for name in own}, schema, raw=True)
         names = DEFAULTS[kind] if recipe.can_predict else ()
     wanted = [name for name in dict.fromkeys(names) if name != "loss"]
     problems = [problem for name in wanted if (problem := _problem(name, kind, schema, recipe))]
@@ -167,10 +174,10 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe
             problems=problems,
             next_step=f"choose from {['loss', *_fitting(kind)]}",
         )
-    built: dict[str, Metric] = {}
+    makers: dict[str, Callable[[], Metric]] = {}
     for name in wanted:
-        built[name] = CLASSIFICATION[name](schema.num_classes or 0) if kind == "classification" else REGRESSION[name]()
-    return MetricSet(built, schema, raw=False)
+        makers[name] = partial(CLASSIFICATION[name], schema.num_classes or 0) if kind == "classification" else REGRESSION[name]
+    return MetricSet(makers, schema, raw=False)
 
 
 def validation_metrics(best: BestSpec | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
@@ -183,11 +190,11 @@ def validation_metrics(best: BestSpec | None, schema: FeedSchema, recipe: Recipe
     if best is None:
         return usual
     name = best.metric.removeprefix("val/")
-    if name == "loss" or name in usual.metrics:
+    if name == "loss" or name in usual.makers:
         return usual
     if not usual.raw and name in _fitting(label_kind(schema)):
-        return make_metrics([*usual.metrics, name], schema, recipe)
-    own = usual.metrics if usual.raw else _fitting(label_kind(schema))
+        return make_metrics([*usual.makers, name], schema, recipe)
+    own = usual.makers if usual.raw else _fitting(label_kind(schema))
     raise SpecError(
         f"train.checkpoint.best.metric is {best.metric!r}, which validation does not measure",
         next_step=f"choose one of {[f'val/{known}' for known in ('loss', *own)]}",

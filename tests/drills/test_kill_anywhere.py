@@ -92,7 +92,7 @@ class Drill:
 
 def test_a_dozen_kills_change_no_bit(tmp_path: Path, prefect_url: str) -> None:
     calm = make_project(tmp_path / "calm", epochs=EPOCHS)
-    undisturbed = Command("run", str(calm), "--json", *SMALL_STEPS).finish()
+    undisturbed = Command("run", str(calm), "--json", *SMALL_STEPS, environment={"PREFECT_API_URL": prefect_url}).finish()
 
     pick = random.Random(20261121)
     drill = Drill(make_project(tmp_path / "drill", epochs=EPOCHS), prefect_url)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_project_with_folders_of_the_same_names_runs_from_inside_its_folder(tmp_path: Path) -> None:
     file = make_project(tmp_path / "project", epochs=1, files=1)
     for name in ("penstock", "ingest", "training", "tasks", "flows", "prefect", "mlflow"):

@@ -96,6 +96,7 @@ def checkpoint_in(file: Path) -> Callable[[], bool]:
     return lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json"))
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_the_checkpoint_before(
     tmp_path: Path, calm: dict[str, Any]
 ) -> None:
@@ -120,6 +121,7 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:
     file = make_project(tmp_path / "cancelled", epochs=60, files=2)
     state = file.parent / ".penstock"
@@ -161,6 +163,7 @@ def test_a_wrong_spec_lists_every_problem_and_exits_with_2(calm_file: Path) -> N
     assert "did you mean 'epochs'?" in " ".join(answer["error"]["problems"])
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
     file = make_project(tmp_path / "broken", files=3)
     part = file.parent / "data" / "train" / "part-1.parquet"
@@ -169,6 +172,7 @@ def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
     assert "part-1.parquet" in json.dumps(answer["error"])
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_forbidden_change_on_an_unfinished_run_exits_with_6(tmp_path: Path) -> None:
     file = make_project(tmp_path / "changed", epochs=60, files=2)
     command = Command("run", str(file), "--json", *PAUSED)
@@ -189,6 +193,7 @@ def test_a_forbidden_change_on_an_unfinished_run_exits_with_6(tmp_path: Path) ->
     }
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path: Path) -> None:
     file = make_project(tmp_path / "closed", files=1)
     with socket.socket() as unused:

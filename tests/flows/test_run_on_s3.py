@@ -21,6 +21,7 @@ def outcomes(result: dict[str, Any]) -> dict[str, str]:
     return {stage["name"]: stage["outcome"] for stage in result["stages"]}
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_killed_on_an_object_store_it_continues_to_the_weights_of_a_local_run(
     tmp_path: Path, calm: dict[str, Any], s3_bucket: str
 ) -> None:

@@ -143,6 +143,7 @@ def wait_for_port(port: int) -> None:
     eventually(answers, 30, "the stand-in server", every_s=0.1)
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_port_that_is_taken_is_refused_with_what_mlflow_said(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

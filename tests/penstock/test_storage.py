@@ -85,6 +85,7 @@ def test_a_store_that_refuses_or_is_away_is_named_with_the_setting_to_look_at(
     with pytest.raises(ServiceError, match=f"refuses the credentials for bucket '{bucket}', key 'prefix/a'") as refused:
         Storage(storage.root).read_bytes("a")
     assert "AWS_SECRET_ACCESS_KEY" in refused.value.next_step
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # or the client tries each operation for seconds
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")

@@ -87,6 +87,7 @@ def perform(folder: Path, error: str, failures: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_store_that_was_away_is_tried_again_and_a_record_without_data_is_not_believed(tmp_path: Path) -> None:
     found = perform(tmp_path, "ServiceError", failures=2)
     assert [outcome for _, outcome in found["ends"]] == ["ran", "reused", "ran"]
@@ -95,6 +96,7 @@ def test_a_store_that_was_away_is_tried_again_and_a_record_without_data_is_not_b
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_finding_about_the_data_is_not_tried_again(tmp_path: Path) -> None:
     found = perform(tmp_path, "DataError", failures=1)
     assert found["ends"][0] == ["Failed", None]
