@@ -4,6 +4,7 @@
 #   VENV         where the environment goes (default .venv)
 #   TORCH_INDEX  package index that torch is taken from (default: wherever pip is configured to look);
 #                give PyTorch's CPU index here on a Linux machine without a GPU to save gigabytes
+#   PYTEST_WORKERS  processes that run test files side by side (default 2: tests mostly wait for the processes they start)
 #   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-m 'not slow'"
 
 SHELL := /bin/bash
@@ -14,6 +15,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?=
 TORCH_INDEX ?=
+PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -39,7 +41,7 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
 
 test: $(READY) ## every test, the slow ones too
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, every test
 
