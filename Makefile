@@ -59,10 +59,12 @@ types: $(READY) ## mypy
 imports: $(READY) ## flows -> tasks -> training -> ingest -> penstock, and nothing back
 	@$(BIN)/python -m pytest -q tests/test_imports_point_one_way.py
 
-bench: $(READY) ## the feed beside everything it is compared with (half an hour; writes docs/performance.md)
+bench: $(READY) ## feed, loop and start beside what they are compared with (an hour; writes docs/performance.md)
 	@.ci/make-venv .venv-bench
 	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
 	@.venv-bench/bin/python -m benchmarks.feed
+	@.venv-bench/bin/python -m benchmarks.loop
+	@.venv-bench/bin/python -m benchmarks.start
 	@.venv-bench/bin/python -m benchmarks.report
 
 clean: ## remove the environment, the demo and every cache

@@ -35,6 +35,21 @@ holds each contender's settings.
 ![Share of the limit](images/feed.png)
 """
 
+LOOP = """\
+## The training loop
+
+Two processes train a small network (28-256-256-2, AdamW, DDP with gloo) on shuffled batches of {batch_rows:,} rows,
+{rounds} rounds of {steps:,} steps. By hand: tensors in memory, nothing logged, nothing saved. penstock reads its feed, sends
+loss, learning rate and times of every step, and can be continued exactly.
+"""
+
+START = """\
+## Start
+
+From the command to the first optimizer step of the tabular template on two workers, and for the last line to the command's end,
+{rounds} rounds. By hand: a script that reads the same rows and trains the same network with Ray Train, and records nothing.
+"""
+
 
 def main() -> None:
     """Write the page and the picture from the newest results."""
@@ -50,8 +65,25 @@ def main() -> None:
             "",
             *[f"{who} is left out: {why}\n" for who, why in table["left_out"].items()],
         ]
+    lines += _section("loop", LOOP, "rows/s", "rows_per_s", "of by hand") + _section(
+        "start", START, "seconds", "seconds", "by hand = 1"
+    )
     (DOCS / "performance.md").write_text("\n".join(lines).rstrip() + "\n")
     _draw(feed)
+
+
+def _section(name: str, text: str, unit: str, values: str, ratio: str) -> list[str]:
+    """One benchmark whose variants are compared with the first of them; nothing where it has not been run."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    rows = [
+        f"| {who} | {one['median']:,.1f} | {min(one[values]):,.1f} to {max(one[values]):,.1f} | {one['of_by_hand']:.2f} |"
+        for who, one in found["variants"].items()
+    ]
+    head = [f"| | {unit} (median) | spread | {ratio} |", "|---|---|---|---|"]
+    return [text.format(**found), _machine(found["machine"]), "", *head, *rows, ""]
 
 
 def _machine(machine: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
     loaded = load_spec(file, overrides)
     _refuse_if_held(loaded)
     # Loading torch, Ray and MLflow takes as long as the server takes to start: both at once.
-    threading.Thread(target=importlib.import_module, args=("training.trainer",), daemon=True).start()
+    threading.Thread(target=_load_ahead, daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     with prefect_api(loaded.state_dir):
         # Prefect reads its settings when imported, so it comes after the server's address is known.
@@ -46,6 +46,11 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
                 return _raise(error, last_result)
             raise error if isinstance(error, BaseException) else RuntimeError(str(state.message))
         return dict(last_result)
+
+
+def _load_ahead() -> None:
+    for name in ("training.trainer", "training.tracking"):
+        importlib.import_module(name)
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

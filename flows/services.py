@@ -67,8 +67,8 @@ def mlflow_uri(state_dir: Path) -> str:
 def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
     """Make a Prefect API available and point this process at it, through PREFECT_API_URL, for the block.
 
-    Enter it before importing anything that imports Prefect: settings are read on import. The embedded server costs 2.5 s and
-    190 MB (7 s the first time, when it creates its database), and nothing while another penstock process of this directory has
+    Enter it before importing anything that imports Prefect: settings are read on import. The embedded server costs 4 s and
+    190 MB (10 s the first time, when it creates its database), and nothing while another penstock process of this directory has
     it running.
 
     Raises:

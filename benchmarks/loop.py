@@ -1,0 +1,173 @@
+"""What does penstock's training loop cost beside one written by hand: feed, exact state, logging, checkpoints?
+
+    python -m benchmarks.loop [--rounds 5] [--steps 1500] [--out benchmarks/results]
+
+Two processes train a small network with DDP (gloo) on shuffled batches of 1,024 rows. By hand: tensors in memory, a permutation
+each epoch, nothing logged and nothing saved. A round measures every variant; ratios are taken inside the round. What is counted
+is the time of the last `steps` steps: every variant also runs the 200 steps before them, and that time is taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchmarks.feed_data import Rows, arrays, manifest
+from benchmarks.loop_recipe import Net
+from benchmarks.machine import describe
+from ingest.order import make_order
+from ingest.spec import ShuffleSpec
+from penstock.storage import Storage
+from penstock.usercode import capture
+from training.group import Group
+from training.job import TrainJob
+from training.mailbox import Event
+from training.spec import TrainSpec
+from training.worker import run_rank
+
+ROWS = Rows("loop", 500_000, "float32", (28,))
+BATCH, WORLD, WARM_STEPS = 1024, 2, 200
+NO_SAVE = {"every_s": None, "every_epoch": False}
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    "by hand, tensors in memory": None,
+    "penstock": NO_SAVE,
+    "penstock, a checkpoint every 50 steps": {**NO_SAVE, "every_steps": 50},
+}
+VERSIONS = ("numpy", "torch", "ray")
+
+
+class Quiet:
+    """A mailbox that nobody reads and that never asks for anything."""
+
+    def put(self, events: list[Event]) -> bool:
+        """Forget the events."""
+        return False
+
+
+def main() -> None:
+    """Measure, and write `loop.json`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "penstock-bench"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    home = options.data / ROWS.name
+    arrays(ROWS, home / "arrays")
+    manifest(ROWS, home / "penstock")
+    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for number in range(options.rounds):
+        for name in VARIANTS:
+            seconds = _measure(name, home, options.steps)
+            found[name].append(options.steps * BATCH / seconds)
+            print(f"loop round {number + 1} {name:<40} {found[name][-1]:>12,.0f} rows/s", file=sys.stderr, flush=True)
+    base = found[next(iter(VARIANTS))]
+    result = {
+        "machine": describe(VERSIONS),
+        "rounds": options.rounds,
+        "steps": options.steps,
+        "batch_rows": BATCH,
+        "workers": WORLD,
+        "variants": {
+            name: {
+                "rows_per_s": rates,
+                "median": statistics.median(rates),
+                "of_by_hand": statistics.median(rate / one for rate, one in zip(rates, base, strict=True)),
+            }
+            for name, rates in found.items()
+        },
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "loop.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _measure(name: str, home: Path, steps: int) -> float:
+    """Seconds for `steps` steps, without the start and the steps that warm up."""
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as in a run: DDP warns of what training/learner.py explains
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        answers = context.Queue()
+        ranks = [context.Process(target=_rank, args=(name, str(home), folder, rank, steps, answers)) for rank in range(WORLD)]
+        for rank in ranks:
+            rank.start()
+        seconds = [answers.get(timeout=900) for _ in ranks]
+        for rank in ranks:
+            rank.join()
+    return float(max(seconds))
+
+
+def _rank(name: str, home: str, folder: str, rank: int, steps: int, answers: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    checkpoint = VARIANTS[name]
+    if checkpoint is None:
+        answers.put(_by_hand(Path(home, "arrays"), rank, steps))
+    else:
+        times = []
+        for count in (WARM_STEPS, WARM_STEPS + steps):
+            began = time.perf_counter()
+            run_rank(_job(Path(home, "penstock"), Path(folder, str(count)), count, checkpoint), Group.current(_CPU), Quiet())
+            times.append(time.perf_counter() - began)
+        answers.put(times[1] - times[0])
+    dist.destroy_process_group()
+
+
+_CPU = torch.device("cpu")
+
+
+def _by_hand(folder: Path, rank: int, steps: int) -> float:
+    x, label = (torch.from_numpy(np.array(values)) for values in arrays(ROWS, folder))
+    torch.manual_seed(17)
+    recipe = Net()
+    model = torch.nn.parallel.DistributedDataParallel(recipe.build_model(None))
+    optimizer = recipe.optimizer(model)
+    done, epoch, began = 0, 0, 0.0
+    while done < WARM_STEPS + steps:
+        order = torch.randperm(len(label), generator=torch.Generator().manual_seed(epoch))
+        for start in range(0, len(order) - BATCH + 1, BATCH):
+            if done == WARM_STEPS:
+                began = time.perf_counter()
+            own = order[start + rank * BATCH // WORLD : start + (rank + 1) * BATCH // WORLD]
+            loss = recipe.loss(model, {"x": x[own], "label": label[own]})
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+            if done == WARM_STEPS + steps:
+                break
+        epoch += 1
+    return time.perf_counter() - began
+
+
+def _job(data: Path, run: Path, steps: int, checkpoint: dict[str, Any]) -> TrainJob:
+    made = manifest(ROWS, data)
+    order = make_order(ShuffleSpec(seed=17), ROWS.rows)
+    settings = {"batch_rows": BATCH, "workers": WORLD, "epochs": 1000, "max_steps": steps, "checkpoint": checkpoint}
+    return TrainJob(
+        run_storage=Storage(str(run)),
+        data_storage=Storage(str(data)),
+        manifest=made,
+        order=order,
+        spec=TrainSpec.model_validate({"recipe": "loop_recipe.py:Net", **settings}),
+        seed=17,
+        code=capture("loop_recipe.py:Net", Path(__file__).parent),
+        attempt=1,
+        pipeline="loop",
+        identity={"data": made.content_digest, "order": order.fingerprint, "batch_rows": str(BATCH)},
+    )
+
+
+if __name__ == "__main__":
+    main()
