@@ -91,7 +91,8 @@ def check_prefect_server() -> Finding:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         versions = f"prefect {_version('prefect')} with fastapi {_version('fastapi')}"
-        return fail("prefect server", f"{versions} cannot be imported: {said}", "in penstock's folder: make install")
+        fix = "in penstock's folder: pip install . -c constraints.txt"
+        return fail("prefect server", f"{versions} cannot be imported: {said}", fix)
     return ok("prefect server", "can be imported")
 
 

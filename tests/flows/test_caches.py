@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from tests.drills.project import Command, make_project
 
@@ -48,6 +49,11 @@ def killed(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPath
     command = Command("run", *words(cache, file, *PAUSED), environment=server)
     command.wait_for("a checkpoint beyond the first window", lambda: max(committed_steps(file), default=0) > FIRST_WINDOW_STEPS)
     command.kill()
+    # What the kill left is repaired by the first command that looks, `run` or `status`.
+    (seen,) = Command("status", str(file), "--json", environment=server).finish()["runs"]
+    assert seen["status"] == "killed"
+    history = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
+    assert history.get_run(seen["mlflow_run_id"]).info.status == "KILLED"
     return file, Command("run", *words(cache, file, *PAUSED), environment=server).finish()
 
 

@@ -137,23 +137,27 @@ def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path)
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
 
 
-def test_a_second_process_on_the_same_pipeline_is_refused(tmp_path: Path) -> None:
+def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
     file = make_project(tmp_path / "twice", epochs=60, files=2)
     command = Command("run", str(file), "--json", *PAUSED)
-
-    def tracked() -> bool:
-        records = (file.parent / ".penstock").glob("runs/*/run.json")
-        return any(json.loads(record.read_text())["mlflow_run_id"] for record in records)
-
-    command.wait_for("the run's record with its MLflow run", tracked)
+    command.wait_for("a checkpoint", checkpoint_in(file))
     refused = penstock("run", str(file), code=6)
     assert refused["error"]["kind"] == "LeaseHeldError"
     assert f"pid {command.process.pid} on" in refused["error"]["message"]
     command.kill()
-    # What the kill left is repaired by the first command that looks.
-    repaired = penstock("status", str(file))
-    assert [run["status"] for run in repaired["runs"]] == ["killed"]
-    assert tracking(file).get_run(repaired["runs"][0]["mlflow_run_id"]).info.status == "KILLED"
+    killed = json.loads(next((file.parent / ".penstock").glob("runs/*/run.json")).read_text())
+    refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
+    assert refused["error"]["problems"] == ["train.batch_rows: 64 -> 32"]
+    command_line = f"penstock run {file} --set '{PAUSED[1]}' --set train.batch_rows=32 --fresh"
+    assert refused["error"]["next"].endswith(command_line)
+    begun = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", "--fresh", "--until", "read")
+    assert begun["run"] != killed["run"]
+    # The run that is left behind is not left running.
+    assert tracking(file).get_run(killed["mlflow_run_id"]).info.status == "KILLED"
+    assert {run["run"]: run["status"] for run in penstock("status", str(file))["runs"]} == {
+        killed["run"]: "killed",
+        begun["run"]: "partial",
+    }
 
 
 def test_a_wrong_spec_lists_every_problem_and_exits_with_2(calm_file: Path) -> None:
@@ -170,27 +174,6 @@ def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-200])
     answer = penstock("run", str(file), code=4)
     assert "part-1.parquet" in json.dumps(answer["error"])
-
-
-@pytest.mark.usefixtures("shared_prefect")
-def test_a_forbidden_change_on_an_unfinished_run_exits_with_6(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "changed", epochs=60, files=2)
-    command = Command("run", str(file), "--json", *PAUSED)
-    command.wait_for("a checkpoint", checkpoint_in(file))
-    command.kill()
-    refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
-    assert refused["error"]["problems"] == ["train.batch_rows: 64 -> 32"]
-    command_line = f"penstock run {file} --set '{PAUSED[1]}' --set train.batch_rows=32 --fresh"
-    assert refused["error"]["next"].endswith(command_line)
-    old = json.loads(next((file.parent / ".penstock").glob("runs/*/run.json")).read_text())
-    begun = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", "--fresh", "--until", "read")
-    assert begun["run"] != old["run"]
-    # The run that is left behind is not left running.
-    assert tracking(file).get_run(old["mlflow_run_id"]).info.status == "KILLED"
-    assert {run["run"]: run["status"] for run in penstock("status", str(file))["runs"]} == {
-        old["run"]: "killed",
-        begun["run"]: "partial",
-    }
 
 
 @pytest.mark.usefixtures("shared_prefect")
