@@ -94,7 +94,7 @@ def _measure_table(rows: Rows, options: argparse.Namespace) -> dict[str, Any]:
 def _measure(name: str, rows: Rows, home: Path, world: int, seconds: float, *, check: bool) -> float:
     """Rows per second of all consumers together."""
     if name in RAY_CONTENDERS:
-        return sum(measure_ray(name, rows, home / "parquet", world, seconds))
+        return sum(measure_ray(name, rows, home / "parquet", world))
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(world), context.Queue()
     consumers = [
