@@ -12,6 +12,8 @@ from rich.table import Table
 from flows.decisions import Continue, NewRun, Refuse, choose_run, past_of
 from flows.services import mlflow_uri
 from flows.spec_file import load_spec
+from ingest.mixing import mixes_like, window_runs
+from ingest.order import Order
 from tasks.evaluate import STAGE as EVALUATE
 from tasks.keys import StageKey, changed_inputs, stage_keys
 from tasks.materialize import STAGE as MATERIALIZE
@@ -58,6 +60,7 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
         upstream[stage.name] = output
         if entry["action"] != "reuse":
             will_run.add(stage.name)
+    stages[_STAGES.index(SHUFFLE)]["mixing"] = _mixing(project, upstream["shuffle"])
     if "train" in will_run:
         _plan_rows(stages[_STAGES.index(MATERIALIZE)], project, ledger)
     return {
@@ -86,6 +89,25 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])
         table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
     console.print(table)
+    mixing = next((entry["mixing"] for entry in plan["stages"] if entry.get("mixing")), None)
+    if mixing is not None:
+        console.print(
+            f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window tells as much as about "
+            f"{mixing['like_rows']:,.0f} rows of a full shuffle",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _mixing(project: Project, output: dict[str, Any]) -> dict[str, float] | None:
+    """What windows cost, where `shuffle.mode` is windowed: see ingest/mixing.py."""
+    shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
+    if shuffle.mode != "windowed":
+        return None
+    order = Order.model_validate(output["order"]) if output else None
+    runs = window_runs(shuffle, order, streamed=project.spec.materialize.cache == "none")
+    like = mixes_like(batch_rows, runs, shuffle.window_rows, order.rows if order is not None else float("inf"))
+    return {"batch_rows": batch_rows, "like_rows": round(like, 1)}
 
 
 def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:

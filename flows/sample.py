@@ -14,20 +14,22 @@ import pyarrow.parquet as pq
 import torch
 
 from ingest.dataset import DatasetManifest
-from ingest.feed import open_feed
+from ingest.feed import Batch, open_feed
 from ingest.materialize import materialize
 from ingest.order import make_order
 from ingest.parallel import local_map
 from ingest.preprocess import fit_preprocess
+from ingest.row_generator import RowGenerator
 from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
 from ingest.source import SourceFile, list_source
 from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
-from penstock.errors import DataError, Interrupted, PenstockError, TrainingError
+from penstock.errors import DataError, Interrupted, PenstockError, SpecError, TrainingError
 from penstock.progress import silent
 from penstock.storage import Storage
 from tasks.project import Project
 from training.metrics import make_metrics, validation_metrics
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
+from training.state import seed_rng
 
 __all__ = ["try_one_batch"]
 
@@ -124,16 +126,39 @@ def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
     return files[::step][:count]
 
 
+def _augmented(recipe: Recipe, batch: Batch, target: str) -> dict[str, torch.Tensor]:
+    """The batch as training would get it. Raises TrainingError where it hangs on more than the generator it is given."""
+    made = []
+    for seed in (1, 2):
+        seed_rng(seed)
+        copied = {name: column.clone() for name, column in batch.columns.items()}
+        made.append(recipe.augment(copied, RowGenerator(0, 0, batch.row_ids)))
+    for name, column in made[0].items():
+        if not torch.equal(column, made[1][name]):
+            raise TrainingError(
+                f"{target}: augment() makes other values of column {name!r} each time: a resumed run would differ",
+                next_step="draw from `generator` (random, normal, integers), not from torch's, numpy's or Python's own",
+            )
+    return made[0]
+
+
 def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
     train = project.spec.train
     rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
     order = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
     batch = next(iter(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0)))
+    sample = project.spec.shuffle.sample
+    prepared = [column.name for column in manifest.feed_schema.columns]
+    if sample is not None and sample.column not in prepared:
+        raise SpecError(
+            f"shuffle.sample: there is no column {sample.column!r} in the prepared rows", problems=[f"columns: {prepared}"]
+        )
     recipe = load_recipe(project.recipe, train.params)
     validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)
     model = recipe.build_model(manifest.feed_schema)
-    loss = recipe.loss(model, dict(batch.columns))
+    columns = _augmented(recipe, batch, train.recipe) if recipe.can_augment else batch.columns
+    loss = recipe.loss(model, dict(columns))
     value = loss.detach().item()
     if not math.isfinite(value):
         raise TrainingError(

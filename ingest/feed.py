@@ -7,7 +7,7 @@ size is no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -20,13 +20,15 @@ from ingest.dataset import SPLITS, DatasetManifest, FeedSchema
 from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead
+from ingest.row_generator import RowGenerator
+from ingest.sampling import make_draws
 from ingest.shard_rows import shard_rows
 from penstock.config import Section
 from penstock.digest import digest_of
-from penstock.errors import DataError, ResumeError
+from penstock.errors import DataError, ResumeError, SpecError
 from penstock.storage import Storage
 
-__all__ = ["Batch", "CachedFeed", "Feed", "FeedShare", "FeedState", "open_feed", "select_columns", "share"]
+__all__ = ["Augment", "Batch", "CachedFeed", "Feed", "FeedShare", "FeedState", "open_feed", "select_columns", "share"]
 
 GROUP_BYTES = 4 << 20
 """About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather."""
@@ -34,6 +36,8 @@ GROUP_BYTES = 4 << 20
 MAX_GROUP_BATCHES = 64
 
 Split = Literal["train", "validation", "test"]
+Augment = Callable[[dict[str, torch.Tensor], RowGenerator], Mapping[str, torch.Tensor]]
+"""Changes the columns of one batch, with the numbers that its rows draw."""
 
 
 class Batch(NamedTuple):
@@ -62,10 +66,13 @@ class Feed(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the whole split, all ranks together."""
+        """Rows of an epoch, all ranks together: those of the split, unless rows are sampled."""
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This rank's batches of an epoch from position `start` (rows consumed by all ranks) to its end."""
+
+    def augment_with(self, augment: Augment, seed: int) -> None:
+        """Change every batch that is read from now on."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the batch yielded last leaves the feed, as JSON values."""
@@ -123,15 +130,24 @@ class FeedCursor:
         self.order = order
         self.part = part.checked()
         self._state = FeedState(
-            fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=order.rows, content=content,
+            fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=order.epoch_rows, content=content,
             seed=order.seed, shuffle=order.mode,
         )  # fmt: skip
         self._at = 0, 0
+        self._augment: Augment | None = None
+        self._augment_seed = 0
 
     @property
     def num_rows(self) -> int:
-        """Rows of the whole split, all ranks together."""
+        """Rows of an epoch, all ranks together."""
         return self._state.rows
+
+    def augment_with(self, augment: Augment, seed: int) -> None:
+        """Change every batch that is read from now on, in the thread that reads ahead. Rows stay as many and where they are.
+
+        What `augment` draws from its generator follows from (seed, epoch, row): the same after a resume and on any rank.
+        """
+        self._augment, self._augment_seed = augment, seed
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
@@ -162,11 +178,21 @@ class FeedCursor:
 
     def _handed_over(self, epoch: int, groups: Iterator[list[Batch]]) -> Iterator[Batch]:
         """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
-        with closing(ahead(groups, self.part.prefetch)) as ready:
+        changed = ([self._augmented(epoch, batch) for batch in group] for group in groups)
+        with closing(ahead(changed, self.part.prefetch)) as ready:
             for group in ready:
                 for batch in group:
                     self._at = epoch, batch.position
                     yield batch
+
+    def _augmented(self, epoch: int, batch: Batch) -> Batch:
+        if self._augment is None or not batch.rows:
+            return batch
+        columns = dict(self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, batch.row_ids)))
+        for name, column in columns.items():
+            if len(column) != batch.rows:
+                raise SpecError(f"augment made {len(column)} rows of column {name!r} out of a batch of {batch.rows}")
+        return batch._replace(columns=columns)
 
     def _check_start(self, epoch: int, start: int) -> None:
         if epoch < 0 or not 0 <= start <= self.num_rows:
@@ -194,6 +220,9 @@ class CachedFeed(FeedCursor):
             raise ValueError(f"the order is made for {order.rows} rows, the {split} split has {rows.num_rows}")
         super().__init__(schema, split, content, order, part)
         self._rows = rows
+        self._ids_at = order.ids_at
+        if order.sample is not None:
+            self._ids_at = make_draws(order.sample, order.seed, rows.column(order.sample.column)).ids_at
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.
@@ -220,7 +249,7 @@ class CachedFeed(FeedCursor):
             ]
             shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
             own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
-            ids = self.order.ids_at(epoch, np.concatenate([np.arange(low, high) for low, high in own]))
+            ids = self._ids_at(epoch, np.concatenate([np.arange(low, high) for low, high in own]))
             sizes = [high - low for low, high in own]
             columns = {name: tensor.split(sizes) for name, tensor in self._rows.take(ids).items()}
             group, taken = [], 0

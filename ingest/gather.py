@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ingest.dataset import ColumnInfo
+from penstock.errors import SpecError
 
 __all__ = ["Rows", "empty_tensors"]
 
@@ -62,6 +63,16 @@ class Rows:
         """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile."""
         blocks, first = np.unique(np.searchsorted(self._ends, ids, side="right"), return_index=True)
         self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """All values of one column, [num_rows, *shape], in row order.
+
+        Raises:
+            SpecError: there is no such column.
+        """
+        if name not in self._memory:
+            raise SpecError(f"shuffle.sample: there is no column {name!r}", problems=[f"columns: {', '.join(self._memory)}"])
+        return np.concatenate([self._block(index)[name] for index in range(len(self._ends))])
 
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Copy rows `ids` (each in [0, num_rows)) to tensors of shape [len(ids), *shape], in the columns' dtypes.

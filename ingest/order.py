@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from ingest.permutation import Permutation, hash_words
-from ingest.spec import ShuffleSpec
+from ingest.permutation import Permutation
+from ingest.sampling import make_draws
+from ingest.spec import SampleSpec, ShuffleSpec
+from ingest.splitmix import hash_words
 from penstock.config import Section
 from penstock.digest import bytes_digest, digest_of
 
@@ -46,12 +48,19 @@ class Order(Section):
     """About how many rows one window of `windowed` holds: rounded down to whole groups, or up to whole shards."""
     shards: tuple[PositiveInt, ...] = ()
     """Rows of each shard, in row order, where windows are made of whole shards."""
+    sample: SampleSpec | None = None
+    """Draw rows by a column instead; then ids follow from that column's values too (`ingest.sampling.make_draws`)."""
 
     @model_validator(mode="after")
     def _shards_hold_the_rows(self) -> Order:
         if self.shards and sum(self.shards) != self.rows:
             raise ValueError(f"shards of {sum(self.shards)} rows in all are no split of {self.rows} rows")
         return self
+
+    @property
+    def epoch_rows(self) -> int:
+        """Positions of an epoch: the rows of the split, unless a sample says otherwise."""
+        return (self.sample.rows if self.sample is not None else None) or self.rows
 
     @property
     def fingerprint(self) -> str:
@@ -178,7 +187,7 @@ def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = ()) -> O
     seed = 0 if shuffle.mode == "none" else shuffle.seed
     window = shuffle.window_rows if shuffle.mode == "windowed" else 0
     own = tuple(shards) if shuffle.mode == "windowed" and shuffle.window_of == "shards" else ()
-    return Order(mode=shuffle.mode, seed=seed, rows=rows, window_rows=window, shards=own)
+    return Order(mode=shuffle.mode, seed=seed, rows=rows, window_rows=window, shards=own, sample=shuffle.sample)
 
 
 @functools.lru_cache(maxsize=64)
@@ -194,7 +203,10 @@ def _fingerprint(order: Order) -> str:
         for epoch in _PROBE_EPOCHS
         for start in (0, last // 2, last)
     ]
+    if order.sample is not None:
+        draws = make_draws(order.sample.model_copy(update={"rows": None}), order.seed, np.arange(_PROBE_ROWS) ** 2 % 7)
+        probes += [draws.ids_at(epoch, np.arange(_PROBE_ROWS)) for epoch in _PROBE_EPOCHS]
     content = np.concatenate(probes).astype("<i8").tobytes()
     # A field that came later is left out where it has no effect, so that older checkpoints go on.
-    parameters = order.model_dump(exclude=None if order.shards else {"shards"})
+    parameters = order.model_dump(exclude={name for name in ("shards", "sample") if not getattr(order, name)})
     return digest_of({"order": parameters, "probe": bytes_digest(content)})

@@ -5,9 +5,8 @@ half a value looked up by the other half, which can always be undone, so the who
 that fall on n or above are sent through again ("cycle walking") until they fall below. The tables hold about sqrt(n) hashed
 values, so they stay in the processor's cache: an id costs about 10 ns, and any position is found without those before.
 
-Everything is 64-bit integer arithmetic of our own (splitmix64): no library's random generator can change the order under a run.
-Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002; G. Steele et al., "Fast splittable pseudorandom
-number generators", 2014.
+All of it is integer arithmetic of our own (ingest/splitmix.py): no library's generator can change the order under a run.
+Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Permutation", "hash_words"]
+from ingest.splitmix import GOLDEN, hash_words, mix_words
+
+__all__ = ["Permutation"]
 
 Ids = NDArray[np.int64]
 Half = NDArray[np.uint32]
@@ -25,33 +26,13 @@ Half = NDArray[np.uint32]
 ROUNDS = 8
 """Four per half. Fewer show in the tests of tests/ingest/test_order.py; more change nothing there."""
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _CHUNK = 1 << 14
 """Ids worked on at once, so that all intermediate arrays stay in the processor's cache."""
 
 
-def hash_words(*words: int) -> int:
-    """Hash integers (each taken modulo 2**64) to one 64-bit integer."""
-    state = 0
-    for word in words:
-        state = _mix((state + _GOLDEN + (word & _MASK)) & _MASK)
-    return state
-
-
-def _mix(value: int) -> int:
-    """The output function of splitmix64."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
 def _table(key: int, size: int, below: int) -> Half:
     """`size` hashed values in [0, below): splitmix64 at counters 1 .. size, upper 32 bits, reduced by multiplication."""
-    value = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    value ^= value >> np.uint64(31)
+    value = mix_words(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
     return (((value >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.uint32)
 
 

@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ingest.dataset import DatasetManifest, Split, manifest_path
-from ingest.feed import CachedFeed
+from ingest.feed import Augment, CachedFeed
 from ingest.feed import open_feed as open_cached_feed
 from ingest.order import make_order
-from ingest.spec import ShuffleSpec
+from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.errors import DataError, SpecError
 from penstock.storage import Storage
 
@@ -35,9 +35,11 @@ def open_feed(
     seed: int = 0,
     window_rows: int = 1 << 18,
     window_of: Literal["rows", "shards"] = "rows",
+    sample: SampleSpec | Mapping[str, Any] | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     columns: Sequence[str] | None = None,
+    augment: Augment | None = None,
     prefetch: int = 2,
 ) -> CachedFeed:
     """Open one split of a cached dataset for this rank.
@@ -48,12 +50,15 @@ def open_feed(
         split: train, validation or test.
         batch_rows: rows of one step over all ranks.
         shuffle: order of the rows; see `shuffle.mode` in docs/spec.md.
-        seed: of the order.
+        seed: of the order and of `augment`.
         window_rows: see `shuffle.window_rows`.
         window_of: see `shuffle.window_of`.
+        sample: draw rows in other shares, such as `{"balance": "label"}`; see `shuffle.sample`.
         rank: which part of every step's rows; None asks torch.distributed, and takes 0 where that is not initialised.
         world_size: number of parts; None as for `rank`.
         columns: only these, in this order; None takes all.
+        augment: changes each batch in the thread that reads ahead: `augment(columns, generator)` gives the columns back, and
+            takes chance from the generator (`random`, `normal`, `integers`), so that it is exact to continue.
         prefetch: groups of batches gathered ahead in a thread; 0 uses no thread.
 
     Raises:
@@ -72,12 +77,14 @@ def open_feed(
         rank = torch.distributed.get_rank() if together else 0
         world_size = torch.distributed.get_world_size() if together else 1
     try:
-        spec = ShuffleSpec(mode=shuffle, seed=seed, window_rows=window_rows, window_of=window_of)
+        spec = ShuffleSpec.model_validate(
+            {"mode": shuffle, "seed": seed, "window_rows": window_rows, "window_of": window_of, "sample": sample}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise SpecError(f"open_feed: {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from error
     order = make_order(spec, manifest.rows.get(split, 0), [shard.rows for shard in manifest.shards_of(split)])
-    return open_cached_feed(
+    feed = open_cached_feed(
         storage,
         manifest,
         split,
@@ -88,6 +95,9 @@ def open_feed(
         columns=columns,
         prefetch=prefetch,
     )
+    if augment is not None:
+        feed.augment_with(augment, seed)
+    return feed
 
 
 def _find(dataset: str) -> tuple[Storage, DatasetManifest]:

@@ -34,7 +34,7 @@ from ingest.feed import Batch, CachedFeed, FeedCursor, FeedShare, Split, select_
 from ingest.gather import Rows, empty_tensors
 from ingest.order import Order
 from ingest.parallel import quiet_ray_data, raising_the_original
-from ingest.permutation import hash_words
+from ingest.splitmix import hash_words
 from penstock.errors import DataError, SpecError
 
 __all__ = [

@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingest.splitmix import GOLDEN, mix_words
+
 __all__ = ["hash_columns", "unit_interval"]
 
 Hashes = np.ndarray
 """uint64 [rows]; 0 stands for null."""
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_GOLDEN = np.uint64(GOLDEN)
 _FLOAT_TAG = np.uint64(0xF10A7)
 _LIST_TAG = np.uint64(0x11575)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -44,11 +45,7 @@ def unit_interval(hashes: Hashes) -> np.ndarray:
 
 
 def _mix(values: Hashes) -> Hashes:
-    """The finaliser of splitmix64: a bijection in which every input bit changes half of the output's."""
-    values = values + _GOLDEN
-    values = (values ^ (values >> np.uint64(30))) * _MIX[0]
-    values = (values ^ (values >> np.uint64(27))) * _MIX[1]
-    return values ^ (values >> np.uint64(31))  # type: ignore[no-any-return]
+    return mix_words(values + _GOLDEN)
 
 
 def _named(values: Hashes, name: str) -> Hashes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from penstock.config import Section
 
-__all__ = ["DataSpec", "ImagesOptions", "MaterializeSpec", "ShuffleSpec", "SplitRule", "TextOptions"]
+__all__ = ["DataSpec", "ImagesOptions", "MaterializeSpec", "SampleSpec", "ShuffleSpec", "SplitRule", "TextOptions"]
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -77,6 +77,38 @@ class MaterializeSpec(Section):
     """A shard is closed at about this many bytes of rows: what is fetched, checked and evicted at once."""
 
 
+class SampleSpec(Section):
+    """Rows drawn in other shares than they are stored in, instead of each once an epoch. Name one of the three columns."""
+
+    balance: str | None = None
+    """Column of classes, usually the label: each class is drawn as often as any other, however many rows it has."""
+    power: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """How far `balance` goes: 1 makes all classes equal; less keeps a class's share in proportion to its rows to the power of
+    1 minus this, so 0.5 takes the square root. (A sampling temperature T is a power of 1 - 1/T.)"""
+    weights: str | None = None
+    """Column of weights, 0 or more: a row is drawn in proportion to its own."""
+    easiest_first: str | None = None
+    """Column to order by: training begins with the rows of the smallest values, and takes in more with every epoch."""
+    start: Fraction = 0.25
+    """Share of the rows that epoch 0 of `easiest_first` draws from."""
+    over_epochs: PositiveInt = 5
+    """From which epoch on `easiest_first` draws from all rows; in between the share grows evenly."""
+    rows: PositiveInt | None = None
+    """Rows of an epoch; None takes as many as the split has."""
+
+    @model_validator(mode="after")
+    def _names_one_column(self) -> SampleSpec:
+        named = [name for name in (self.balance, self.weights, self.easiest_first) if name is not None]
+        if len(named) != 1:
+            raise ValueError("name one of balance, weights and easiest_first")
+        return self
+
+    @property
+    def column(self) -> str:
+        """The column it goes by."""
+        return self.balance or self.weights or self.easiest_first or ""
+
+
 class ShuffleSpec(Section):
     """The order in which training sees the rows."""
 
@@ -85,8 +117,17 @@ class ShuffleSpec(Section):
     seed: int = 0
     """Seed of the order, of weight initialisation and of augmentation."""
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18
-    """Rows in one window of `windowed`; more rows mix better and keep more on the node's disk."""
+    """Rows in one window of `windowed`; more rows mix better and keep more on the node's disk. `penstock plan` says
+    what a window costs in mixing."""
     window_of: Literal["rows", "shards"] = "rows"
     """What a window of `windowed` is made of. `rows`: short runs of rows from all over the split, which mixes best. `shards`:
     whole shards, at least one and about `window_rows` rows of them, so that a node reads one window's shards at a time and
     each of them once an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""
+    sample: SampleSpec | None = None
+    """Draw rows in other shares than they are stored in. Needs `mode: global`."""
+
+    @model_validator(mode="after")
+    def _samples_from_all_rows(self) -> ShuffleSpec:
+        if self.sample is not None and self.mode != "global":
+            raise ValueError(f"sample draws from all rows, so it needs mode: global, not {self.mode}")
+        return self

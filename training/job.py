@@ -65,6 +65,6 @@ class TrainJob:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole training."""
-        per_epoch = -(-self.manifest.rows.get("train", 0) // self.spec.batch_rows)
+        per_epoch = -(-self.order.epoch_rows // self.spec.batch_rows)
         steps = per_epoch * self.spec.epochs
         return min(steps, self.spec.max_steps) if self.spec.max_steps is not None else steps

@@ -24,7 +24,7 @@ from training.mailbox import now_ms
 from training.metrics import MetricSet
 from training.not_a_number import not_a_number
 from training.recipe import Recipe
-from training.state import TrainState, augment_generator
+from training.state import TrainState
 from training.validation import validate
 
 __all__ = ["LoopEnd", "Observer", "Parts", "StepTimes", "run_loop"]
@@ -97,7 +97,7 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
             got_s = time.perf_counter()
             observer.batch(state.step, state.epoch, batch)
             learning_rate = learner.learning_rate
-            exchange.record(_learn(parts, state, batch))
+            exchange.record(_learn(parts, batch))
 
             epoch = state.epoch
             state = state.after_batch(batch.position)
@@ -150,13 +150,8 @@ def _check_finite(job: TrainJob, state: TrainState, losses: list[float]) -> None
         raise not_a_number(f"the training loss is {losses[bad]} at step {state.step - len(losses) + 1 + bad:,}")
 
 
-def _learn(parts: Parts, state: TrainState, batch: Batch) -> Tensor:
-    columns = on_device(batch, parts.group.device)
-    if parts.recipe.can_augment and batch.rows:
-        columns = parts.recipe.augment(
-            columns, augment_generator(parts.job.seed, state.epoch, batch.first_row, parts.group.device)
-        )
-    return parts.learner.step(columns, batch.rows, batch.global_rows)
+def _learn(parts: Parts, batch: Batch) -> Tensor:
+    return parts.learner.step(on_device(batch, parts.group.device), batch.rows, batch.global_rows)
 
 
 def _finished(job: TrainJob, state: TrainState) -> bool:

@@ -12,8 +12,8 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
         def scheduler(self, optimizer) -> LRScheduler     # default: none
         scheduler_every = "step"                          # or "epoch"
         def metrics(self) -> dict[str, Metric]            # torchmetrics (or a MetricCollection), updated with (predict, label)
-        def augment(self, batch, generator) -> batch      # training only; draws from `generator` are exact after a resume;
-                                                          #   it lives on the batch's device: pass device=generator.device
+        def augment(self, batch, generator) -> batch      # training only, on the CPU, in the thread that reads ahead; chance
+                                                          #   comes from `generator`, an ingest.row_generator.RowGenerator
 
 `batch` maps column names to tensors with the rows in front, on the worker's device. `model` is the module `build_model`
 returned (compiled with `train.compile`), on one worker or many, so its own methods and attributes can be used. What a recipe
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from ingest.dataset import FeedSchema
+from ingest.row_generator import RowGenerator
 from penstock.errors import PenstockError, SpecError, TrainingError
 
 if TYPE_CHECKING:
@@ -167,8 +168,8 @@ class Recipe:
             found = self._user.metrics()
             return dict(found.items())
 
-    def augment(self, batch: Columns, generator: torch.Generator) -> Columns:
-        """The batch to train on."""
+    def augment(self, batch: Columns, generator: RowGenerator) -> Columns:
+        """The batch to train on, of as many rows."""
         with self._blame("augment"):
             return dict(self._user.augment(batch, generator))
 

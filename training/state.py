@@ -15,7 +15,7 @@ import torch
 
 from penstock.digest import digest_of
 
-__all__ = ["TrainState", "augment_generator", "capture_rng", "restore_rng", "seed_rng"]
+__all__ = ["TrainState", "capture_rng", "restore_rng", "seed_rng"]
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,6 @@ def seed_rng(*parts: int) -> None:
     random.seed(value)
     np.random.seed(value % 2**32)
     torch.manual_seed(value)
-
-
-def augment_generator(seed: int, epoch: int, first_row: int, device: torch.device) -> torch.Generator:
-    """A generator on `device` for the augmentation of one rank's part of one batch.
-
-    It depends on the place in the data only, so an augmentation is the same after a resume without anything being saved.
-    """
-    return torch.Generator(device).manual_seed(_mixed(seed, epoch, first_row))
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:

@@ -77,6 +77,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
+    if recipe.can_augment:
+        feed.augment_with(recipe.augment, job.seed)
     learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group)
     metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
     _check_validates(job, validation)

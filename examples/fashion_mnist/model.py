@@ -37,8 +37,7 @@ class Clothes:
         image = batch["image"]
         side = round(image.shape[1] ** 0.5)
         mirrored = image.unflatten(1, (side, side)).flip(2).flatten(1)
-        chosen = torch.rand(len(image), 1, generator=generator, device=generator.device).to(image.device) < 0.5
-        return {**batch, "image": torch.where(chosen, mirrored, image)}
+        return {**batch, "image": torch.where(generator.random(1) < 0.5, mirrored, image)}
 
     def optimizer(self, model):
         return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=0.05)

@@ -13,10 +13,12 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from torch import Tensor
 
 from ingest.feed import Batch
 from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, streamed
-from penstock.errors import ResumeError
+from ingest.row_generator import RowGenerator
+from penstock.errors import ResumeError, SpecError
 from penstock.storage import Storage
 
 from .feed_cases import (
@@ -175,6 +177,41 @@ def test_reading_ahead_changes_nothing(case: Case) -> None:
         feed = case.open(prefetch=prefetch)
         for number, batch in enumerate(islice(feed.batches(0), 4), start=1):
             assert feed.state_dict()["position"] == number * BATCH_ROWS == batch.position
+
+
+def test_what_augmentation_draws_follows_the_row_into_any_batch(case: Case) -> None:
+    def noisy(columns: dict[str, Tensor], generator: RowGenerator) -> dict[str, Tensor]:
+        return {**columns, "noise": generator.normal(2), "side": generator.integers(0, 1000)}
+
+    def opened(**place: int) -> FullFeed:
+        feed = case.open(**place)
+        feed.augment_with(noisy, seed=8)
+        return feed
+
+    def by_row(batches: Iterator[Batch]) -> dict[int, list[float]]:
+        return {
+            row: [*noise, side]
+            for batch in batches
+            for row, noise, side in zip(
+                batch.row_ids.tolist(), batch.columns["noise"].tolist(), batch.columns["side"].tolist(), strict=True
+            )
+        }
+
+    whole = by_row(opened().batches(1))
+    assert len({tuple(values) for values in whole.values()}) == ROWS
+    parts = [by_row(opened(rank=rank, world_size=3).batches(1, 5 * BATCH_ROWS)) for rank in range(3)]
+    assert sum(map(len, parts)) == ROWS - 5 * BATCH_ROWS
+    for part in parts:
+        assert part == {row: whole[row] for row in part}
+    other_epoch = by_row(islice(opened().batches(0), 2))
+    assert all(whole[row] != values for row, values in other_epoch.items())
+
+
+def test_augmentation_that_loses_rows_is_refused(case: Case) -> None:
+    feed = case.open()
+    feed.augment_with(lambda columns, _: {name: column[1:] for name, column in columns.items()}, seed=0)
+    with pytest.raises(SpecError, match="augment made 63 rows of column 'x' out of a batch of 64"):
+        list(feed.batches(0))
 
 
 def test_batches_may_be_kept_and_changed(case: Case) -> None:

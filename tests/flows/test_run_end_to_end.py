@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
@@ -135,6 +136,23 @@ def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path)
         assert httpx.get(url).json()["state"]["type"] == "CANCELLED"
     assert stopped["status"] == "interrupted"
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "impatient", epochs=1, files=1)
+    command = Command("run", str(file), "--json", "--set", "train.params.pause_s=3600")
+    attempts = lambda: (file.parent / ".penstock").glob("runs/*/attempts/*.json")  # noqa: E731
+    command.wait_for("training", lambda: any(len(json.loads(path.read_text())["workers"]) == 2 for path in attempts()))
+    workers = [int(place.rsplit(":", 1)[1]) for place in json.loads(next(attempts()).read_text())["workers"].values()]
+    for number in (signal.SIGINT, signal.SIGTERM):  # two of one kind may arrive as one
+        command.process.send_signal(number)
+    stopped = command.finish(code=130)
+    assert stopped["status"] == "interrupted"
+    assert stopped["checkpoint"] is None
+    assert "did not stop within" not in command.said
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=30)
+    assert not alive
 
 
 def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:

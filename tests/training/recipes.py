@@ -44,8 +44,7 @@ class Scheduled(Digits):
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
 
     def augment(self, batch, generator):
-        noise = torch.randn(batch["image"].shape, generator=generator)
-        return {**batch, "image": batch["image"] + 0.1 * noise}
+        return {**batch, "image": batch["image"] + 0.1 * generator.normal(*batch["image"].shape[1:])}
 
 
 class Slow(Digits):

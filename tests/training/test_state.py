@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tests.training.digits import CPU
-from training.state import TrainState, augment_generator, capture_rng, restore_rng, seed_rng
+from training.state import TrainState, capture_rng, restore_rng, seed_rng
 
 
 def draw() -> list[float]:
@@ -34,15 +34,6 @@ def test_ranks_and_neighbouring_seeds_draw_differently() -> None:
         seed_rng(*parts)
         drawn.append(tuple(draw()))
     assert len(set(drawn)) == 4
-
-
-def test_augmentation_depends_on_the_place_in_the_data_only() -> None:
-    def first(*place: int) -> float:
-        return float(torch.rand(1, generator=augment_generator(*place, CPU)))
-
-    torch.rand(5)
-    assert first(1, 2, 3) == first(1, 2, 3)
-    assert len({first(1, 2, 3), first(2, 2, 3), first(1, 3, 3), first(1, 2, 4)}) == 4
 
 
 def test_an_epochs_end_is_the_next_ones_beginning() -> None:

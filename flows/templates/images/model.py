@@ -42,11 +42,13 @@ class Digits:
         return model(batch["image"].float() / 16)
 
     def augment(self, batch, generator):
-        """Shift the images of a training batch by up to one pixel. `generator` follows from the place in the data alone."""
+        """Shift each image of a training batch by up to one pixel. What `generator` draws follows from seed, epoch and row."""
         side = side_of(batch["image"].shape[1])
         padded = nn.functional.pad(batch["image"].unflatten(1, (side, side)), (1, 1, 1, 1))
-        top, left = torch.randint(0, 3, (2,), generator=generator, device=generator.device).tolist()
-        shifted = padded[:, top : top + side, left : left + side]
+        top, left = generator.integers(0, 3, 2).unbind(1)
+        rows = torch.arange(len(padded))[:, None, None]
+        down, right = torch.arange(side)[:, None], torch.arange(side)
+        shifted = padded[rows, top[:, None, None] + down, left[:, None, None] + right]
         return {**batch, "image": shifted.flatten(1)}
 
     def optimizer(self, model):

@@ -1,0 +1,37 @@
+"""What a plan says of a project that was never run; the plans of real runs are looked at where those runs are."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows.plan import plan_pipeline, show_plan
+from tests.drills.project import make_project
+
+WINDOWED = ["shuffle.mode=windowed", "shuffle.window_rows=3200", "train.batch_rows=64"]
+
+
+@pytest.mark.parametrize(
+    ("more", "like_rows"),
+    [
+        ([], pytest.approx(21.4, abs=1)),  # 64 rows out of 32 runs
+        (["shuffle.window_of=shards"], pytest.approx(1, abs=0.1)),
+        (["materialize.cache=none"], pytest.approx(1, abs=0.1)),
+    ],
+)
+def test_a_plan_says_what_a_window_costs_in_mixing(tmp_path: Path, more: list[str], like_rows: float) -> None:
+    plan = plan_pipeline(make_project(tmp_path / "p", files=1), [*WINDOWED, *more])
+    (shuffle,) = [stage for stage in plan["stages"] if stage["name"] == "shuffle"]
+    assert shuffle["mixing"] == {"batch_rows": 64, "like_rows": like_rows}
+    said = io.StringIO()
+    show_plan(plan, Console(file=said, width=120))
+    assert f"a batch of 64 out of a window tells as much as about {shuffle['mixing']['like_rows']:.0f} rows" in said.getvalue()
+
+
+def test_a_full_shuffle_costs_nothing_and_nothing_is_said(tmp_path: Path) -> None:
+    plan = plan_pipeline(make_project(tmp_path / "p", files=1), [])
+    assert [stage["action"] for stage in plan["stages"]] == ["run"] * 7
+    assert [stage["mixing"] for stage in plan["stages"] if "mixing" in stage] == [None]

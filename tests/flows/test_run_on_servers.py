@@ -1,0 +1,157 @@
+"""The same pipeline against servers: S3, a Ray cluster of two nodes, MLflow over HTTP, Prefect; a kill -9, and the weights of a
+run that is embedded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import mlflow
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from s3fs import S3FileSystem
+
+from penstock.storage import Storage
+from tests.drills.project import Command, make_project
+from tests.flows.conftest import CALM_EPOCHS, CALM_FILES
+from tests.flows.servers import eventually, free_port, script_environment, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+PAUSED = ["--set", "train.params={pause_s: 0.05}"]
+
+
+class Servers(NamedTuple):
+    """What an operator gave to the user: variables of the environment."""
+
+    environment: dict[str, str]
+    state: Path
+    """Where the servers keep what they are told."""
+
+
+@contextlib.contextmanager
+def ray_of_two_nodes(environment: dict[str, str], log: Path) -> Iterator[str]:
+    """A cluster of 2 CPUs in two nodes that listens on 127.0.0.1 only; its address. It is not reached without the token."""
+    port = free_port()
+    # Ray gives its nodes the machine's address in place of 127.0.0.1, unless it takes the machine for a laptop.
+    environment = {**environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    base = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path may have 107 bytes
+    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={base}", "--object-store-memory=200000000"]
+    node = [f"--address=127.0.0.1:{port}", "--object-store-memory=200000000"]
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for words in (head, node):
+            command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", *words]
+            command.append("--node-ip-address=127.0.0.1")
+            with log.open("ab") as output:
+                nodes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True))
+            eventually(lambda: _listens(port), 90, f"Ray's head:\n{log.read_text(errors='replace')}")
+        yield f"127.0.0.1:{port}"
+    finally:
+        for process in reversed(nodes):
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=20)
+            for member in (psutil.Process(process.pid), *family) if process.poll() is None else family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _listens(port: int) -> bool:
+    return any(connection.laddr.port == port for connection in psutil.net_connections("tcp") if connection.status == "LISTEN")
+
+
+@pytest.fixture
+def servers(tmp_path: Path, s3_bucket: str, prefect_url: str) -> Iterator[Servers]:
+    assert s3_bucket  # the nodes of the cluster have the keys in their own environment
+    state = tmp_path / "servers"
+    state.mkdir()
+    port = free_port()
+    tracking = f"http://127.0.0.1:{port}"
+    own = {**script_environment(state), "MLFLOW_PORT": str(port)}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with (
+        serving("mlflow.sh", environment=own, log=state / "mlflow.log", url=f"{tracking}/health"),
+        ray_of_two_nodes({**os.environ, **token}, state / "ray.log") as ray_address,
+    ):
+        named = {"PREFECT_API_URL": prefect_url, "RAY_ADDRESS": ray_address, "MLFLOW_TRACKING_URI": tracking}
+        yield Servers({**named, **token}, state)
+
+
+def checkpoints_in(storage: Storage) -> Callable[[], bool]:
+    return lambda: any(
+        storage.exists(f"runs/{run}/checkpoints/{name}/manifest.json")
+        for run in storage.list("runs")
+        for name in storage.list(f"runs/{run}/checkpoints")
+    )
+
+
+def outcomes(result: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["outcome"] for stage in result["stages"]}
+
+
+def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
+    tmp_path: Path, calm: dict[str, Any], s3_bucket: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_project(tmp_path / "remote", epochs=CALM_EPOCHS, files=CALM_FILES)
+    rows = file.parent / "data" / "train"
+    S3FileSystem().put(f"{rows}/", f"{s3_bucket}/rows/train/", recursive=True)
+    for part in rows.iterdir():
+        part.unlink()
+    text = file.read_text().replace("train: data/train/", f"train: {s3_bucket}/rows/train/")
+    file.write_text(f"{text}storage: {s3_bucket}/state\n")
+    words = [str(file), "--json", *PAUSED]
+    storage = Storage(f"{s3_bucket}/state")
+
+    command = Command("run", *words, environment=servers.environment)
+    command.wait_for("a checkpoint", checkpoints_in(storage))
+    command.kill()
+
+    continued = Command("run", *words, environment=servers.environment).finish()
+    assert outcomes(continued) == {
+        **dict.fromkeys(("read", "preprocess", "materialize", "shuffle"), "reused"),
+        "train": "resumed",
+        **dict.fromkeys(("evaluate", "register"), "ran"),
+    }
+    assert continued["attempt"] == 2
+    assert continued["exactness"] == "bit-exact"
+    assert continued["weights_digest"] == calm["weights_digest"]
+    assert continued["metrics"] == calm["metrics"]
+    assert not (file.parent / ".penstock").exists(), "everything is in the store and on the servers"
+
+    # Prefect's server has both attempts, MLflow's one run with every step once, its checkpoints, and a model that answers.
+    asked = {"flow_runs": {"name": {"like_": continued["run"]}}}
+    flow_runs = httpx.post(f"{servers.environment['PREFECT_API_URL']}/flow_runs/filter", json=asked).json()
+    assert sorted(run["state_type"] for run in flow_runs) == ["COMPLETED", "CRASHED"]
+    client = MlflowClient(servers.environment["MLFLOW_TRACKING_URI"])
+    run = client.get_run(continued["mlflow_run_id"])
+    assert run.info.status == "FINISHED"
+    steps = [point.step for point in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert steps == sorted(set(steps)) and steps[-1] == 115
+    assert 115 in {model.step for model in run.outputs.model_outputs}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.environment["MLFLOW_TRACKING_URI"])
+    model = mlflow.pyfunc.load_model(continued["model_uri"])
+    assert len(model.predict(model.input_example)) > 0
+
+    again = Command("run", *words, environment=servers.environment).finish()
+    assert set(outcomes(again).values()) == {"reused"}
+    assert again["model_uri"] == continued["model_uri"]
+    listed = Command("status", str(file), "--json", environment=servers.environment).finish()
+    assert [(run["run"], run["status"], run["step"]) for run in listed["runs"]] == [(continued["run"], "done", 115)]
+
+    for secret in (os.environ["AWS_SECRET_ACCESS_KEY"], servers.environment["RAY_AUTH_TOKEN"]):
+        written = [path for path in servers.state.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+        assert not written

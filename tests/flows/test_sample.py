@@ -1,0 +1,89 @@
+"""One real batch, before anything is spent: what is wrong with a recipe, a transform or a row is said here already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.check import check_pipeline
+from flows.sample import try_one_batch
+from flows.spec_file import load_spec
+from penstock.errors import DataError, SpecError, TrainingError
+from tasks.project import Project
+from tests.drills.project import make_project
+
+
+def project(tmp_path: Path, method: str = "", transform: str = "") -> Project:
+    """A project whose recipe has one more method, or another `map_batches` function."""
+    file = make_project(tmp_path / "p", files=2)
+    with (file.parent / "model.py").open("a") as model:
+        model.write(method)
+    if transform:
+        (file.parent / "transforms.py").write_text(transform)
+    loaded = load_spec(file)
+    return Project(loaded.spec, loaded.base_dir, loaded.origins)
+
+
+def test_a_good_batch_is_described(tmp_path: Path) -> None:
+    found = try_one_batch(project(tmp_path))
+    assert found["rows"] == 32
+    assert found["columns"] == {"image": "float32[64]", "mean": "float32", "label": "int64"}
+    assert found["parameters"] == 65 * 32 + 32 + 32 * 10 + 10
+    assert found["predict_shape"] == [32, 10]
+    assert found["loss"] > 0
+
+
+def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
+    said: list[str] = []
+    made = project(tmp_path)
+    result = check_pipeline(made.base_dir / "pipeline.yaml", [], said.append)
+    assert [line.split("  ")[0] for line in said] == ["spec", "storage", "recipe", "sources", "one batch"]
+    assert (result["status"], result["rows"], result["files"]) == ("done", 1797, 2)
+    assert not made.storage.list("stages")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            "    def loss(self, model, batch): return model.weight.sum() * float('nan')\n",
+            "'Sequential' object has no attribute",
+        ),
+        ("    def loss(self, model, batch): return model[0].weight.sum() * float('nan')\n", "loss of the first batch is nan"),
+        ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "does not depend on the model's parameters"),
+        ("    def loss(self, model, batch): return self.predict(model, batch)\n", r"a tensor of shape \[32, 10\]"),
+        ("    def predict(self, model, batch): return model(batch['pixels'])\n", r"loss\(\) failed: .*'pixels'"),
+        ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
+        (
+            "    def augment(self, batch, generator): return {**batch, 'image': batch['image'] + torch.rand(64)}\n",
+            r"augment\(\) makes other values of column 'image' each time",
+        ),
+        (
+            "    def augment(self, batch, generator): return {**batch, 'image': batch['image'].roll(os.getpid(), generator)}\n",
+            r"augment\(\) failed",
+        ),
+    ],
+)
+def test_a_recipe_that_would_fail_or_could_not_be_resumed_is_refused(tmp_path: Path, method: str, words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        try_one_batch(project(tmp_path, "\n" + method))
+
+
+def test_augmentation_from_its_generator_is_tried_and_passes(tmp_path: Path) -> None:
+    method = "    def augment(self, batch, generator):\n"
+    method += "        return {**batch, 'image': batch['image'] + generator.normal(64), 'extra': generator.integers(0, 2)}\n"
+    assert try_one_batch(project(tmp_path, "\n" + method))["predict_shape"] == [32, 10]
+
+
+def test_what_a_transform_does_to_a_row_is_told_of_the_users_file(tmp_path: Path) -> None:
+    scale = "import numpy as np\ndef scale(batch):\n    batch['image'] = np.stack(batch['image']) / np.nan\n    return batch\n"
+    with pytest.raises(DataError, match="in a sample of 512 rows") as caught:
+        try_one_batch(project(tmp_path, transform=scale))
+    said = "\n".join([caught.value.message, *caught.value.problems])
+    assert "data/train/part-0.parquet" in said and "penstock-sample" not in said
+
+
+def test_a_transform_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="scale"):
+        try_one_batch(project(tmp_path, transform="def other(batch): return batch\n"))
