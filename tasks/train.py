@@ -82,7 +82,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
     ctx.stopping.graceful = True
     try:
-        outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, ray_storage=str(ctx.state_dir / "ray"))
+        outcome = run_training(job, stop=ctx.stopping.stop, listener=listen)
     except BaseException:
         with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
             ctx.tracker.checkpoints(store.committed())

@@ -12,6 +12,8 @@ from typing import Any
 
 import ray
 import ray.train
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -60,7 +62,6 @@ def train(
     *,
     stop: threading.Event,
     listener: Callable[[list[Event]], None],
-    ray_storage: str,
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
@@ -72,7 +73,6 @@ def train(
         job: what to train.
         stop: when set, the workers save at the next step and the outcome is `interrupted`.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
-        ray_storage: folder or URI for Ray Train's own bookkeeping, which is never read back.
 
     Raises:
         TrainingError: the retries are used up; the first cause is shown.
@@ -82,7 +82,7 @@ def train(
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
     attempt = Attempt(job, listener)
-    fit = _Fit(_trainer(job, mailbox, ray_storage, _gpus_per_worker(job)))
+    fit = _Fit(_trainer(job, mailbox, _gpus_per_worker(job)))
     fit.start()
     stopping = _Stopping(stop, mailbox)
     while fit.is_alive() and not stopping.given_up:
@@ -96,7 +96,7 @@ def train(
     return attempt.outcome(fit.result)
 
 
-def _trainer(job: TrainJob, mailbox: Any, ray_storage: str, gpus: float) -> TorchTrainer:
+def _trainer(job: TrainJob, mailbox: Any, gpus: float) -> TorchTrainer:
     resources = {"CPU": job.spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
     return TorchTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
@@ -106,7 +106,9 @@ def _trainer(job: TrainJob, mailbox: Any, ray_storage: str, gpus: float) -> Torc
         run_config=RunConfig(
             # A name of its own for every attempt: Ray must never find an index it wrote earlier, for ours is the truth.
             name=f"{job.pipeline}-{job.attempt}-{uuid.uuid4().hex[:8]}",
-            storage_path=ray_storage if "://" in ray_storage else os.path.abspath(ray_storage),
+            # What Ray Train would keep for itself we never read. In memory it needs no folder that all nodes share.
+            storage_path="penstock",
+            storage_filesystem=PyFileSystem(FSSpecHandler(MemoryFileSystem())),
             failure_config=FailureConfig(  # type: ignore[call-arg]  # V2's fields; the annotations are V1's
                 max_failures=job.spec.retries, controller_failure_limit=3, max_preemption_failures=100
             ),

@@ -141,7 +141,10 @@ def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path)
 @pytest.mark.usefixtures("shared_prefect")
 def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     file = make_project(tmp_path / "impatient", epochs=1, files=1)
-    command = Command("run", str(file), "--json", "--set", "train.params.pause_s=3600")
+    with (file.parent / "model.py").open("a") as model:  # the batch that is tried before training is quick
+        model.write("\n    def loss(self, model, batch):\n")
+        model.write("        time.sleep(3600 * torch.distributed.is_initialized())\n        return model[0].weight.sum()\n")
+    command = Command("run", str(file), "--json")
     attempts = lambda: (file.parent / ".penstock").glob("runs/*/attempts/*.json")  # noqa: E731
     command.wait_for("training", lambda: any(len(json.loads(path.read_text())["workers"]) == 2 for path in attempts()))
     workers = [int(place.rsplit(":", 1)[1]) for place in json.loads(next(attempts()).read_text())["workers"].values()]

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,9 +21,10 @@ from mlflow.tracking import MlflowClient
 from s3fs import S3FileSystem
 
 from penstock.storage import Storage
+from tasks.runs import Ledger
 from tests.drills.project import Command, make_project
 from tests.flows.conftest import CALM_EPOCHS, CALM_FILES
-from tests.flows.servers import eventually, free_port, script_environment, serving
+from tests.flows.servers import free_port, script_environment, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -40,38 +39,49 @@ class Servers(NamedTuple):
     """Where the servers keep what they are told."""
 
 
+RAY = """
+import sys
+from ray.cluster_utils import Cluster
+
+node = {"num_cpus": 1, "object_store_memory": 200_000_000, "node_ip_address": "127.0.0.1"}
+cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False, "temp_dir": sys.argv[1]})
+cluster.add_node(**node)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
 @contextlib.contextmanager
 def ray_of_two_nodes(environment: dict[str, str], log: Path) -> Iterator[str]:
-    """A cluster of 2 CPUs in two nodes that listens on 127.0.0.1 only; its address. It is not reached without the token."""
-    port = free_port()
-    # Ray gives its nodes the machine's address in place of 127.0.0.1, unless it takes the machine for a laptop.
-    environment = {**environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    base = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path may have 107 bytes
-    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={base}", "--object-store-memory=200000000"]
-    node = [f"--address=127.0.0.1:{port}", "--object-store-memory=200000000"]
-    nodes: list[subprocess.Popen[bytes]] = []
-    try:
-        for words in (head, node):
-            command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", *words]
-            command.append("--node-ip-address=127.0.0.1")
-            with log.open("ab") as output:
-                nodes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True))
-            eventually(lambda: _listens(port), 90, f"Ray's head:\n{log.read_text(errors='replace')}")
-        yield f"127.0.0.1:{port}"
-    finally:
-        for process in reversed(nodes):
-            family = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGTERM)
+    """The address of a cluster of two nodes with a CPU each, which listens on 127.0.0.1 only and asks for the token."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, log.open("wb") as output:  # sockets' paths are short
+        command = [sys.executable, "-c", RAY, folder]
+        holder = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
+        )
+        try:
+            assert holder.stdout is not None
+            address = holder.stdout.readline().strip()
+            assert address, log.read_text(errors="replace")[-3000:]
+            yield address
+        finally:
+            family = psutil.Process(holder.pid).children(recursive=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-            for member in (psutil.Process(process.pid), *family) if process.poll() is None else family:
+                holder.communicate(timeout=60)
+            for member in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
-        shutil.rmtree(base, ignore_errors=True)
+            holder.kill()
 
 
-def _listens(port: int) -> bool:
-    return any(connection.laddr.port == port for connection in psutil.net_connections("tcp") if connection.status == "LISTEN")
+def listening_elsewhere(address: str) -> list[str]:
+    """What the processes of the cluster at `address` listen on besides 127.0.0.1."""
+    port = int(address.rpartition(":")[2])
+    listens = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.pid]
+    (head,) = [c.pid for c in listens if c.laddr.port == port]
+    family = {process.pid for process in psutil.Process(head).parent().children(recursive=True)}  # type: ignore[union-attr]
+    return [str(c.laddr) for c in listens if c.pid in family and c.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"]
 
 
 @pytest.fixture
@@ -82,13 +92,15 @@ def servers(tmp_path: Path, s3_bucket: str, prefect_url: str) -> Iterator[Server
     port = free_port()
     tracking = f"http://127.0.0.1:{port}"
     own = {**script_environment(state), "MLFLOW_PORT": str(port)}
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    ray_settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Ray puts the machine's address in place of 127.0.0.1, for nodes and for drivers, unless it takes it for a laptop.
+    ray_settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     with (
         serving("mlflow.sh", environment=own, log=state / "mlflow.log", url=f"{tracking}/health"),
-        ray_of_two_nodes({**os.environ, **token}, state / "ray.log") as ray_address,
+        ray_of_two_nodes({**os.environ, **ray_settings}, state / "ray.log") as ray_address,
     ):
         named = {"PREFECT_API_URL": prefect_url, "RAY_ADDRESS": ray_address, "MLFLOW_TRACKING_URI": tracking}
-        yield Servers({**named, **token}, state)
+        yield Servers({**named, **ray_settings}, state)
 
 
 def checkpoints_in(storage: Storage) -> Callable[[], bool]:
@@ -131,11 +143,13 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     assert continued["weights_digest"] == calm["weights_digest"]
     assert continued["metrics"] == calm["metrics"]
     assert not (file.parent / ".penstock").exists(), "everything is in the store and on the servers"
+    assert listening_elsewhere(servers.environment["RAY_ADDRESS"]) == []
 
     # Prefect's server has both attempts, MLflow's one run with every step once, its checkpoints, and a model that answers.
-    asked = {"flow_runs": {"name": {"like_": continued["run"]}}}
-    flow_runs = httpx.post(f"{servers.environment['PREFECT_API_URL']}/flow_runs/filter", json=asked).json()
-    assert sorted(run["state_type"] for run in flow_runs) == ["COMPLETED", "CRASHED"]
+    url = servers.environment["PREFECT_API_URL"]
+    attempts = Ledger(storage).attempts(continued["run"])
+    flow_runs = [httpx.get(f"{url}/flow_runs/{attempt.prefect_flow_run_id}").json() for attempt in attempts]
+    assert [flow_run["state"]["type"] for flow_run in flow_runs] == ["CRASHED", "COMPLETED"]
     client = MlflowClient(servers.environment["MLFLOW_TRACKING_URI"])
     run = client.get_run(continued["mlflow_run_id"])
     assert run.info.status == "FINISHED"

@@ -27,12 +27,12 @@ SLOW: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A local Ray of two CPUs; the folder for Ray Train's bookkeeping."""
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """A local Ray of two CPUs."""
     ray.shutdown()  # a cluster that tests before these left running has other resources
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield str(tmp_path_factory.mktemp("ray-train"))
+    yield
     ray.shutdown()
 
 
@@ -55,18 +55,18 @@ class Watcher:
                 act(self.pids)
 
 
-def run(folder: Path, cluster: str, name: str, listener: Callable[[list[Event]], None], **more: Any) -> TrainOutcome:
+def run(folder: Path, name: str, listener: Callable[[list[Event]], None], **more: Any) -> TrainOutcome:
     stop = more.pop("stop", threading.Event())
-    return train(make_job(folder, run=name, **more), stop=stop, listener=listener, ray_storage=cluster)
+    return train(make_job(folder, run=name, **more), stop=stop, listener=listener)
 
 
 @pytest.mark.drill
-def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path, cluster: str) -> None:
-    whole = run(tmp_path, cluster, "whole", Watcher(), **SLOW)
+def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    whole = run(tmp_path, "whole", Watcher(), **SLOW)
     assert (whole.status, whole.step, whole.restarts, whole.exactness) == ("finished", 14, 0, "bit-exact")
 
     watcher = Watcher(at_step=8, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
-    killed = run(tmp_path, cluster, "killed", watcher, **SLOW)
+    killed = run(tmp_path, "killed", watcher, **SLOW)
     assert (killed.status, killed.step, killed.restarts) == ("finished", 14, 1)
     assert killed.resumed_from_step is not None and killed.resumed_from_step >= 3
     assert killed.exactness == "bit-exact"
@@ -76,37 +76,37 @@ def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_r
     assert sorted(restarts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp_path: Path, cluster: str) -> None:
+def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp_path: Path) -> None:
     stop = threading.Event()
     watcher = Watcher(at_step=2, act=lambda pids: stop.set())
-    first = run(tmp_path, cluster, "run", watcher, **SLOW, stop=stop)
+    first = run(tmp_path, "run", watcher, **SLOW, stop=stop)
     assert first.status == "interrupted" and 2 <= first.step < 14
     committed = [event.name for event in watcher.events if isinstance(event, CheckpointCommitted)]
     assert first.checkpoint == committed[-1]
 
-    second = run(tmp_path, cluster, "run", Watcher(), **SLOW, attempt=2)
+    second = run(tmp_path, "run", Watcher(), **SLOW, attempt=2)
     assert (second.status, second.step, second.resumed_from_step) == ("finished", 14, first.step)
-    third = run(tmp_path, cluster, "run", Watcher(), **SLOW, attempt=3)
+    third = run(tmp_path, "run", Watcher(), **SLOW, attempt=3)
     assert third.weights_digest == second.weights_digest and third.checkpoint == second.checkpoint
 
 
-def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path, cluster: str) -> None:
+def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> None:
     watcher = Watcher()
     with pytest.raises(TrainingError, match=r"loss\(\) failed: ValueError: this recipe is broken .*recipes\.py:\d+"):
-        run(tmp_path, cluster, "broken", watcher, recipe="Broken", workers=2)
+        run(tmp_path, "broken", watcher, recipe="Broken", workers=2)
     assert {event.restart for event in watcher.events if isinstance(event, WorkerStarted)} == {0}
 
 
-def test_a_worker_that_dies_too_often_is_named_as_the_cause(tmp_path: Path, cluster: str) -> None:
+def test_a_worker_that_dies_too_often_is_named_as_the_cause(tmp_path: Path) -> None:
     watcher = Watcher(at_step=1, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
     with pytest.raises(TrainingError, match="the process of rank 1 died"):
-        run(tmp_path, cluster, "dies", watcher, **SLOW, retries=0)
+        run(tmp_path, "dies", watcher, **SLOW, retries=0)
 
 
-def test_a_listener_that_raises_does_not_stop_training(tmp_path: Path, cluster: str) -> None:
+def test_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
     def listen(events: list[Event]) -> None:
         raise ConnectionError("the tracker is away")
 
-    outcome = run(tmp_path, cluster, "deaf", listen, max_steps=2)
+    outcome = run(tmp_path, "deaf", listen, max_steps=2)
     assert outcome.status == "finished"
     assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
