@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning
 import torch
 
 from ingest import FeedDataset, open_feed
@@ -89,6 +91,90 @@ def test_a_dataloader_with_workers_is_refused(dataset: str) -> None:
         list(loader)
 
 
+class Recorder(pytorch_lightning.LightningModule):
+    """A model that remembers the rows of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(5, 7)
+        self.steps: list[list[int]] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+        self.steps.append(rows_of(batch))
+        return torch.nn.functional.cross_entropy(self.net(batch["x"] / 8000), batch["label"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def example(title: str) -> str:
+    """The first Python block of a section of docs/feed.md."""
+    section = (ROOT / "docs" / "feed.md").read_text().split(f"## {title}")[1]
+    return section.split("```python\n")[1].split("```")[0]
+
+
+@pytest.mark.parametrize("cut", [5, STEPS, STEPS + 3])
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # Lightning's advice on workers and loggers, and torchdata's use of what torch has deprecated
+def test_the_example_for_lightning_continues_from_its_checkpoint(dataset: str, tmp_path: Path, cut: int) -> None:
+    def fitted(more: str = "", **settings: Any) -> Recorder:
+        trainer = pytorch_lightning.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=tmp_path,
+            **settings,
+        )
+        names = {
+            "dataset": dataset,
+            "trainer": trainer,
+            "model": Recorder(),
+            "open_feed": open_feed,
+            "FeedDataset": FeedDataset,
+        }
+        exec(example("Where a DataLoader").replace("(model, loader)", f"(model, loader{more})"), names)
+        return names["model"]  # type: ignore[return-value]
+
+    whole = fitted(max_epochs=3).steps
+    assert len(whole) == 3 * STEPS
+    saving = pytorch_lightning.callbacks.ModelCheckpoint(tmp_path, filename="cut", every_n_train_steps=cut, save_top_k=-1)
+    begun = fitted(max_steps=cut, callbacks=[saving]).steps
+    rest = fitted(f", ckpt_path={str(tmp_path / 'cut.ckpt')!r}", max_epochs=3).steps
+    assert begun + rest == whole
+
+
+RAY_TRAIN = """
+import json, sys, ray, ray.train
+from pathlib import Path
+from ray.train.torch import TorchTrainer
+from ingest import open_feed
+CODE
+dataset, out = sys.argv[1:]
+ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+TorchTrainer(
+    train_loop_per_worker,
+    train_loop_config={"dataset": dataset, "out": out},
+    scaling_config=ray.train.ScalingConfig(num_workers=2),
+    run_config=ray.train.RunConfig(storage_path=out + "/ray"),
+).fit()
+"""
+WRITES = "        Path(config['out'], str(context.get_world_rank())).open('a').write(f'{batch.row_ids.tolist()}\\n')"
+
+
+@pytest.mark.slow
+def test_the_example_for_ray_train_shares_every_row_out_once(dataset: str, tmp_path: Path) -> None:
+    code = RAY_TRAIN.replace("CODE", example("With Ray Train").replace("        ...", WRITES))
+    command = [sys.executable, "-c", code, dataset, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    parts = [[json.loads(line) for line in (tmp_path / str(rank)).read_text().splitlines()] for rank in range(2)]
+    assert {len(part) for part in parts} == {STEPS}
+    assert sorted(row for part in parts for batch in part for row in batch) == list(range(ROWS))
+
+
 DDP = """
 import json, sys, torch, torch.distributed
 from ingest import open_feed
@@ -101,8 +187,7 @@ print(json.dumps([rows, [p.sum().item() for p in model.parameters()]]))
 
 @pytest.mark.slow
 def test_the_example_for_ddp_shares_every_row_out_once(dataset: str) -> None:
-    section = (ROOT / "docs" / "feed.md").read_text().split("## With torch DDP")[1]
-    code = section.split("```python\n")[1].split("```")[0]
+    code = example("With torch DDP")
     port = str(29500 + os.getpid() % 1000)
     ranks = [
         subprocess.Popen(
