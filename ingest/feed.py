@@ -16,19 +16,31 @@ import torch
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
-from ingest.dataset import SPLITS, DatasetManifest, FeedSchema
+from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
 from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead
 from ingest.row_generator import RowGenerator
-from ingest.sampling import make_draws
+from ingest.sampling import make_draws, mixed_draws
 from ingest.shard_rows import shard_rows
 from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError, ResumeError, SpecError
 from penstock.storage import Storage
 
-__all__ = ["Augment", "Batch", "CachedFeed", "Feed", "FeedShare", "FeedState", "open_feed", "select_columns", "share"]
+__all__ = [
+    "Augment",
+    "Batch",
+    "CachedFeed",
+    "Feed",
+    "FeedShare",
+    "FeedState",
+    "open_feed",
+    "open_parts",
+    "select_columns",
+    "shards_in",
+    "share",
+]
 
 GROUP_BYTES = 4 << 20
 """About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather."""
@@ -223,6 +235,8 @@ class CachedFeed(FeedCursor):
         self._ids_at = order.ids_at
         if order.sample is not None:
             self._ids_at = make_draws(order.sample, order.seed, rows.column(order.sample.column)).ids_at
+        elif order.mixture is not None:
+            self._ids_at = mixed_draws(order.mixture, order.seed).ids_at
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.
@@ -284,13 +298,57 @@ def open_feed(
         PreflightError: a global order of more bytes than the node's cache may hold.
         ValueError: an order made for another number of rows, or a rank outside the world.
     """
-    shards = manifest.shards_of(split)
-    if not shards:
-        raise DataError(f"the dataset has no rows in split {split!r}; it has {[s for s in SPLITS if manifest.rows.get(s)]}")
-    schema = select_columns(manifest.feed_schema, columns)
-    rows = shard_rows(storage, shards, schema.columns, order, rank, world_size)
-    content = digest_of([shard.digest for shard in shards])
-    return CachedFeed(schema, split, content, rows, order, FeedShare(batch_rows, rank, world_size, prefetch))
+    part = FeedShare(batch_rows, rank, world_size, prefetch)
+    return open_parts([(storage, manifest)], split, order=order, part=part, columns=columns)
+
+
+def open_parts(
+    parts: Sequence[tuple[Storage, DatasetManifest]],
+    split: Split,
+    *,
+    order: Order,
+    part: FeedShare,
+    columns: Sequence[str] | None = None,
+) -> CachedFeed:
+    """Open one split of one or several datasets, whose rows count on from one to the next. See `open_feed`.
+
+    Raises:
+        DataError: also where the datasets' columns or classes differ.
+    """
+    places = shards_in(parts, split)
+    schema = select_columns(_common_schema([manifest.feed_schema for _, manifest in parts]), columns)
+    rows = shard_rows(places, schema.columns, order, part.rank, part.world_size)
+    return CachedFeed(schema, split, digest_of([shard.digest for _, shard in places]), rows, order, part)
+
+
+def shards_in(parts: Sequence[tuple[Storage, DatasetManifest]], split: Split) -> list[tuple[Storage, ShardInfo]]:
+    """The shards of a split, of one dataset after the other, each with its storage. Raises DataError where there are none."""
+    for _, manifest in parts:
+        if not manifest.shards_of(split):
+            there = [name for name in SPLITS if manifest.rows.get(name)]
+            raise DataError(f"the dataset {manifest.key} has no rows in split {split!r}; it has {there}")
+    return [(storage, shard) for storage, manifest in parts for shard in manifest.shards_of(split)]
+
+
+def _common_schema(schemas: Sequence[FeedSchema]) -> FeedSchema:
+    """The schema of all, with the most classes that one of them has."""
+    first = schemas[0]
+    for other in schemas[1:]:
+        for name in ("columns", "label", "classes"):
+            here, there = getattr(first, name), getattr(other, name)
+            if here != there:
+                raise DataError(
+                    f"the datasets differ in their {name}: {_shown(here)} and {_shown(there)}",
+                    next_step="prepare both with the same steps; open_feed's `columns` cannot make them equal",
+                )
+    counts = [schema.num_classes for schema in schemas if schema.num_classes is not None]
+    return first.model_copy(update={"num_classes": max(counts)}) if counts else first
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], ColumnInfo):
+        return ", ".join(f"{c.name}: {c.dtype}{list(c.shape) if c.shape else ''}" for c in value)
+    return repr(value)
 
 
 def select_columns(schema: FeedSchema, columns: Sequence[str] | None) -> FeedSchema:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from ingest.permutation import Permutation
-from ingest.sampling import make_draws
+from ingest.sampling import Mixture, make_draws, mixed_draws
 from ingest.spec import SampleSpec, ShuffleSpec
 from ingest.splitmix import hash_words
 from penstock.config import Section
@@ -50,6 +50,8 @@ class Order(Section):
     """Rows of each shard, in row order, where windows are made of whole shards."""
     sample: SampleSpec | None = None
     """Draw rows by a column instead; then ids follow from that column's values too (`ingest.sampling.make_draws`)."""
+    mixture: Mixture | None = None
+    """Draw from the sources that the split's rows come from (`ingest.sampling.mixed_draws`)."""
 
     @model_validator(mode="after")
     def _shards_hold_the_rows(self) -> Order:
@@ -59,8 +61,9 @@ class Order(Section):
 
     @property
     def epoch_rows(self) -> int:
-        """Positions of an epoch: the rows of the split, unless a sample says otherwise."""
-        return (self.sample.rows if self.sample is not None else None) or self.rows
+        """Positions of an epoch: the rows of the split, unless a sample or a mixture says otherwise."""
+        drawn = self.sample or self.mixture
+        return (drawn.rows if drawn is not None else None) or self.rows
 
     @property
     def fingerprint(self) -> str:
@@ -206,7 +209,10 @@ def _fingerprint(order: Order) -> str:
     if order.sample is not None:
         draws = make_draws(order.sample.model_copy(update={"rows": None}), order.seed, np.arange(_PROBE_ROWS) ** 2 % 7)
         probes += [draws.ids_at(epoch, np.arange(_PROBE_ROWS)) for epoch in _PROBE_EPOCHS]
+    if order.mixture is not None:
+        draws = mixed_draws(Mixture(sources=((_PROBE_ROWS, 1.0), (7, 2.0))), order.seed)
+        probes += [draws.ids_at(epoch, np.arange(_PROBE_ROWS)) for epoch in _PROBE_EPOCHS]
     content = np.concatenate(probes).astype("<i8").tobytes()
     # A field that came later is left out where it has no effect, so that older checkpoints go on.
-    parameters = order.model_dump(exclude={name for name in ("shards", "sample") if not getattr(order, name)})
+    parameters = order.model_dump(exclude={name for name in ("shards", "sample", "mixture") if not getattr(order, name)})
     return digest_of({"order": parameters, "probe": bytes_digest(content)})

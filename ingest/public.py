@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ingest.dataset import DatasetManifest, Split, manifest_path
-from ingest.feed import Augment, CachedFeed
-from ingest.feed import open_feed as open_cached_feed
+from ingest.feed import Augment, CachedFeed, FeedShare, open_parts, shards_in
 from ingest.order import make_order
+from ingest.sampling import Mixture
 from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.errors import DataError, SpecError
 from penstock.storage import Storage
@@ -27,7 +27,7 @@ __all__ = ["FeedDataset", "open_feed"]
 
 
 def open_feed(
-    dataset: str,
+    dataset: str | Mapping[str, float],
     split: Split = "train",
     *,
     batch_rows: int,
@@ -36,6 +36,7 @@ def open_feed(
     window_rows: int = 1 << 18,
     window_of: Literal["rows", "shards"] = "rows",
     sample: SampleSpec | Mapping[str, Any] | None = None,
+    epoch_rows: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     columns: Sequence[str] | None = None,
@@ -46,7 +47,9 @@ def open_feed(
 
     Args:
         dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL. MLflow has it as the tag
-            `penstock.data.uri` of a registered model, `penstock plan` shows the key of the materialize stage.
+            `penstock.data.uri` of a registered model, `penstock plan` shows the key of the materialize stage. Or several, each
+            with its share of the rows that are drawn, `{address: 3, other: 1}`: the rows of each come evenly, whatever their
+            number. Their columns must be the same.
         split: train, validation or test.
         batch_rows: rows of one step over all ranks.
         shuffle: order of the rows; see `shuffle.mode` in docs/spec.md.
@@ -54,6 +57,7 @@ def open_feed(
         window_rows: see `shuffle.window_rows`.
         window_of: see `shuffle.window_of`.
         sample: draw rows in other shares, such as `{"balance": "label"}`; see `shuffle.sample`.
+        epoch_rows: rows of an epoch where several datasets are mixed; None takes as many as they have in all.
         rank: which part of every step's rows; None asks torch.distributed, and takes 0 where that is not initialised.
         world_size: number of parts; None as for `rank`.
         columns: only these, in this order; None takes all.
@@ -64,9 +68,12 @@ def open_feed(
     Raises:
         DataError: there is no such dataset or split, or a shard is missing.
         ServiceError: its store does not answer.
+        DataError: several datasets do not have the same columns and classes.
         SpecError: the order's numbers make no sense, or only one of `rank` and `world_size` is given.
     """
-    storage, manifest = _find(dataset)
+    addresses = [dataset] if isinstance(dataset, str) else list(dataset)
+    parts = [_find(address) for address in addresses]
+    shards = [shard.rows for _, shard in shards_in(parts, split)]
     if (rank is None) != (world_size is None):
         raise SpecError(
             f"open_feed: rank={rank} with world_size={world_size}: one means nothing without the other",
@@ -80,21 +87,17 @@ def open_feed(
         spec = ShuffleSpec.model_validate(
             {"mode": shuffle, "seed": seed, "window_rows": window_rows, "window_of": window_of, "sample": sample}
         )
+        mixture = None
+        if not isinstance(dataset, str):
+            rows = [manifest.rows[split] for _, manifest in parts]
+            mixture = Mixture.model_validate({"sources": list(zip(rows, dataset.values(), strict=True)), "rows": epoch_rows})
     except ValidationError as error:
         first = error.errors()[0]
         raise SpecError(f"open_feed: {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from error
-    order = make_order(spec, manifest.rows.get(split, 0), [shard.rows for shard in manifest.shards_of(split)])
-    feed = open_cached_feed(
-        storage,
-        manifest,
-        split,
-        batch_rows=batch_rows,
-        order=order,
-        rank=rank,
-        world_size=world_size,
-        columns=columns,
-        prefetch=prefetch,
-    )
+    if mixture is not None and (spec.mode != "global" or spec.sample is not None):
+        raise SpecError("open_feed: several datasets are mixed in a global order, without `sample`")
+    order = make_order(spec, sum(shards), shards).model_copy(update={"mixture": mixture})
+    feed = open_parts(parts, split, order=order, part=FeedShare(batch_rows, rank, world_size, prefetch), columns=columns)
     if augment is not None:
         feed.augment_with(augment, seed)
     return feed

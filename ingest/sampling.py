@@ -11,17 +11,19 @@ Source: systematic resampling, as in J. Carpenter et al., "Improved particle fil
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 
 from ingest.permutation import Permutation
 from ingest.spec import SampleSpec
 from ingest.splitmix import GOLDEN, hash_words
+from penstock.config import Section
 from penstock.errors import DataError, SpecError
 
-__all__ = ["MAX_ROWS", "Draws", "make_draws"]
+__all__ = ["MAX_ROWS", "Draws", "Mixture", "make_draws", "mixed_draws"]
 
 Ids = NDArray[np.int64]
 
@@ -31,6 +33,15 @@ MAX_ROWS = 1 << 30
 _LINE_BITS = 58
 _WEIGHT_BITS = 28
 _LAYOUT, _MARKS = 5, 6  # what a permutation is for; part of its key
+
+
+class Mixture(Section):
+    """Rows of several datasets, one after the other, each of which gets a share of the draws whatever its rows."""
+
+    sources: tuple[tuple[PositiveInt, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]], ...]
+    """(rows, share) of each; shares are in proportion to each other."""
+    rows: PositiveInt | None = None
+    """Rows of an epoch; None takes as many as there are in all."""
 
 
 class _Line(NamedTuple):
@@ -87,6 +98,24 @@ class Draws:
         return rows * int(self._line.width[0])
 
 
+def mixed_draws(mixture: Mixture, seed: int) -> Draws:
+    """The draws of a mixture. Row ids count through the sources.
+
+    Raises:
+        SpecError: there are more rows than `MAX_ROWS`.
+    """
+    counts = np.array([rows for rows, _ in mixture.sources], np.int64)
+    shares = np.array([share for _, share in mixture.sources])
+    epoch_rows = mixture.rows or int(counts.sum())
+    _check_rows(max(int(counts.sum()), epoch_rows))
+    starts = (np.cumsum(counts) - counts).tolist()
+    parts = [
+        Permutation(rows, hash_words(seed, _LAYOUT, number))(np.arange(rows)) + start
+        for number, (rows, start) in enumerate(zip(counts.tolist(), starts, strict=True))
+    ]
+    return Draws(np.concatenate(parts), _Line.of(counts, _width(shares, counts)), seed, epoch_rows)
+
+
 def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Draws:
     """The draws that a `shuffle.sample` section asks for.
 
@@ -100,8 +129,7 @@ def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Dr
     """
     count = len(values)
     epoch_rows = sample.rows or count
-    if not 0 < max(count, epoch_rows) <= MAX_ROWS:
-        raise SpecError(f"shuffle.sample: {max(count, epoch_rows):,} rows; 1 to {MAX_ROWS:,} can be drawn from")
+    _check_rows(max(count, epoch_rows))
     if values.ndim != 1:
         raise SpecError(f"shuffle.sample: column {sample.column!r} holds {list(values.shape[1:])} values per row, not one")
     shuffled = Permutation(count, hash_words(seed, _LAYOUT))(np.arange(count))
@@ -114,6 +142,16 @@ def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Dr
     return Draws(order, _balanced(sample, values), seed, epoch_rows)
 
 
+def _check_rows(rows: int) -> None:
+    if not 0 < rows <= MAX_ROWS:
+        raise SpecError(f"sampling: {rows:,} rows; 1 to {MAX_ROWS:,} can be drawn from")
+
+
+def _width(shares: NDArray[np.float64], counts: Ids) -> Ids:
+    """How much of the line one row takes, where stretches of `counts` rows get these shares of it."""
+    return np.maximum(1, (shares / shares.sum() / counts * 2.0**_LINE_BITS).astype(np.int64))
+
+
 def _balanced(sample: SampleSpec, values: NDArray[np.generic]) -> _Line:
     """A stretch for each class. One row of it gets the share of its class among all, divided by its rows."""
     if values.dtype.kind not in "iu":
@@ -123,8 +161,7 @@ def _balanced(sample: SampleSpec, values: NDArray[np.generic]) -> _Line:
         )
     _, counts = np.unique(values, return_counts=True)
     shares = counts.astype(np.float64) ** (1 - sample.power)
-    width = np.maximum(1, (shares / shares.sum() / counts * 2.0**_LINE_BITS).astype(np.int64))
-    return _Line.of(counts.astype(np.int64), width)
+    return _Line.of(counts.astype(np.int64), _width(shares, counts))
 
 
 def _weighted(column: str, values: NDArray[np.generic], shuffled: Ids) -> _Line:

@@ -34,26 +34,26 @@ SHARDS_OPEN = 2
 
 
 def shard_rows(
-    storage: Storage,
-    shards: Sequence[ShardInfo],
+    places: Sequence[tuple[Storage, ShardInfo]],
     columns: Sequence[ColumnInfo],
     order: Order,
     rank: int = 0,
     world_size: int = 1,
 ) -> Rows:
-    """The rows of `shards`, to be gathered in `order`.
+    """The rows of shards, each in its storage, to be gathered in `order`.
 
     Raises:
         DataError: a local shard is missing or has another size than the manifest says.
         PreflightError: the order needs all shards at once, and the node's cache cannot hold them.
     """
-    rows = [shard.rows for shard in shards]
-    blocks = ShardBlocks(storage, shards, columns)
-    if storage.is_local:
-        for shard in shards:
+    rows = [shard.rows for _, shard in places]
+    blocks = ShardBlocks(places, columns)
+    for storage, shard in places:
+        if storage.is_local:
             hold_shard(storage, shard)
+    if all(storage.is_local for storage, _ in places):
         return Rows(columns, rows, blocks)
-    sizes, cache = [shard.size_bytes for shard in shards], NodeCache()
+    sizes, cache = [0 if storage.is_local else shard.size_bytes for storage, shard in places], NodeCache()
     budget = cache.budget_bytes
     if order.mode == "global":
         # Validation reads its rows one shard after the other, in the same cache and the same minutes.
@@ -65,14 +65,14 @@ def shard_rows(
                 next_step="use shuffle.mode: windowed, raise PENSTOCK_CACHE_BYTES, or give PENSTOCK_CACHE_DIR a larger disk",
             )
         # Each rank of a node begins elsewhere: together they fetch every shard once.
-        first = rank * len(shards) // world_size
-        blocks.fetch([*range(first, len(shards)), *range(first)])
+        first = rank * len(places) // world_size
+        blocks.fetch([*range(first, len(places)), *range(first)])
         return Rows(columns, rows, blocks)
     if order.mode == "windowed":
         ahead_rows, ahead_bytes, open_bytes = order.window_rows, budget // 4, budget // 2
     else:
         ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * max(rows), SHARDS_AHEAD * max(sizes), SHARDS_OPEN * max(sizes)
-    blocks = ShardBlocks(storage, shards, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
+    blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
     return Rows(columns, rows, blocks, sizes, max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows)
 
 
@@ -87,13 +87,11 @@ class ShardBlocks:
 
     def __init__(
         self,
-        storage: Storage,
-        shards: Sequence[ShardInfo],
+        places: Sequence[tuple[Storage, ShardInfo]],
         columns: Sequence[ColumnInfo],
         max_ahead_bytes: int | None = None,
     ) -> None:
-        self._storage = storage
-        self._shards = tuple(shards)
+        self._places = tuple(places)
         self._columns = tuple(columns)
         self._max_ahead_bytes = max_ahead_bytes
         self._coming: dict[int, Future[LocalShard]] = {}
@@ -104,13 +102,13 @@ class ShardBlocks:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="penstock-fetch")
             weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        ahead_bytes = sum(self._shards[index].size_bytes for index in self._coming)
+        ahead_bytes = sum(self._places[index][1].size_bytes for index in self._coming)
         for index in indices:
             if index not in self._coming:
-                ahead_bytes += self._shards[index].size_bytes
+                ahead_bytes += self._places[index][1].size_bytes
                 if self._max_ahead_bytes is not None and ahead_bytes > self._max_ahead_bytes:
                     return
-                self._coming[index] = self._pool.submit(hold_shard, self._storage, self._shards[index])
+                self._coming[index] = self._pool.submit(hold_shard, *self._places[index])
 
     def __call__(self, index: int) -> dict[str, np.ndarray]:
         """Shard `index` as arrays [rows, *shape] by column name.
@@ -119,7 +117,7 @@ class ShardBlocks:
             DataError: the shard is missing or damaged, or is not what its manifest says.
             ServiceError, PreflightError: it cannot be brought here.
         """
-        shard = self._shards[index]
+        storage, shard = self._places[index]
         held = self._hold(index)
         reader = open_shard(held.path)
         block = _HeldBlock(held)
@@ -127,10 +125,10 @@ class ShardBlocks:
             try:
                 view = reader.column(column.name)
             except KeyError as error:
-                raise DataError(f"shard {self._storage.uri(shard.path)}: {error.args[0]}") from error
+                raise DataError(f"shard {storage.uri(shard.path)}: {error.args[0]}") from error
             if view.shape != (shard.rows, *column.shape) or view.dtype != np.dtype(column.dtype):
                 raise DataError(
-                    f"shard {self._storage.uri(shard.path)}: column {column.name!r} is {view.dtype}{list(view.shape)}, "
+                    f"shard {storage.uri(shard.path)}: column {column.name!r} is {view.dtype}{list(view.shape)}, "
                     f"its manifest says {column.dtype}{[shard.rows, *column.shape]}"
                 )
             block[column.name] = view
@@ -139,13 +137,13 @@ class ShardBlocks:
     def _hold(self, index: int) -> LocalShard:
         coming = self._coming.pop(index, None)
         try:
-            return coming.result() if coming is not None else hold_shard(self._storage, self._shards[index])
+            return coming.result() if coming is not None else hold_shard(*self._places[index])
         except PreflightError:
             # The cache is full of shards that were fetched ahead: this one is needed now.
             ahead, self._coming = self._coming, {}
             wait([future for future in ahead.values() if not future.cancel()])
             ahead.clear()  # with them the holds on their files go
-            return hold_shard(self._storage, self._shards[index])
+            return hold_shard(*self._places[index])
 
 
 class _HeldBlock(dict[str, np.ndarray]):

@@ -17,7 +17,7 @@ from ingest import FeedDataset, open_feed
 from ingest.dataset import DatasetManifest
 from penstock.errors import DataError, ResumeError, SpecError
 from penstock.storage import Storage
-from tests.conformance.feed_cases import ROWS
+from tests.conformance.feed_cases import ROWS, write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 64
@@ -89,6 +89,49 @@ def test_a_dataloader_with_workers_is_refused(dataset: str) -> None:
     loader = torch.utils.data.DataLoader(FeedDataset(open_feed(dataset, batch_rows=BATCH)), batch_size=None, num_workers=1)
     with pytest.raises(SpecError, match="num_workers=0"):
         list(loader)
+
+
+def second_dataset(tmp_path: Path, rows: int = 100) -> str:
+    storage = Storage(str(tmp_path / "second"))
+    manifest = write_dataset(storage, tmp_path / "second-scratch", 2, rows=rows)
+    storage.write_json("datasets/s/manifest.json", manifest.model_dump(mode="json"))
+    return storage.uri("datasets/s")
+
+
+def test_datasets_are_mixed_in_the_shares_that_are_asked_for(dataset: str, tmp_path: Path) -> None:
+    other = second_dataset(tmp_path)  # a tenth of the rows, three quarters of the draws
+    opened = lambda **more: open_feed({dataset: 1, other: 3}, batch_rows=BATCH, seed=17, epoch_rows=800, **more)  # noqa: E731
+    whole = [batch.row_ids.tolist() for batch in opened().batches(2)]
+    drawn = [row for batch in whole for row in batch]
+    assert len(drawn) == 800
+    small = [row - ROWS for row in drawn if row >= ROWS]
+    assert len(small) in (599, 600, 601)
+    assert {small.count(row) for row in range(100)} == {6}
+    assert max(drawn.count(row) for row in range(ROWS)) == 1
+    ids = {row for epoch in range(8) for batch in opened().batches(epoch) for row in batch.row_ids.tolist()}
+    assert len(ids) > 0.95 * (ROWS + 100), "every row gets its turn"
+    for batch in opened().batches(2):  # the values are those of the dataset that the id lies in
+        numbers = batch.row_ids - ROWS * (batch.row_ids >= ROWS)
+        assert rows_of(batch.columns) == numbers.tolist()
+    parts = [opened(rank=rank, world_size=2).batches(2, 5 * BATCH) for rank in range(2)]
+    assert [[*a.row_ids.tolist(), *b.row_ids.tolist()] for a, b in zip(*parts, strict=True)] == whole[5:]
+    state = opened().state_dict()
+    with pytest.raises(ResumeError, match="fingerprint"):
+        open_feed({dataset: 1, other: 2}, batch_rows=BATCH, seed=17, epoch_rows=800).load_state_dict(state)
+
+
+def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: Path) -> None:
+    other = second_dataset(tmp_path)
+    with pytest.raises(SpecError, match="mixed in a global order"):
+        open_feed({dataset: 1, other: 1}, batch_rows=BATCH, shuffle="none")
+    with pytest.raises(SpecError, match="greater than 0"):
+        open_feed({dataset: 1, other: 0}, batch_rows=BATCH)
+    with pytest.raises(DataError, match="no rows in split 'test'"):
+        open_feed({dataset: 1, other: 1}, "test", batch_rows=BATCH)
+    file = tmp_path / "second" / "datasets" / "s" / "manifest.json"
+    file.write_text(file.read_text().replace('"uint8"', '"int8"'))
+    with pytest.raises(DataError, match=r"differ in their columns: .*image: uint8\[2, 3\].* and .*image: int8\[2, 3\]"):
+        open_feed({dataset: 1, other: 1}, batch_rows=BATCH)
 
 
 class Recorder(pytorch_lightning.LightningModule):

@@ -1,0 +1,208 @@
+"""What does preparing rows cost beside a pyarrow program written by hand, and does its memory grow with the input?
+
+    python -m benchmarks.prepare [--rounds 5] [--out benchmarks/results]
+
+Eight Parquet files of 250,000 rows, 28 float32 columns and a label. Both variants learn mean and deviation of every column,
+scale, join the columns to one of 28 numbers, and write Arrow files, in two processes that run already. penstock also looks for
+values that are missing or not finite, assigns splits, hashes what it writes and commits each unit. A round measures both.
+Memory: the peak of a process that prepares one file of a given size, less what it takes for the smallest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.machine import describe
+from ingest.materialize import materialize
+from ingest.parallel import ParallelMap, local_map, ray_map
+from ingest.preprocess import fit_preprocess
+from ingest.shards import tensor_array
+from ingest.snapshot import read_source
+from ingest.source import list_source
+from ingest.spec import DataSpec, MaterializeSpec
+from ingest.steps import PreprocessStep
+from penstock.progress import silent
+from penstock.storage import Storage
+from tasks.spec import PipelineSpec
+
+COLUMNS, FILES, FILE_ROWS, CHUNK = 28, 8, 250_000, 50_000
+BY_HAND, OURS = "by hand, pyarrow in two processes", "penstock, preprocess and materialize"
+MEMORY_ROWS = (250_000, 1_000_000, 4_000_000)
+VERSIONS = ("numpy", "pyarrow", "ray")
+
+
+def main() -> None:
+    """Measure, and write `prepare.json`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "penstock-bench"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--peak", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak is not None:
+        print(_peak_mb(options.peak))
+        return
+    source = _written(options.data / "prepare", FILES, FILE_ROWS)
+    found = _rounds(source, options.data, options.rounds)
+    result = {
+        "machine": describe(VERSIONS),
+        "rounds": options.rounds,
+        "rows": FILES * FILE_ROWS,
+        "variants": {
+            name: {
+                "rows_per_s": rates,
+                "median": statistics.median(rates),
+                "of_by_hand": statistics.median(rate / base for rate, base in zip(rates, found[BY_HAND], strict=True)),
+            }
+            for name, rates in found.items()
+        },
+        "peak_mb": {str(rows): _peak_of(_written(options.data / f"prepare-{rows}", 1, rows)) for rows in MEMORY_ROWS},
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "prepare.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _rounds(source: Path, scratch: Path, rounds: int) -> dict[str, list[float]]:
+    import ray
+
+    found: dict[str, list[float]] = {BY_HAND: [], OURS: []}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        _by_hand(pool, source, scratch / "prepare-warm")
+        _with_penstock(source, scratch / "prepare-warm", ray_map)
+        for number in range(rounds):
+            for name in found:
+                out = scratch / "prepare-out"
+                shutil.rmtree(out, ignore_errors=True)
+                began = time.perf_counter()
+                if name == BY_HAND:
+                    _by_hand(pool, source, out)
+                else:
+                    _with_penstock(source, out, ray_map)
+                found[name].append(FILES * FILE_ROWS / (time.perf_counter() - began))
+                print(f"prepare round {number + 1} {name:<40} {found[name][-1]:>12,.0f} rows/s", file=sys.stderr, flush=True)
+                shutil.rmtree(out)
+    ray.shutdown()
+    shutil.rmtree(scratch / "prepare-warm")
+    return found
+
+
+def _written(folder: Path, files: int, file_rows: int) -> Path:
+    """The source, written on the first call."""
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for number in range(files):
+            rng = np.random.default_rng([3, number])
+            with pq.ParquetWriter(part / f"part-{number}.parquet", _table(rng, 0).schema) as writer:
+                for start in range(0, file_rows, CHUNK):
+                    writer.write_table(_table(rng, min(CHUNK, file_rows - start)))
+        part.rename(folder)
+    return folder
+
+
+def _table(rng: np.random.Generator, rows: int) -> pa.Table:
+    columns = {f"x{index}": rng.standard_normal(rows, np.float32) * 3 + 1 for index in range(COLUMNS)}
+    return pa.table({**columns, "label": rng.integers(0, 2, rows)})
+
+
+def _by_hand(pool: ProcessPoolExecutor, source: Path, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    files = sorted(source.glob("*.parquet"))
+    sums = [sum(part) for part in zip(*pool.map(_sums, files), strict=True)]
+    count, total, squares = sums
+    mean = total / count
+    deviation = np.sqrt(squares / count - mean**2)
+    list(pool.map(_scale, files, [out] * len(files), [mean] * len(files), [deviation] * len(files)))
+
+
+def _batches(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for batch in pq.ParquetFile(file).iter_batches(65536):
+        yield np.stack([batch.column(index).to_numpy() for index in range(COLUMNS)], 1), batch.column(COLUMNS).to_numpy()
+
+
+def _sums(file: Path) -> tuple[Any, Any, Any]:
+    count, total, squares = 0, np.zeros(COLUMNS), np.zeros(COLUMNS)
+    for x, _ in _batches(file):
+        count += len(x)
+        total += x.sum(0, np.float64)
+        squares += np.square(x, dtype=np.float64).sum(0)
+    return count, total, squares
+
+
+def _scale(file: Path, out: Path, mean: np.ndarray, deviation: np.ndarray) -> None:
+    mean, deviation = mean.astype(np.float32), deviation.astype(np.float32)
+    writer = None
+    with pa.OSFile(str(out / f"{file.stem}.arrow"), "wb") as sink:
+        for x, label in _batches(file):
+            batch = pa.record_batch({"features": tensor_array((x - mean) / deviation), "label": pa.array(label)})
+            writer = writer or pa.ipc.new_file(sink, batch.schema)
+            writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
+
+
+def _with_penstock(source: Path, out: Path, parallel: ParallelMap) -> None:
+    spec = PipelineSpec.model_validate(
+        {
+            "name": "prepare",
+            "data": {"format": "parquet", "train": str(source), "label": "label"},
+            "preprocess": [{"standard_scaler": {"columns": "*"}}, {"concatenator": {"columns": "*", "output": "features"}}],
+            "train": {"recipe": "model.py:Unused", "epochs": 1},
+            "register": {"name": "prepare"},
+        }
+    )
+    _prepare(spec.data, list(spec.preprocess), out, parallel)
+
+
+def _prepare(data: DataSpec, steps: list[PreprocessStep], out: Path, parallel: ParallelMap) -> None:
+    snapshot = read_source(data, list_source(data, out.parent), silent)
+    fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=parallel)
+    materialize(
+        key="k",
+        data=data,
+        steps=steps,
+        fitted=fitted,
+        snapshot=snapshot,
+        code={},
+        spec=MaterializeSpec(),
+        storage=Storage(str(out)),
+        progress=silent,
+        parallel=parallel,
+    )
+
+
+def _peak_of(source: Path) -> float:
+    command = [sys.executable, "-m", "benchmarks.prepare", "--peak", str(source)]
+    peak = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    size = sum(file.stat().st_size for file in source.iterdir())
+    print(f"prepare one file of {size / 1e6:,.0f} MB: peak {peak:,.0f} MB", file=sys.stderr, flush=True)
+    return peak
+
+
+def _peak_mb(source: Path) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        _with_penstock(source, Path(folder, "out"), local_map)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+if __name__ == "__main__":
+    main()
