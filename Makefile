@@ -59,11 +59,13 @@ types: $(READY) ## mypy
 imports: $(READY) ## flows -> tasks -> training -> ingest -> penstock, and nothing back
 	@$(BIN)/python -m pytest -q tests/test_imports_point_one_way.py
 
-bench: $(READY) ## feed, loop and start beside what they are compared with (an hour; writes docs/performance.md)
+bench: $(READY) ## every benchmark beside what it is compared with (an hour; writes docs/performance.md)
 	@.ci/make-venv .venv-bench
 	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
 	@.venv-bench/bin/python -m benchmarks.feed
 	@.venv-bench/bin/python -m benchmarks.loop
+	@.venv-bench/bin/python -m benchmarks.prepare
+	@.venv-bench/bin/python -m benchmarks.growth
 	@.venv-bench/bin/python -m benchmarks.start
 	@.venv-bench/bin/python -m benchmarks.report
 
