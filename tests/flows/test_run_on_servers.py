@@ -40,11 +40,12 @@ class Servers(NamedTuple):
 
 
 RAY = """
-import sys
+import os, sys
 from ray.cluster_utils import Cluster
 
+os.mkdir(os.environ["RAY_TMPDIR"] + "/ray")  # the cluster writes its address there, and does not look whether it can
 node = {"num_cpus": 1, "object_store_memory": 200_000_000, "node_ip_address": "127.0.0.1"}
-cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False, "temp_dir": sys.argv[1]})
+cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
 cluster.add_node(**node)
 print(cluster.address, flush=True)
 sys.stdin.read()
@@ -56,9 +57,9 @@ cluster.shutdown()
 def ray_of_two_nodes(environment: dict[str, str], log: Path) -> Iterator[str]:
     """The address of a cluster of two nodes with a CPU each, which listens on 127.0.0.1 only and asks for the token."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, log.open("wb") as output:  # sockets' paths are short
-        command = [sys.executable, "-c", RAY, folder]
+        own = {**environment, "RAY_TMPDIR": folder}
         holder = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
+            [sys.executable, "-c", RAY], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
         )
         try:
             assert holder.stdout is not None
