@@ -69,6 +69,8 @@ def open_client(tracking_uri: str) -> MlflowClient:
     """A client that fails fast, because retrying is the sender's work. A caller's own settings win."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    # Where tqdm is installed, MLflow draws bars of its own into ours.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
     return MlflowClient(tracking_uri, registry_uri=tracking_uri)

@@ -47,7 +47,9 @@ def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_name
 
 def test_the_characters_become_less_surprising(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "text")[0]
-    result = Command("run", str(file), "--json", "--set", "train.max_steps=40").finish()
+    command = Command("run", str(file), "--json", "--set", "train.max_steps=40")
+    result = command.finish()
     assert result["status"] == "done"
+    assert "Downloading" not in command.said, "nobody but penstock says anything"
     # One guess among 128 costs log(128) = 4.9 nats, one among the characters that are frequent about 3.
     assert result["metrics"]["test/loss"] < 0.7 * math.log(128)
