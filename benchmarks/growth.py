@@ -3,8 +3,8 @@
     python -m benchmarks.growth [--rounds 5] [--seconds 1] [--out benchmarks/results]
 
 For every number of rows: the time of a batch of 256 rows from the feed (one int64 column, so that 10^8 rows fit into memory),
-and of the order alone, which is arithmetic. Shards are sparse files of zeros: what is measured is finding and copying. A round
-measures every size; ratios are taken to the smallest size of the same round.
+and of the order alone, which is arithmetic. Rows lie in memory, in blocks of a million. A round measures every size; ratios are
+taken to the smallest size of the same round.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tasks.stage import Look, Stage
 from tasks.train import STAGE as TRAIN
 from training.state import TrainState
 
-__all__ = ["plan_pipeline", "show_plan"]
+__all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
 
 _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
 
@@ -60,7 +60,7 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
         upstream[stage.name] = output
         if entry["action"] != "reuse":
             will_run.add(stage.name)
-    stages[_STAGES.index(SHUFFLE)]["mixing"] = _mixing(project, upstream["shuffle"])
+    stages[_STAGES.index(SHUFFLE)]["mixing"] = describe_mixing(project, upstream["shuffle"])
     if "train" in will_run:
         _plan_rows(stages[_STAGES.index(MATERIALIZE)], project, ledger)
     return {
@@ -99,7 +99,7 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
         )
 
 
-def _mixing(project: Project, output: dict[str, Any]) -> dict[str, float] | None:
+def describe_mixing(project: Project, output: dict[str, Any]) -> dict[str, float] | None:
     """What windows cost, where `shuffle.mode` is windowed: see ingest/mixing.py."""
     shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
     if shuffle.mode != "windowed":

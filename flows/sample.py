@@ -20,10 +20,11 @@ from ingest.order import make_order
 from ingest.parallel import local_map
 from ingest.preprocess import fit_preprocess
 from ingest.row_generator import RowGenerator
+from ingest.sampling import check_column
 from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
 from ingest.source import SourceFile, list_source
 from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
-from penstock.errors import DataError, Interrupted, PenstockError, SpecError, TrainingError
+from penstock.errors import DataError, Interrupted, PenstockError, TrainingError
 from penstock.progress import silent
 from penstock.storage import Storage
 from tasks.project import Project
@@ -133,8 +134,10 @@ def _augmented(recipe: Recipe, batch: Batch, target: str) -> dict[str, torch.Ten
         seed_rng(seed)
         copied = {name: column.clone() for name, column in batch.columns.items()}
         made.append(recipe.augment(copied, RowGenerator(0, 0, batch.row_ids)))
-    for name, column in made[0].items():
-        if not torch.equal(column, made[1][name]):
+    for name in made[0].keys() | made[1].keys():
+        first, second = (columns.get(name) for columns in made)
+        same = first is not None and second is not None and first.shape == second.shape
+        if not same or not torch.allclose(first, second, rtol=0, atol=0, equal_nan=True):  # type: ignore[arg-type]
             raise TrainingError(
                 f"{target}: augment() makes other values of column {name!r} each time: a resumed run would differ",
                 next_step="draw from `generator` (random, normal, integers), not from torch's, numpy's or Python's own",
@@ -148,11 +151,8 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
     order = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
     batch = next(iter(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0)))
     sample = project.spec.shuffle.sample
-    prepared = [column.name for column in manifest.feed_schema.columns]
-    if sample is not None and sample.column not in prepared:
-        raise SpecError(
-            f"shuffle.sample: there is no column {sample.column!r} in the prepared rows", problems=[f"columns: {prepared}"]
-        )
+    if sample is not None:
+        check_column(sample, manifest.feed_schema.columns)
     recipe = load_recipe(project.recipe, train.params)
     validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)

@@ -1,8 +1,8 @@
 """What does a training worker read? Its share of each global batch, found by arithmetic and gathered ahead of need.
 
-The global batch at position p of an epoch holds the rows `order.ids(epoch, p, p + batch_rows)`; rank r of W takes the
-contiguous part [r*b//W, (r+1)*b//W) of its b rows. A feed's state is therefore (epoch, rows consumed by all ranks), and world
-size is no part of it.
+The global batch at position p of an epoch holds the rows `order.ids(epoch, p, p + batch_rows)`, or those drawn there; rank r
+of W takes the contiguous part [r*b//W, (r+1)*b//W) of its b rows. A feed's state is therefore (epoch, rows consumed by all
+ranks), and world size is no part of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead
 from ingest.row_generator import RowGenerator
-from ingest.sampling import make_draws, mixed_draws
+from ingest.sampling import check_column, make_draws, mixed_draws
 from ingest.shard_rows import shard_rows
 from penstock.config import Section
 from penstock.digest import digest_of
@@ -35,6 +35,7 @@ __all__ = [
     "Feed",
     "FeedShare",
     "FeedState",
+    "check_augmented",
     "open_feed",
     "open_parts",
     "select_columns",
@@ -110,6 +111,8 @@ class FeedState(Section):
     seed: int
     shuffle: str
     """Mode of the order."""
+    augment_seed: int | None = None
+    """None where nothing is augmented."""
 
 
 class FeedShare(NamedTuple):
@@ -157,9 +160,11 @@ class FeedCursor:
     def augment_with(self, augment: Augment, seed: int) -> None:
         """Change every batch that is read from now on, in the thread that reads ahead. Rows stay as many and where they are.
 
-        What `augment` draws from its generator follows from (seed, epoch, row): the same after a resume and on any rank.
+        What `augment` draws from its generator follows from (seed, epoch, row), or from (seed, epoch, position) where an epoch
+        may hold a row more than once: the same after a resume and on any rank.
         """
         self._augment, self._augment_seed = augment, seed
+        self._state = self._state.model_copy(update={"augment_seed": seed})
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
@@ -190,8 +195,9 @@ class FeedCursor:
 
     def _handed_over(self, epoch: int, groups: Iterator[list[Batch]]) -> Iterator[Batch]:
         """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
-        changed = ([self._augmented(epoch, batch) for batch in group] for group in groups)
-        with closing(ahead(changed, self.part.prefetch)) as ready:
+        if self._augment is not None:  # one by one: what is ready is not held back by those after it
+            groups = ([self._augmented(epoch, batch)] for group in groups for batch in group)
+        with closing(ahead(groups, self.part.prefetch)) as ready:
             for group in ready:
                 for batch in group:
                     self._at = epoch, batch.position
@@ -200,10 +206,10 @@ class FeedCursor:
     def _augmented(self, epoch: int, batch: Batch) -> Batch:
         if self._augment is None or not batch.rows:
             return batch
-        columns = dict(self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, batch.row_ids)))
-        for name, column in columns.items():
-            if len(column) != batch.rows:
-                raise SpecError(f"augment made {len(column)} rows of column {name!r} out of a batch of {batch.rows}")
+        positions = np.arange(batch.first_row, batch.first_row + batch.rows)
+        told_apart = positions if self.order.is_drawn else batch.row_ids
+        columns = dict(self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart)))
+        check_augmented(columns, batch.rows)
         return batch._replace(columns=columns)
 
     def _check_start(self, epoch: int, start: int) -> None:
@@ -211,15 +217,28 @@ class FeedCursor:
             raise ValueError(f"position {start} of epoch {epoch} is not within the split's {self.num_rows} rows")
 
 
+def check_augmented(columns: Mapping[str, Any], rows: int) -> None:
+    """Raise SpecError unless every column is a tensor of `rows` rows."""
+    for name, column in columns.items():
+        if not isinstance(column, torch.Tensor) or column.shape[:1] != (rows,):
+            found = (
+                f"a tensor of shape {list(column.shape)}" if isinstance(column, torch.Tensor) else f"a {type(column).__name__}"
+            )
+            raise SpecError(
+                f"augment made {found} of column {name!r} in a batch of {rows} rows; rows come first, as many as before"
+            )
+
+
 _FRESH = "put the old value back, or start anew with `penstock run FILE --fresh`"
 
 _MUST_MATCH = {
     "split": "split",
     "content": "content of the dataset (digest)",
-    "rows": "rows of the split",
+    "rows": "rows of an epoch",
     "batch_rows": "train.batch_rows",
     "shuffle": "shuffle.mode",
     "seed": "shuffle.seed",
+    "augment_seed": "seed of the augmentation",
     "fingerprint": "fingerprint of the order (also a changed generator)",
 }
 
@@ -234,6 +253,7 @@ class CachedFeed(FeedCursor):
         self._rows = rows
         self._ids_at = order.ids_at
         if order.sample is not None:
+            check_column(order.sample, schema.columns)
             self._ids_at = make_draws(order.sample, order.seed, rows.column(order.sample.column)).ids_at
         elif order.mixture is not None:
             self._ids_at = mixed_draws(order.mixture, order.seed).ids_at
@@ -316,7 +336,7 @@ def open_parts(
         DataError: also where the datasets' columns or classes differ.
     """
     places = shards_in(parts, split)
-    schema = select_columns(_common_schema([manifest.feed_schema for _, manifest in parts]), columns)
+    schema = _common_schema([select_columns(manifest.feed_schema, columns) for _, manifest in parts])
     rows = shard_rows(places, schema.columns, order, part.rank, part.world_size)
     return CachedFeed(schema, split, digest_of([shard.digest for _, shard in places]), rows, order, part)
 
@@ -339,7 +359,7 @@ def _common_schema(schemas: Sequence[FeedSchema]) -> FeedSchema:
             if here != there:
                 raise DataError(
                     f"the datasets differ in their {name}: {_shown(here)} and {_shown(there)}",
-                    next_step="prepare both with the same steps; open_feed's `columns` cannot make them equal",
+                    next_step="prepare them with the same steps, or read only those `columns` that they have in common",
                 )
     counts = [schema.num_classes for schema in schemas if schema.num_classes is not None]
     return first.model_copy(update={"num_classes": max(counts)}) if counts else first

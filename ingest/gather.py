@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from ingest.dataset import ColumnInfo
-from penstock.errors import SpecError
 
 __all__ = ["Rows", "empty_tensors"]
 
@@ -65,13 +64,7 @@ class Rows:
         self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
 
     def column(self, name: str) -> NDArray[Any]:
-        """All values of one column, [num_rows, *shape], in row order.
-
-        Raises:
-            SpecError: there is no such column.
-        """
-        if name not in self._memory:
-            raise SpecError(f"shuffle.sample: there is no column {name!r}", problems=[f"columns: {', '.join(self._memory)}"])
+        """All values of one column, [num_rows, *shape], in row order. Raises KeyError if there is no such column."""
         return np.concatenate([self._block(index)[name] for index in range(len(self._ends))])
 
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:

@@ -37,7 +37,10 @@ def mixes_like(batch_rows: int, runs: float, window_rows: float, rows: float = f
         window_rows: rows of a window.
         rows: of the split.
     """
-    batch_rows, window_rows = min(batch_rows, int(rows) if rows < float("inf") else batch_rows), min(window_rows, rows)
+    if window_rows >= rows:
+        return float(min(batch_rows, rows))
+    windows = max(1.0, batch_rows / window_rows)  # that one batch goes through
+    runs, window_rows = runs * windows, window_rows * windows
     run_rows = window_rows / runs
     together = (run_rows - 1) / max(1.0, window_rows - 1)
     # Rows of one run deviate alike from the split's mean, and those of different runs a little against each other.

@@ -1,4 +1,5 @@
-"""In which order does training see the rows? Arithmetic on (seed, epoch, number of rows), and on nothing else.
+"""In which order does training see the rows? Arithmetic on (seed, epoch, number of rows), and on nothing else unless rows are
+drawn in other shares than they are stored in (ingest/sampling.py).
 
 The order knows neither ranks nor batches: rank r of W takes its share of each global batch, so another world size sees the
 same rows in the same order. There is no state to save but the position. A fingerprint over the parameters and over ids really
@@ -60,6 +61,11 @@ class Order(Section):
         return self
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether an epoch may hold a row more than once, or not at all."""
+        return self.sample is not None or self.mixture is not None
+
+    @property
     def epoch_rows(self) -> int:
         """Positions of an epoch: the rows of the split, unless a sample or a mixture says otherwise."""
         drawn = self.sample or self.mixture
@@ -81,8 +87,10 @@ class Order(Section):
         About 10 ns per id in long ranges; ask for some thousand at a time.
 
         Raises:
-            ValueError: a negative epoch, or positions outside [0, rows].
+            ValueError: a negative epoch, positions outside [0, rows], or rows that are drawn, which `Draws` finds.
         """
+        if self.is_drawn:
+            raise ValueError("rows are drawn: their ids come from ingest.sampling")
         if epoch < 0 or not 0 <= start <= stop <= self.rows:
             raise ValueError(f"positions [{start}, {stop}) of epoch {epoch} are not within the order's {self.rows} rows")
         if start == stop or self.mode == "none":
@@ -100,7 +108,13 @@ class Order(Section):
         if not len(positions):
             return np.empty(0, np.int64)
         start, stop = int(positions[0]), int(positions[-1]) + 1
-        if self.mode == "global" and epoch >= 0 and 0 <= start < stop <= self.rows:
+        if (
+            self.mode == "global"
+            and self.sample is None
+            and self.mixture is None
+            and epoch >= 0
+            and 0 <= start < stop <= self.rows
+        ):
             return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(positions)
         return self.ids(epoch, start, stop)[positions - start]
 
@@ -201,8 +215,9 @@ def _permutation(size: int, seed: int, epoch: int, purpose: int, number: int) ->
 @functools.lru_cache(maxsize=64)
 def _fingerprint(order: Order) -> str:
     last = max(0, order.rows - _PROBE_ROWS)
+    plain = order.model_copy(update={"sample": None, "mixture": None})
     probes = [
-        order.ids(epoch, start, min(order.rows, start + _PROBE_ROWS))
+        plain.ids(epoch, start, min(order.rows, start + _PROBE_ROWS))
         for epoch in _PROBE_EPOCHS
         for start in (0, last // 2, last)
     ]

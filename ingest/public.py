@@ -1,7 +1,7 @@
 """How does a program of your own read a dataset that penstock has prepared? By its address, in any training loop.
 
-The same feed as `penstock run` uses: every row once an epoch, in an order that depends on the seed and the epoch alone, shared
-out over any number of ranks, and exact to continue from `state_dict()`.
+The same feed as `penstock run` uses: every row once an epoch (or in the shares that are asked for), in an order that depends
+on the seed and the epoch alone, shared out over any number of ranks, and exact to continue from `state_dict()`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ def open_feed(
         SpecError: the order's numbers make no sense, or only one of `rank` and `world_size` is given.
     """
     addresses = [dataset] if isinstance(dataset, str) else list(dataset)
+    if not addresses:
+        raise SpecError("open_feed: no dataset is named")
+    if epoch_rows is not None and isinstance(dataset, str):
+        raise SpecError(f"open_feed: epoch_rows={epoch_rows} is for several datasets; for one give sample={{'rows': ...}}")
     parts = [_find(address) for address in addresses]
     shards = [shard.rows for _, shard in shards_in(parts, split)]
     if (rank is None) != (world_size is None):
@@ -93,7 +97,8 @@ def open_feed(
             mixture = Mixture.model_validate({"sources": list(zip(rows, dataset.values(), strict=True)), "rows": epoch_rows})
     except ValidationError as error:
         first = error.errors()[0]
-        raise SpecError(f"open_feed: {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from error
+        where = f"{'.'.join(map(str, first['loc']))}={first['input']!r}: " if first["loc"] else ""
+        raise SpecError(f"open_feed: {where}{first['msg']}") from error
     if mixture is not None and (spec.mode != "global" or spec.sample is not None):
         raise SpecError("open_feed: several datasets are mixed in a global order, without `sample`")
     order = make_order(spec, sum(shards), shards).model_copy(update={"mixture": mixture})

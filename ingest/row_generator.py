@@ -8,6 +8,8 @@ Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +31,8 @@ class RowGenerator:
     Args:
         seed: of the run.
         epoch: rows draw anew in each.
-        row_ids: int64 [rows], the rows' numbers in their split.
+        row_ids: int64 [rows], what tells the rows of an epoch apart: their numbers in the split, or their positions in an epoch
+            that holds a row more than once.
     """
 
     def __init__(self, seed: int, epoch: int, row_ids: NDArray[np.int64]) -> None:
@@ -39,12 +42,15 @@ class RowGenerator:
 
     def random(self, *size: int) -> Tensor:
         """Uniform numbers in [0, 1): float32 [rows, *size], on the CPU."""
-        return torch.from_numpy(self._uniform(size, np.float32(2.0**-24)))
+        out = np.empty((len(self._keys), *size), np.float32)
+        self._draw(out, lambda bits: (bits >> np.uint64(40)) * np.float32(2.0**-24))
+        return torch.from_numpy(out)
 
     def normal(self, *size: int) -> Tensor:
         """Standard normal numbers: float32 [rows, *size], on the CPU."""
-        radius = np.sqrt(-2.0 * np.log1p(-self._uniform(size, np.float32(2.0**-24))))
-        return torch.from_numpy(radius * np.cos(self._uniform(size, np.float32(2.0**-24 * 2.0 * math.pi))))
+        out = np.empty((len(self._keys), *size), np.float32)
+        self._draw(out, _normal)
+        return torch.from_numpy(out)
 
     def integers(self, low: int, high: int, *size: int) -> Tensor:
         """Integers in [low, high), all as likely: int64 [rows, *size], on the CPU.
@@ -54,21 +60,26 @@ class RowGenerator:
         """
         if not 0 < high - low <= 1 << 32:
             raise ValueError(f"integers({low}, {high}): there must be 1 to 2**32 integers from low to below high")
-        bits = self._bits(size) >> np.uint64(32)
-        return torch.from_numpy(((bits * np.uint64(high - low)) >> np.uint64(32)).astype(np.int64) + low)
+        out = np.empty((len(self._keys), *size), np.int64)
+        self._draw(out, lambda bits: (bits % np.uint64(high - low)).astype(np.int64) + low)
+        return torch.from_numpy(out)
 
-    def _uniform(self, size: tuple[int, ...], unit: np.float32) -> NDArray[np.float32]:
-        return (self._bits(size) >> np.uint64(40)).astype(np.float32) * unit
+    def _draw(self, out: NDArray[Any], made_of: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> None:
+        """Fill `out` [rows, ...] from 64 bits for each number: splitmix64 of each row's key, continued over the draws."""
+        numbers = out.reshape(len(out), -1) if out.size else out.reshape(0, 1)
+        count = math.prod(out.shape[1:])
+        first, self._drawn = self._drawn, self._drawn + count
+        rows, columns = max(1, _CHUNK // max(1, count)), min(count, _CHUNK) or 1
+        for row in range(0, len(numbers), rows):
+            for column in range(0, count, columns):
+                part = numbers[row : row + rows, column : column + columns]
+                steps = np.arange(part.shape[1], dtype=np.uint64) + np.uint64(first + column + 1)
+                bits = self._keys[row : row + rows, None] + steps * np.uint64(GOLDEN)
+                part[:] = made_of(mix_words(bits))
 
-    def _bits(self, size: tuple[int, ...]) -> NDArray[np.uint64]:
-        """64 random bits for each number of [rows, *size]: splitmix64 of each row's key, continued over the draws."""
-        count = math.prod(size)
-        steps = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-        self._drawn += count
-        bits = np.empty((len(self._keys), count), np.uint64)
-        rows = max(1, _CHUNK // max(1, count))
-        for first in range(0, len(bits), rows):
-            part = bits[first : first + rows]
-            np.add(self._keys[first : first + rows, None], steps, out=part)
-            mix_words(part)
-        return bits.reshape(len(self._keys), *size)
+
+def _normal(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Box and Muller's transform of the upper and the lower half of each; in float64, whose last bits float32 does not see."""
+    radius = np.sqrt(-2.0 * np.log1p(-(bits >> np.uint64(32)).astype(np.float64) * 2.0**-32))
+    turn = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * 2.0**-32
+    return radius * np.cos(2.0 * math.pi * turn)  # type: ignore[no-any-return]

@@ -5,40 +5,48 @@ A row is drawn once for every mark on its stretch: its draws differ by less than
 epoch. The marks move on from epoch to epoch, so that each row gets its turn. A full shuffle says at which position which mark
 comes, so every draw is found by (seed, epoch, position) alone: there is no state but the position.
 
-Integers throughout. Lines lie in a shuffled order of the rows, so that no pattern in the data meets the marks' distances.
+Places are integers, found without rounding. Rows of one weight lie in a shuffled order on the line, so that no pattern in the
+data meets the marks' distances.
 Source: systematic resampling, as in J. Carpenter et al., "Improved particle filter for nonlinear problems", 1999.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
+from ingest.dataset import ColumnInfo
 from ingest.permutation import Permutation
 from ingest.spec import SampleSpec
 from ingest.splitmix import GOLDEN, hash_words
 from penstock.config import Section
 from penstock.errors import DataError, SpecError
 
-__all__ = ["MAX_ROWS", "Draws", "Mixture", "make_draws", "mixed_draws"]
+__all__ = ["MAX_ROWS", "Draws", "Mixture", "check_column", "make_draws", "mixed_draws"]
 
 Ids = NDArray[np.int64]
+
+Share = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 MAX_ROWS = 1 << 30
 """Of the split and of an epoch: the arithmetic is that of 64 bits, and draws by weights keep 40 bytes per row."""
 
 _LINE_BITS = 58
-_WEIGHT_BITS = 28
-_LAYOUT, _MARKS = 5, 6  # what a permutation is for; part of its key
+_LAYOUT, _MARKS = 1 << 40, 2 << 40  # what a permutation is for; part of its key, and no number of an epoch or a source
 
 
 class Mixture(Section):
     """Rows of several datasets, one after the other, each of which gets a share of the draws whatever its rows."""
 
-    sources: tuple[tuple[PositiveInt, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]], ...]
+    sources: Annotated[
+        tuple[tuple[PositiveInt, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]], ...], Field(min_length=1)
+    ]
     """(rows, share) of each; shares are in proportion to each other."""
     rows: PositiveInt | None = None
     """Rows of an epoch; None takes as many as there are in all."""
@@ -80,7 +88,7 @@ class Draws:
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
         """Row ids drawn at `positions` (each in [0, epoch_rows)) of an epoch: int64, shape (n,) to (n,)."""
         length, marks = self._length(epoch), self._epoch_rows
-        mark = Permutation(marks, hash_words(self._seed, epoch, _MARKS))(positions)
+        mark = _marks(marks, self._seed, epoch)(positions)
         # The golden ratio's fraction: the places visited stay as far apart as they can, however many epochs there are.
         moved = (length * (((epoch + 1) * GOLDEN) >> 32 & 0xFFFFFFFF)) >> 32
         at = mark * (length // marks) + (mark * (length % marks) + moved) // marks
@@ -96,6 +104,11 @@ class Draws:
         share += (1 - share) * min(1.0, epoch / epochs)
         rows = max(1, round(share * len(self._rows)))
         return rows * int(self._line.width[0])
+
+
+@functools.lru_cache(maxsize=4)
+def _marks(count: int, seed: int, epoch: int) -> Permutation:
+    return Permutation(count, hash_words(seed, epoch, _MARKS))
 
 
 def mixed_draws(mixture: Mixture, seed: int) -> Draws:
@@ -116,6 +129,24 @@ def mixed_draws(mixture: Mixture, seed: int) -> Draws:
     return Draws(np.concatenate(parts), _Line.of(counts, _width(shares, counts)), seed, epoch_rows)
 
 
+def check_column(sample: SampleSpec, columns: Sequence[ColumnInfo]) -> None:
+    """Raise SpecError unless `columns`, those that are prepared and read, hold one that can be sampled by."""
+    found = next((column for column in columns if column.name == sample.column), None)
+    if found is None:
+        raise SpecError(
+            f"shuffle.sample: there is no column {sample.column!r}",
+            problems=[f"columns: {', '.join(column.name for column in columns)}"],
+            next_step="name a column of the prepared rows; open_feed's `columns`, where given, must hold it too",
+        )
+    if found.shape:
+        raise SpecError(f"shuffle.sample: column {found.name!r} holds {list(found.shape)} values per row, not one")
+    if sample.balance is not None and np.dtype(found.dtype).kind not in "iu":
+        raise SpecError(
+            f"shuffle.sample.balance: column {found.name!r} holds {found.dtype}, and classes are integers",
+            next_step="name a column that a label_encoder or ordinal step has prepared",
+        )
+
+
 def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Draws:
     """The draws that a `shuffle.sample` section asks for.
 
@@ -124,14 +155,12 @@ def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Dr
         values: [rows], the column that the section names, in row order.
 
     Raises:
-        SpecError: the column cannot be used so, or there are more rows than `MAX_ROWS`.
+        SpecError: there are more rows than `MAX_ROWS`.
         DataError: weights that are negative or no numbers, or all 0; the first such row is named.
     """
     count = len(values)
     epoch_rows = sample.rows or count
     _check_rows(max(count, epoch_rows))
-    if values.ndim != 1:
-        raise SpecError(f"shuffle.sample: column {sample.column!r} holds {list(values.shape[1:])} values per row, not one")
     shuffled = Permutation(count, hash_words(seed, _LAYOUT))(np.arange(count))
     if sample.weights is not None:
         return Draws(shuffled, _weighted(sample.column, values, shuffled), seed, epoch_rows)
@@ -154,11 +183,6 @@ def _width(shares: NDArray[np.float64], counts: Ids) -> Ids:
 
 def _balanced(sample: SampleSpec, values: NDArray[np.generic]) -> _Line:
     """A stretch for each class. One row of it gets the share of its class among all, divided by its rows."""
-    if values.dtype.kind not in "iu":
-        raise SpecError(
-            f"shuffle.sample.balance: column {sample.column!r} holds {values.dtype}, and classes are integers",
-            next_step="name a column that a label_encoder or ordinal step has prepared",
-        )
     _, counts = np.unique(values, return_counts=True)
     shares = counts.astype(np.float64) ** (1 - sample.power)
     return _Line.of(counts.astype(np.int64), _width(shares, counts))
@@ -175,5 +199,7 @@ def _weighted(column: str, values: NDArray[np.generic], shuffled: Ids) -> _Line:
         )
     if not weights.any():
         raise DataError(f"shuffle.sample.weights: column {column!r} is 0 in every row, so none could be drawn")
-    width = np.round(weights / weights.max() * 2.0**_WEIGHT_BITS).astype(np.int64)[shuffled]
+    shares = weights / weights.max()
+    # fsum, because the last bit of another sum depends on the processor, and with it every place on the line.
+    width = np.rint(shares / math.fsum(shares) * 2.0**_LINE_BITS).astype(np.int64)[shuffled]
     return _Line.of(np.ones(len(width), np.int64), width)

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from ingest.dataset import FeedSchema
+from ingest.feed import check_augmented
 from ingest.row_generator import RowGenerator
 from penstock.errors import PenstockError, SpecError, TrainingError
 
@@ -170,8 +171,14 @@ class Recipe:
 
     def augment(self, batch: Columns, generator: RowGenerator) -> Columns:
         """The batch to train on, of as many rows."""
+        rows = len(next(iter(batch.values())))
         with self._blame("augment"):
-            return dict(self._user.augment(batch, generator))
+            columns = dict(self._user.augment(batch, generator))
+        try:
+            check_augmented(columns, rows)
+        except SpecError as error:
+            raise TrainingError(f"{self._target}.{error.message}") from error
+        return columns
 
     @contextmanager
     def _blame(self, method: str) -> Iterator[None]:

@@ -210,8 +210,21 @@ def test_what_augmentation_draws_follows_the_row_into_any_batch(case: Case) -> N
 def test_augmentation_that_loses_rows_is_refused(case: Case) -> None:
     feed = case.open()
     feed.augment_with(lambda columns, _: {name: column[1:] for name, column in columns.items()}, seed=0)
-    with pytest.raises(SpecError, match="augment made 63 rows of column 'x' out of a batch of 64"):
+    with pytest.raises(SpecError, match=r"augment made a tensor of shape \[63, 5\] of column 'x' in a batch of 64 rows"):
         list(feed.batches(0))
+
+
+def test_a_state_goes_with_the_seed_of_its_augmentation(case: Case) -> None:
+    def opened(seed: int) -> FullFeed:
+        feed = case.open()
+        feed.augment_with(lambda columns, _: columns, seed)
+        return feed
+
+    state = stored(opened(1).state_dict())
+    assert opened(1).load_state_dict(state) == (0, 0)
+    for other in (opened(2), case.open()):
+        with pytest.raises(ResumeError, match="seed of the augmentation: 1 in the checkpoint"):
+            other.load_state_dict(state)
 
 
 def test_batches_may_be_kept_and_changed(case: Case) -> None:
@@ -243,7 +256,7 @@ def feed_threads() -> int:
     [
         ({"batch_rows": 32}, ["train.batch_rows: 32 in the checkpoint, 64 now", "--fresh"]),
         ({"content": "other"}, ["content of the dataset", "other"]),
-        ({"rows": 7}, ["rows of the split: 7 in the checkpoint, 1003 now"]),
+        ({"rows": 7}, ["rows of an epoch: 7 in the checkpoint, 1003 now"]),
         ({"fingerprint": "f"}, ["fingerprint"]),
         ({"seed": 99}, ["shuffle.seed: 99 in the checkpoint"]),
         ({"position": ROWS + 1}, ["1004"]),

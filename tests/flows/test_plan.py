@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.plan import plan_pipeline, show_plan
+from flows.plan import describe_mixing, plan_pipeline, show_plan
+from flows.spec_file import load_spec
+from tasks.project import Project
 from tests.drills.project import make_project
 
+RECORDED = {"order": {"mode": "windowed", "seed": 0, "rows": 1442, "window_rows": 3200}}
 WINDOWED = ["shuffle.mode=windowed", "shuffle.window_rows=3200", "train.batch_rows=64"]
 
 
@@ -35,3 +38,9 @@ def test_a_full_shuffle_costs_nothing_and_nothing_is_said(tmp_path: Path) -> Non
     plan = plan_pipeline(make_project(tmp_path / "p", files=1), [])
     assert [stage["action"] for stage in plan["stages"]] == ["run"] * 7
     assert [stage["mixing"] for stage in plan["stages"] if "mixing" in stage] == [None]
+
+
+def test_a_window_of_all_recorded_rows_costs_nothing(tmp_path: Path) -> None:
+    loaded = load_spec(make_project(tmp_path / "p", files=1), WINDOWED)
+    mixing = describe_mixing(Project(loaded.spec, loaded.base_dir, loaded.origins), RECORDED)
+    assert mixing == {"batch_rows": 64, "like_rows": 64}

@@ -63,6 +63,15 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
             "    def augment(self, batch, generator): return {**batch, 'image': batch['image'].roll(os.getpid(), generator)}\n",
             r"augment\(\) failed",
         ),
+        (
+            "    def augment(self, batch, generator): return {name: column[1:] for name, column in batch.items()}\n",
+            r"Net.augment made a tensor of shape \[31, 64\] of column 'image' in a batch of 32 rows",
+        ),
+        ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment made a int of column 'size'"),
+        (
+            "    def augment(self, batch, generator): return {**batch, str(torch.rand(1)): batch['mean']}\n",
+            r"augment\(\) makes other values of column",
+        ),
     ],
 )
 def test_a_recipe_that_would_fail_or_could_not_be_resumed_is_refused(tmp_path: Path, method: str, words: str) -> None:
@@ -74,6 +83,18 @@ def test_augmentation_from_its_generator_is_tried_and_passes(tmp_path: Path) -> 
     method = "    def augment(self, batch, generator):\n"
     method += "        return {**batch, 'image': batch['image'] + generator.normal(64), 'extra': generator.integers(0, 2)}\n"
     assert try_one_batch(project(tmp_path, "\n" + method))["predict_shape"] == [32, 10]
+
+
+def test_values_that_are_no_numbers_are_no_chance(tmp_path: Path) -> None:
+    method = "    def augment(self, batch, generator): return {**batch, 'extra': batch['mean'] * float('nan')}\n"
+    assert try_one_batch(project(tmp_path, "\n" + method))["rows"] == 32
+
+
+def test_a_column_to_sample_by_must_be_there(tmp_path: Path) -> None:
+    made = project(tmp_path)
+    loaded = load_spec(made.base_dir / "pipeline.yaml", ["shuffle.sample={balance: mean}"])
+    with pytest.raises(SpecError, match="column 'mean' holds float32, and classes are integers"):
+        try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
 
 
 def test_what_a_transform_does_to_a_row_is_told_of_the_users_file(tmp_path: Path) -> None:

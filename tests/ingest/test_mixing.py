@@ -49,3 +49,14 @@ def test_a_full_shuffle_is_worth_its_rows_and_a_stream_one() -> None:
     assert mixes_like(BATCH, 32, 1 << 18, 1 << 18) == pytest.approx(BATCH)
     assert window_runs(ShuffleSpec(mode="windowed"), None, streamed=True) == 1
     assert mixes_like(BATCH, 1, 1 << 13) == pytest.approx(1)
+
+
+def test_a_window_of_all_rows_is_a_full_shuffle() -> None:
+    for rows in (350, 10_000):
+        assert mixes_like(BATCH, 1, 1 << 18, rows) == min(BATCH, rows)
+    assert mixes_like(512, 32, 1 << 18, 350) == 350
+
+
+def test_a_batch_of_several_windows_is_worth_more_than_one() -> None:
+    order = make_order(ShuffleSpec(mode="windowed", seed=3, window_rows=64), ROWS)
+    assert worth(order, order.group_rows) == pytest.approx(mixes_like(BATCH, 32, 64, ROWS), rel=0.25)

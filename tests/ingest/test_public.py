@@ -122,6 +122,15 @@ def test_datasets_are_mixed_in_the_shares_that_are_asked_for(dataset: str, tmp_p
 
 def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: Path) -> None:
     other = second_dataset(tmp_path)
+    with pytest.raises(SpecError, match="no dataset is named"):
+        open_feed({}, batch_rows=BATCH)
+    with pytest.raises(SpecError, match="epoch_rows=5 is for several"):
+        open_feed(dataset, batch_rows=BATCH, epoch_rows=5)
+    with pytest.raises(SpecError, match=r"open_feed: Value error, sample draws from all rows"):
+        open_feed(dataset, batch_rows=BATCH, shuffle="windowed", sample={"balance": "label"})
+    with pytest.raises(SpecError, match="no column 'label'") as caught:
+        open_feed(dataset, batch_rows=BATCH, columns=["x"], sample={"balance": "label"})
+    assert "open_feed's `columns`" in caught.value.next_step
     with pytest.raises(SpecError, match="mixed in a global order"):
         open_feed({dataset: 1, other: 1}, batch_rows=BATCH, shuffle="none")
     with pytest.raises(SpecError, match="greater than 0"):
@@ -132,6 +141,7 @@ def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: P
     file.write_text(file.read_text().replace('"uint8"', '"int8"'))
     with pytest.raises(DataError, match=r"differ in their columns: .*image: uint8\[2, 3\].* and .*image: int8\[2, 3\]"):
         open_feed({dataset: 1, other: 1}, batch_rows=BATCH)
+    assert open_feed({dataset: 1, other: 1}, batch_rows=BATCH, columns=["x"]).num_rows == ROWS + 100
 
 
 class Recorder(pytorch_lightning.LightningModule):

@@ -30,8 +30,9 @@ def test_a_row_draws_the_same_in_any_batch() -> None:
 
 def test_these_numbers_do_not_change_with_a_version() -> None:
     generator = RowGenerator(17, 3, np.array([0, 1, 1 << 40]))
-    assert generator.integers(0, 1000, 2).tolist() == [[50, 355], [963, 489], [710, 80]]
-    assert generator.random().tolist() == pytest.approx([0.4601057767868042, 0.5868586301803589, 0.2591792345046997], abs=0)
+    assert generator.integers(0, 1000, 2).tolist() == [[875, 92], [775, 869], [145, 684]]
+    assert generator.normal().tolist() == pytest.approx([0.79989165, -0.10947586, -0.11711659], abs=1e-7)
+    assert generator.random().tolist() == [0.9248530268669128, 0.3465573191642761, 0.3840332627296448]
 
 
 def test_seeds_epochs_rows_and_draws_are_unrelated() -> None:
@@ -51,6 +52,18 @@ def test_they_are_distributed_as_said() -> None:
     assert (integers.min(), integers.max()) == (-3, 3)
     assert stats.chisquare(np.bincount(integers.ravel() + 3)).pvalue > 1e-4
     assert stats.kstest(uniform[:, 0], uniform[:, 1]).pvalue > 1e-4
+
+
+def test_wide_ranges_are_as_even_as_narrow_ones() -> None:
+    values = RowGenerator(1, 0, np.arange(300_000)).integers(0, 3 << 30).numpy()
+    assert stats.chisquare(np.bincount(values % 3)).pvalue > 1e-4
+    assert stats.kstest(values / (3 << 30), "uniform").pvalue > 1e-4
+
+
+def test_large_values_are_the_same_as_in_small_batches() -> None:
+    whole = RowGenerator(4, 1, np.arange(40)).random(3, 90, 90)  # more per row than is made at once
+    assert torch.equal(whole[7:9], RowGenerator(4, 1, np.array([7, 8])).random(3, 90, 90))
+    assert len(whole[0].unique()) > 0.99 * 3 * 90 * 90
 
 
 @pytest.mark.parametrize(("low", "high"), [(3, 3), (4, 3), (0, (1 << 32) + 1)])

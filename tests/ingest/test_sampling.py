@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from torch import Tensor
 
-from ingest.dataset import DatasetManifest
-from ingest.feed import CachedFeed, open_feed
+from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
+from ingest.feed import CachedFeed, FeedShare, open_feed
+from ingest.gather import Rows
 from ingest.order import make_order
-from ingest.sampling import MAX_ROWS, Draws, make_draws
+from ingest.row_generator import RowGenerator
+from ingest.sampling import MAX_ROWS, Draws, check_column, make_draws
 from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.errors import DataError, ResumeError, SpecError
 from penstock.storage import Storage
@@ -105,8 +108,8 @@ def test_draws_follow_from_seed_epoch_and_position_alone() -> None:
 
 
 def test_these_draws_do_not_change_with_a_version() -> None:
-    assert draws(LABELS, balance="label").ids_at(2, np.arange(6)).tolist() == [9904, 9955, 9530, 3569, 9951, 9923]
-    assert draws(WEIGHTS, weights="w").ids_at(2, np.arange(6)).tolist() == [4882, 5884, 8668, 5157, 5383, 1128]
+    assert draws(LABELS, balance="label").ids_at(2, np.arange(6)).tolist() == [8868, 1327, 574, 9509, 171, 8377]
+    assert draws(WEIGHTS, weights="w").ids_at(2, np.arange(6)).tolist() == [1703, 5419, 9046, 5223, 3842, 5953]
 
 
 def test_draws_come_at_random_places() -> None:
@@ -121,8 +124,6 @@ def test_draws_come_at_random_places() -> None:
 @pytest.mark.parametrize(
     ("values", "sample", "words"),
     [
-        (np.zeros(5, np.float32), {"balance": "y"}, "column 'y' holds float32, and classes are integers"),
-        (np.zeros((5, 2), np.int64), {"balance": "y"}, r"column 'y' holds \[2\] values per row, not one"),
         (np.array([1, 2, -3.0, np.nan]), {"weights": "w"}, r"2 rows of column 'w' .* row 2 of the split .*: -3\.0"),
         (np.zeros(5), {"weights": "w"}, "column 'w' is 0 in every row"),
         (np.zeros(5, np.int64), {"balance": "y", "rows": MAX_ROWS + 1}, "1,073,741,825 rows; 1 to 1,073,741,824"),
@@ -132,6 +133,30 @@ def test_draws_come_at_random_places() -> None:
 def test_what_cannot_be_drawn_from_is_said(values: np.ndarray, sample: dict[str, Any], words: str) -> None:
     with pytest.raises((SpecError, DataError), match=words):
         draws(values, **sample)
+
+
+def test_one_row_of_huge_weight_takes_no_draw_from_the_others() -> None:
+    weights = np.ones(200_001)
+    weights[70] = 1e8  # the others are to get 400 draws in an epoch
+    made = draws(weights, weights="w")
+    for epoch in range(5):
+        ids = epoch_of(made, epoch, len(weights))
+        assert abs((ids != 70).sum() - 200_000 * 200_001 / 1e8) <= 2
+
+
+@pytest.mark.parametrize(
+    ("sample", "column", "words"),
+    [
+        ({"balance": "y"}, ColumnInfo(name="y", dtype="float32"), "column 'y' holds float32, and classes are integers"),
+        ({"weights": "y"}, ColumnInfo(name="y", dtype="uint8", shape=(32, 32)), r"holds \[32, 32\] values per row, not one"),
+        ({"easiest_first": "z"}, ColumnInfo(name="y", dtype="float32"), "there is no column 'z'"),
+    ],
+)
+def test_a_column_that_cannot_be_sampled_by_is_refused_before_it_is_read(
+    sample: dict[str, str], column: ColumnInfo, words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        check_column(SampleSpec.model_validate(sample), [column])
 
 
 @pytest.mark.parametrize("sample", [{}, {"balance": "a", "weights": "b"}])
@@ -166,9 +191,42 @@ def test_a_feed_of_draws_continues_anywhere_and_on_any_number_of_ranks(storage: 
         assert [[row for part in step for row in part.row_ids.tolist()] for step in steps] == whole[3:]
     labels = np.concatenate([batch.columns["label"].numpy() for batch in feed.batches(0)])
     assert set(np.bincount(labels)) <= {500 // 7, 500 // 7 + 1}
-    with pytest.raises(ResumeError, match="rows of the split: 500"):
+    with pytest.raises(ResumeError, match="rows of an epoch: 500"):
         opened(storage, manifest, {"balance": "label"}).load_state_dict(stopped.state_dict())
     with pytest.raises(ResumeError, match="fingerprint"):
         opened(storage, manifest, {"weights": "label", "rows": 500}).load_state_dict(stopped.state_dict())
     with pytest.raises(SpecError, match="no column 'colour'"):
         opened(storage, manifest, {"balance": "colour"})
+
+
+def test_a_row_that_is_drawn_again_is_augmented_anew(storage: Storage, manifest: DatasetManifest) -> None:
+    sample = {"balance": "label", "rows": 5_000}
+
+    def noisy(columns: dict[str, Tensor], generator: RowGenerator) -> dict[str, Tensor]:
+        return {**columns, "noise": generator.random()}
+
+    def noise(start: int = 0, **place: int) -> list[float]:
+        feed = opened(storage, manifest, sample, **place)
+        feed.augment_with(noisy, seed=8)
+        return [value for batch in feed.batches(0, start) for value in batch.columns["noise"].tolist()]
+
+    whole = noise()
+    assert len(set(whole)) > 4_990
+    assert noise(start=640) == whole[640:]
+    both = [noise(rank=rank, world_size=2) for rank in range(2)]
+    assert sorted(both[0] + both[1]) == sorted(whole)
+
+
+def test_rows_in_memory_are_drawn_as_those_on_disk() -> None:
+    values = np.arange(FEED_ROWS)
+    block = {"y": values % 3}
+    schema = FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),))
+    rows = Rows(schema.columns, [FEED_ROWS], lambda _: block)
+    order = make_order(ShuffleSpec(seed=5, sample=SampleSpec(balance="y")), FEED_ROWS)
+    feed = CachedFeed(schema, "train", "c", rows, order, FeedShare(64))
+    expected = make_draws(SampleSpec(balance="y"), 5, values % 3).ids_at(4, values)
+    assert [row for batch in feed.batches(4) for row in batch.row_ids.tolist()] == expected.tolist()
+    with pytest.raises(ValueError, match="rows are drawn"):
+        order.ids(0, 0, 10)
+    with pytest.raises(ValueError, match="rows are drawn"):
+        order.ids_at(0, np.arange(10))

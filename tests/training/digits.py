@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
 from ingest.order import make_order
 from ingest.shards import tensor_array, write_shard
-from ingest.spec import ShuffleSpec
+from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.digest import digest_of, file_digest
 from penstock.storage import Storage
 from penstock.usercode import capture
@@ -68,12 +68,20 @@ def write_digits(storage: Storage) -> DatasetManifest:
     )
 
 
-def make_job(folder: Path, *, run: str = "run", recipe: str = "Digits", attempt: int = 1, **spec: Any) -> TrainJob:
+def make_job(
+    folder: Path,
+    *,
+    run: str = "run",
+    recipe: str = "Digits",
+    attempt: int = 1,
+    sample: SampleSpec | None = None,
+    **spec: Any,
+) -> TrainJob:
     """A job below `folder`; the dataset is written on first use. `spec` are fields of the train section."""
     data = Storage(str(folder / "data"))
     manifest = write_digits(data)
     settings: dict[str, Any] = {"epochs": 2, "batch_rows": 48, "checkpoint": {"every_s": None}, **spec}
-    order = make_order(ShuffleSpec(seed=17), ROWS["train"])
+    order = make_order(ShuffleSpec(seed=17, sample=sample), ROWS["train"])
     return TrainJob(
         run_storage=Storage(str(folder / run)),
         data_storage=data,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ingest.order import make_order
-from ingest.spec import ShuffleSpec
+from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.errors import CheckpointError, ResumeError, SpecError, TrainingError
 from penstock.storage import Storage
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
@@ -61,6 +61,19 @@ def test_stopped_twice_it_ends_with_the_weights_of_an_uninterrupted_run(
     assert whole.weights_digest == parts.weights_digest
     assert whole.metrics == parts.metrics
     assert parts.exactness == "bit-exact"
+
+
+def test_an_epoch_of_draws_ends_where_it_should_and_continues_exactly(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"recipe": "Scheduled", "sample": SampleSpec(balance="label", rows=500), "workers": 1}
+    whole = make_job(tmp_path, run="whole", **more)
+    assert whole.total_steps == 2 * 11  # of 48 rows
+    train_alone(whole)
+    for attempt, max_steps in enumerate([3, 15, None], start=1):
+        train_alone(make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **more))
+    assert newest(tmp_path, "whole").step == newest(tmp_path, "parts").step == 22
+    assert newest(tmp_path, "whole").weights_digest == newest(tmp_path, "parts").weights_digest
+    rows = [record["rows"] for record in recorded(tmp_path, "whole", 1)]
+    assert [len(batch) for batch in rows] == 2 * [*[48] * 10, 20]
 
 
 def test_the_digest_would_notice_a_forgotten_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
