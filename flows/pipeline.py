@@ -304,7 +304,8 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
         exactness=exactness,
         stages=stages,
         metrics={**trained.get("metrics", {}), **evaluated.get("metrics", {})},
-        checkpoint=trained.get("checkpoint") or _newest_checkpoint(ctx),
+        # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.
+        checkpoint=trained.get("best_checkpoint") or trained.get("checkpoint") or _newest_checkpoint(ctx),
         model_uri=registered.get("uri"),
         weights_digest=trained.get("weights_digest"),
         warnings=ctx.warnings,

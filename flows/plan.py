@@ -12,8 +12,8 @@ from rich.table import Table
 from flows.decisions import Continue, NewRun, Refuse, choose_run, past_of
 from flows.services import mlflow_uri
 from flows.spec_file import load_spec
+from ingest.dataset import DatasetManifest
 from ingest.mixing import mixes_like, window_runs
-from ingest.order import Order
 from tasks.evaluate import STAGE as EVALUATE
 from tasks.keys import StageKey, changed_inputs, stage_keys
 from tasks.materialize import STAGE as MATERIALIZE
@@ -23,6 +23,7 @@ from tasks.read import STAGE as READ
 from tasks.register import STAGE as REGISTER
 from tasks.runs import Ledger, Run
 from tasks.shuffle import STAGE as SHUFFLE
+from tasks.shuffle import train_order
 from tasks.stage import Look, Stage
 from tasks.train import STAGE as TRAIN
 from training.state import TrainState
@@ -60,7 +61,7 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
         upstream[stage.name] = output
         if entry["action"] != "reuse":
             will_run.add(stage.name)
-    stages[_STAGES.index(SHUFFLE)]["mixing"] = describe_mixing(project, upstream["shuffle"])
+    stages[_STAGES.index(SHUFFLE)]["mixing"] = describe_mixing(project, upstream["materialize"])
     if "train" in will_run:
         _plan_rows(stages[_STAGES.index(MATERIALIZE)], project, ledger)
     return {
@@ -92,22 +93,26 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     mixing = next((entry["mixing"] for entry in plan["stages"] if entry.get("mixing")), None)
     if mixing is not None:
         console.print(
-            f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window tells as much as about "
-            f"{mixing['like_rows']:,.0f} rows of a full shuffle",
+            f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window tells as much as "
+            f"{'' if mixing['rows_known'] else 'at least '}about {mixing['like_rows']:,.0f} rows of a full shuffle",
             markup=False,
             soft_wrap=True,
         )
 
 
-def describe_mixing(project: Project, output: dict[str, Any]) -> dict[str, float] | None:
-    """What windows cost, where `shuffle.mode` is windowed: see ingest/mixing.py."""
+def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | None:
+    """What windows cost, where `shuffle.mode` is windowed: see ingest/mixing.py.
+
+    Args:
+        rows: the output of `materialize`; empty where it is not known, and `like_rows` is the least it can be.
+    """
     shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
     if shuffle.mode != "windowed":
         return None
-    order = Order.model_validate(output["order"]) if output else None
+    order = train_order(shuffle, DatasetManifest.model_validate(rows)) if rows else None
     runs = window_runs(shuffle, order, streamed=project.spec.materialize.cache == "none")
     like = mixes_like(batch_rows, runs, shuffle.window_rows, order.rows if order is not None else float("inf"))
-    return {"batch_rows": batch_rows, "like_rows": round(like, 1)}
+    return {"batch_rows": batch_rows, "like_rows": round(like, 1), "rows_known": order is not None}
 
 
 def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:

@@ -208,9 +208,9 @@ class FeedCursor:
             return batch
         positions = np.arange(batch.first_row, batch.first_row + batch.rows)
         told_apart = positions if self.order.is_drawn else batch.row_ids
-        columns = dict(self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart)))
+        columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
         check_augmented(columns, batch.rows)
-        return batch._replace(columns=columns)
+        return batch._replace(columns=dict(columns))
 
     def _check_start(self, epoch: int, start: int) -> None:
         if epoch < 0 or not 0 <= start <= self.num_rows:
@@ -219,6 +219,11 @@ class FeedCursor:
 
 def check_augmented(columns: Mapping[str, Any], rows: int) -> None:
     """Raise SpecError unless every column is a tensor of `rows` rows."""
+    if not isinstance(columns, Mapping):
+        raise SpecError(
+            f"augment returned a {type(columns).__name__}, not a dict of columns",
+            next_step="end it with `return` and the batch",
+        )
     for name, column in columns.items():
         if not isinstance(column, torch.Tensor) or column.shape[:1] != (rows,):
             found = (
@@ -239,7 +244,7 @@ _MUST_MATCH = {
     "shuffle": "shuffle.mode",
     "seed": "shuffle.seed",
     "augment_seed": "seed of the augmentation",
-    "fingerprint": "fingerprint of the order (also a changed generator)",
+    "fingerprint": "fingerprint of the order (shuffle.window_rows, shuffle.sample, shares, or a changed generator)",
 }
 
 

@@ -69,7 +69,7 @@ def open_feed(
         DataError: there is no such dataset or split, or a shard is missing.
         ServiceError: its store does not answer.
         DataError: several datasets do not have the same columns and classes.
-        SpecError: the order's numbers make no sense, or only one of `rank` and `world_size` is given.
+        SpecError: an unknown column, numbers that make no sense, or only one of `rank` and `world_size` is given.
     """
     addresses = [dataset] if isinstance(dataset, str) else list(dataset)
     if not addresses:
@@ -100,9 +100,16 @@ def open_feed(
         where = f"{'.'.join(map(str, first['loc']))}={first['input']!r}: " if first["loc"] else ""
         raise SpecError(f"open_feed: {where}{first['msg']}") from error
     if mixture is not None and (spec.mode != "global" or spec.sample is not None):
-        raise SpecError("open_feed: several datasets are mixed in a global order, without `sample`")
+        raise SpecError(
+            f"open_feed: several datasets cannot be mixed with shuffle={spec.mode!r} or a sample",
+            next_step="leave out `shuffle` and `sample`, or open one dataset",
+        )
     order = make_order(spec, sum(shards), shards).model_copy(update={"mixture": mixture})
-    feed = open_parts(parts, split, order=order, part=FeedShare(batch_rows, rank, world_size, prefetch), columns=columns)
+    part = FeedShare(batch_rows, rank, world_size, prefetch)
+    try:
+        feed = open_parts(parts, split, order=order, part=part.checked(), columns=columns)
+    except (KeyError, ValueError) as error:
+        raise SpecError(f"open_feed: {error.args[0]}") from error
     if augment is not None:
         feed.augment_with(augment, seed)
     return feed

@@ -136,10 +136,14 @@ def check_column(sample: SampleSpec, columns: Sequence[ColumnInfo]) -> None:
         raise SpecError(
             f"shuffle.sample: there is no column {sample.column!r}",
             problems=[f"columns: {', '.join(column.name for column in columns)}"],
-            next_step="name a column of the prepared rows; open_feed's `columns`, where given, must hold it too",
+            next_step="name one of these, or let a step that joins columns, such as concatenator, leave it out (in a program, "
+            "open_feed's `columns` must hold it too)",
         )
     if found.shape:
-        raise SpecError(f"shuffle.sample: column {found.name!r} holds {list(found.shape)} values per row, not one")
+        raise SpecError(
+            f"shuffle.sample: column {found.name!r} holds {list(found.shape)} values per row, not one",
+            next_step="name a column of single values",
+        )
     if sample.balance is not None and np.dtype(found.dtype).kind not in "iu":
         raise SpecError(
             f"shuffle.sample.balance: column {found.name!r} holds {found.dtype}, and classes are integers",

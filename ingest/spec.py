@@ -101,6 +101,10 @@ class SampleSpec(Section):
         named = [name for name in (self.balance, self.weights, self.easiest_first) if name is not None]
         if len(named) != 1:
             raise ValueError("name one of balance, weights and easiest_first")
+        for column, options in (("balance", ("power",)), ("easiest_first", ("start", "over_epochs"))):
+            for option in options:
+                if getattr(self, column) is None and getattr(self, option) != type(self).model_fields[option].default:
+                    raise ValueError(f"{option} goes with {column}")
         return self
 
     @property
@@ -117,8 +121,9 @@ class ShuffleSpec(Section):
     seed: int = 0
     """Seed of the order, of weight initialisation and of augmentation."""
     window_rows: Annotated[int, Field(ge=2)] = 1 << 18
-    """Rows in one window of `windowed`; more rows mix better and keep more on the node's disk. `penstock plan` says
-    what a window costs in mixing."""
+    """Rows in one window of `windowed`. Of `rows` it is put together from 32 runs of neighbours: a larger one reads longer
+    runs, a smaller one mixes better. Of `shards`, a larger one holds more of them: it mixes better, and takes more of the
+    node's disk. `penstock plan` says what a window costs in mixing."""
     window_of: Literal["rows", "shards"] = "rows"
     """What a window of `windowed` is made of. `rows`: short runs of rows from all over the split, which mixes best. `shards`:
     whole shards, at least one and about `window_rows` rows of them, so that a node reads one window's shards at a time and

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from ingest.dataset import DatasetManifest
 from ingest.order import Order, make_order
+from ingest.spec import ShuffleSpec
 from tasks.context import Outcome, RunContext
 from tasks.stage import Facts, Look, Stage, stage_task
 
-__all__ = ["STAGE", "shuffle"]
+__all__ = ["STAGE", "shuffle", "train_order"]
+
+
+def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest) -> Order:
+    """The order of a dataset's train split."""
+    return make_order(shuffle, manifest.rows.get("train", 0), [shard.rows for shard in manifest.shards_of("train")])
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    shards = [shard.rows for shard in ctx.manifest.shards_of("train")]
-    order = make_order(ctx.project.spec.shuffle, ctx.manifest.rows.get("train", 0), shards)
+    order = train_order(ctx.project.spec.shuffle, ctx.manifest)
     return {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}, "ran"
 
 

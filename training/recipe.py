@@ -173,12 +173,12 @@ class Recipe:
         """The batch to train on, of as many rows."""
         rows = len(next(iter(batch.values())))
         with self._blame("augment"):
-            columns = dict(self._user.augment(batch, generator))
+            columns = self._user.augment(batch, generator)
         try:
             check_augmented(columns, rows)
         except SpecError as error:
-            raise TrainingError(f"{self._target}.{error.message}") from error
-        return columns
+            raise TrainingError(f"{self._target}.{error.message}", next_step=error.next_step) from error
+        return dict(columns)
 
     @contextmanager
     def _blame(self, method: str) -> Iterator[None]:

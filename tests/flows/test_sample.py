@@ -67,6 +67,7 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
             "    def augment(self, batch, generator): return {name: column[1:] for name, column in batch.items()}\n",
             r"Net.augment made a tensor of shape \[31, 64\] of column 'image' in a batch of 32 rows",
         ),
+        ("    def augment(self, batch, generator): batch['image'] += 1\n", "Net.augment returned a NoneType, not a dict"),
         ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment made a int of column 'size'"),
         (
             "    def augment(self, batch, generator): return {**batch, str(torch.rand(1)): batch['mean']}\n",

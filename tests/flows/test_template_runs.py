@@ -43,6 +43,12 @@ def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_name
     assert result["status"] == "done"
     assert result["metrics"]["test/accuracy"] >= 0.93
     assert result["metrics"]["test/auroc"] >= 0.95
+    # The template keeps the best of its checkpoints by `val/loss`: that one is named, measured and registered.
+    manifests = project.glob(f".penstock/runs/{result['run']}/checkpoints/*/manifest.json")
+    kept = {path.parent.name: json.loads(path.read_text()) for path in manifests}
+    best = min(kept, key=lambda name: kept[name]["metrics"].get("val/loss", math.inf))
+    assert result["checkpoint"] == best
+    assert result["weights_digest"] == kept[best]["weights_digest"]
 
 
 def test_the_characters_become_less_surprising(tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
         open_feed(dataset, batch_rows=BATCH, shuffle="windowed", window_rows=1)
     with pytest.raises(SpecError, match="rank=1 with world_size=None"):
         open_feed(dataset, batch_rows=BATCH, rank=1)
+    with pytest.raises(SpecError, match="open_feed: no column 'pixels'; the dataset has"):
+        open_feed(dataset, batch_rows=BATCH, columns=["pixels"])
+    with pytest.raises(SpecError, match=r"open_feed: no feed can have FeedShare.*batch_rows >= 1"):
+        open_feed(dataset, batch_rows=0)
 
 
 def test_behind_a_dataloader_epochs_follow_each_other_and_a_state_continues_inside_one(dataset: str) -> None:
@@ -131,7 +135,7 @@ def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: P
     with pytest.raises(SpecError, match="no column 'label'") as caught:
         open_feed(dataset, batch_rows=BATCH, columns=["x"], sample={"balance": "label"})
     assert "open_feed's `columns`" in caught.value.next_step
-    with pytest.raises(SpecError, match="mixed in a global order"):
+    with pytest.raises(SpecError, match="cannot be mixed with shuffle='none'"):
         open_feed({dataset: 1, other: 1}, batch_rows=BATCH, shuffle="none")
     with pytest.raises(SpecError, match="greater than 0"):
         open_feed({dataset: 1, other: 0}, batch_rows=BATCH)

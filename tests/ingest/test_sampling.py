@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from typing import Any
 
@@ -163,6 +164,26 @@ def test_a_column_that_cannot_be_sampled_by_is_refused_before_it_is_read(
 def test_one_column_must_be_named(sample: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="name one of balance, weights and easiest_first"):
         SampleSpec.model_validate(sample)
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ({"weights": "w", "power": 0.5}, "power goes with balance"),
+        ({"balance": "y", "start": 0.5}, "start goes with easiest_first"),
+        ({"balance": "y", "over_epochs": 2}, "over_epochs goes with easiest_first"),
+    ],
+)
+def test_an_option_without_effect_is_refused(sample: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        SampleSpec.model_validate(sample)
+
+
+@pytest.mark.parametrize("sample", [{"weights": "w"}, {"balance": "y", "power": 0.5}, {"easiest_first": "d", "rows": 7}])
+def test_an_order_is_the_same_once_it_was_recorded(sample: dict[str, Any]) -> None:
+    order = make_order(ShuffleSpec(seed=5, sample=SampleSpec(**sample)), 100)
+    again = type(order).model_validate(json.loads(json.dumps(order.model_dump(mode="json"))))
+    assert again == order and again.fingerprint == order.fingerprint
 
 
 def test_a_sample_needs_all_rows() -> None:
