@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.contenders import CONTENDERS
 from benchmarks.feed_data import TABLES, Rows, arrays
@@ -122,14 +124,16 @@ def _consume(
     """One consumer process: check an epoch, then count rows for `seconds`."""
     try:
         rows, contender = TABLES[table], CONTENDERS[name]
+        # As torchrun and Ray Train do: processes that share the cores and start a thread on each stand in each other's way.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
         folder = Path(home, contender.folder)
         if rank:
             barrier.wait(1800)  # the first one writes the format
         warm = contender.batches(rows, folder, rank, world, 0)
-        first = next(warm)
+        first = next(warm)[1].numpy().copy()
         if not rank and world > 1:
             barrier.wait(1800)
-        numbers = np.concatenate([first[1].numpy(), *(label.numpy().copy() for _, label in warm)]) if check else None
+        numbers = np.concatenate([first, *(label.numpy().copy() for _, label in warm)]) if check else None
         barrier.wait(1800)
         began = time.perf_counter()
         deadline, count, epoch = began + seconds, 0, 1
