@@ -10,7 +10,6 @@ counts. In the first round one whole epoch is checked: every row comes exactly o
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -26,6 +25,7 @@ import torch
 from benchmarks.contenders import CONTENDERS
 from benchmarks.feed_data import TABLES, Rows, arrays
 from benchmarks.machine import describe
+from benchmarks.outcome import save
 from benchmarks.ray_contenders import RAY_CONTENDERS, measure_ray
 
 VERSIONS = ("numpy", "torch", "pyarrow", "ray", "torchdata", "datasets", "pylance", "grain", "litdata", "webdataset")
@@ -47,8 +47,7 @@ def main() -> None:
     result: dict[str, Any] = {"machine": describe(VERSIONS), "rounds": options.rounds, "seconds": options.seconds, "tables": {}}
     for name in [options.only] if options.only else TABLES:
         result["tables"][name] = _measure_table(TABLES[name], options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "feed.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(options.out, "feed", result)
 
 
 def _measure_table(rows: Rows, options: argparse.Namespace) -> dict[str, Any]:

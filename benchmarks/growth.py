@@ -10,7 +10,6 @@ taken to the smallest size of the same round.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import describe
+from benchmarks.outcome import save
 from ingest.dataset import ColumnInfo, FeedSchema
 from ingest.feed import CachedFeed, FeedShare
 from ingest.gather import Rows
@@ -70,8 +70,7 @@ def main() -> None:
             for size in SIZES
         },
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "growth.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(options.out, "growth", result)
 
 
 def _feed(values: np.ndarray, order: Order) -> CachedFeed:

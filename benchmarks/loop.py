@@ -10,10 +10,8 @@ is the time of the last `steps` steps: every variant also runs the 200 steps bef
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -27,6 +25,7 @@ import torch.distributed as dist
 from benchmarks.feed_data import Rows, arrays, manifest
 from benchmarks.loop_recipe import Net
 from benchmarks.machine import describe
+from benchmarks.outcome import beside_the_first, save
 from ingest.order import make_order
 from ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -73,24 +72,15 @@ def main() -> None:
             seconds = _measure(name, home, options.steps)
             found[name].append(options.steps * BATCH / seconds)
             print(f"loop round {number + 1} {name:<40} {found[name][-1]:>12,.0f} rows/s", file=sys.stderr, flush=True)
-    base = found[next(iter(VARIANTS))]
     result = {
         "machine": describe(VERSIONS),
         "rounds": options.rounds,
         "steps": options.steps,
         "batch_rows": BATCH,
         "workers": WORLD,
-        "variants": {
-            name: {
-                "rows_per_s": rates,
-                "median": statistics.median(rates),
-                "of_by_hand": statistics.median(rate / one for rate, one in zip(rates, base, strict=True)),
-            }
-            for name, rates in found.items()
-        },
+        "variants": beside_the_first(found, "rows_per_s"),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "loop.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(options.out, "loop", result)
 
 
 def _measure(name: str, home: Path, steps: int) -> float:

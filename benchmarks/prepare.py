@@ -12,10 +12,8 @@ Memory: the peak of a process that prepares one file of a given size.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,14 +28,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.machine import describe
+from benchmarks.outcome import beside_the_first, save
 from ingest.materialize import materialize
 from ingest.parallel import ParallelMap, local_map, ray_map
 from ingest.preprocess import fit_preprocess
 from ingest.shards import tensor_array
 from ingest.snapshot import read_source
 from ingest.source import list_source
-from ingest.spec import DataSpec, MaterializeSpec
-from ingest.steps import PreprocessStep
+from ingest.spec import MaterializeSpec
 from penstock.progress import silent
 from penstock.storage import Storage
 from tasks.spec import PipelineSpec
@@ -65,18 +63,10 @@ def main() -> None:
         "machine": describe(VERSIONS),
         "rounds": options.rounds,
         "rows": FILES * FILE_ROWS,
-        "variants": {
-            name: {
-                "rows_per_s": rates,
-                "median": statistics.median(rates),
-                "of_by_hand": statistics.median(rate / base for rate, base in zip(rates, found[BY_HAND], strict=True)),
-            }
-            for name, rates in found.items()
-        },
+        "variants": beside_the_first(found, "rows_per_s"),
         "peak_mb": {str(rows): _peak_of(_written(options.data / f"prepare-{rows}", 1, rows)) for rows in MEMORY_ROWS},
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "prepare.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(options.out, "prepare", result)
 
 
 def _rounds(source: Path, scratch: Path, rounds: int) -> dict[str, list[float]]:
@@ -170,10 +160,7 @@ def _with_penstock(source: Path, out: Path, parallel: ParallelMap) -> None:
             "register": {"name": "prepare"},
         }
     )
-    _prepare(spec.data, list(spec.preprocess), out, parallel)
-
-
-def _prepare(data: DataSpec, steps: list[PreprocessStep], out: Path, parallel: ParallelMap) -> None:
+    data, steps = spec.data, list(spec.preprocess)
     snapshot = read_source(data, list_source(data, out.parent), silent)
     fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=parallel)
     materialize(

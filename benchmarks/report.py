@@ -93,10 +93,9 @@ def main() -> None:
 
 def _section(name: str, text: str, unit: str, values: str, ratio: str) -> list[str]:
     """One benchmark whose variants are compared with the first of them; nothing where it has not been run."""
-    path = RESULTS / f"{name}.json"
-    if not path.exists():
+    found = _read(name)
+    if found is None:
         return []
-    found = json.loads(path.read_text())
     rows = [
         f"| {who} | {one['median']:,.1f} | {min(one[values]):,.1f} to {max(one[values]):,.1f} | {one['of_by_hand']:.2f} |"
         for who, one in found["variants"].items()
@@ -106,24 +105,23 @@ def _section(name: str, text: str, unit: str, values: str, ratio: str) -> list[s
 
 
 def _memory() -> list[str]:
-    path = RESULTS / "prepare.json"
-    if not path.exists():
+    found = _read("prepare")
+    if found is None:
         return []
-    peaks = json.loads(path.read_text())["peak_mb"]
-    return [
-        MEMORY,
-        "| rows of the file | MB |",
-        "|---|---|",
-        *[f"| {int(n):,} | {peak:,.0f} |" for n, peak in peaks.items()],
-        "",
-    ]
+    rows = [f"| {int(rows):,} | {peak:,.0f} |" for rows, peak in found["peak_mb"].items()]
+    return [MEMORY, "| rows of the file | MB |", "|---|---|", *rows, ""]
+
+
+def _read(name: str) -> dict[str, Any] | None:
+    """A benchmark's newest result; None where it has not been run."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _growth() -> list[str]:
-    path = RESULTS / "growth.json"
-    if not path.exists():
+    found = _read("growth")
+    if found is None:
         return []
-    found = json.loads(path.read_text())
     rows = [
         f"| {int(size):,} | {one['feed']['median']:,.1f} | {one['order']['median']:,.1f} |"
         for size, one in found["sizes"].items()

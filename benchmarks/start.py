@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.machine import describe
+from benchmarks.outcome import beside_the_first, save
 
 BARE = "by hand: a bare Ray Train script"
 NEW, SERVED, AGAIN = "penstock run, a new project", "the same, a Prefect server running", "the same command again, to its end"
@@ -86,17 +85,9 @@ def main() -> None:
     result = {
         "machine": describe(VERSIONS),
         "rounds": options.rounds,
-        "variants": {
-            name: {
-                "seconds": seconds,
-                "median": statistics.median(seconds),
-                "of_by_hand": statistics.median(one / base for one, base in zip(seconds, found[BARE], strict=True)),
-            }
-            for name, seconds in found.items()
-        },
+        "variants": beside_the_first(found, "seconds"),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "start.json").write_text(json.dumps(result, indent=1) + "\n")
+    save(options.out, "start", result)
 
 
 def _round(folder: Path) -> dict[str, float]:

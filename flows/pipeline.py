@@ -107,7 +107,7 @@ def pipeline(request: RunRequest) -> State[Any]:
 def _stops_told_as_such() -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # a stop may have been turned into any class; what is no stop is raised as it was
         stopped = stop_behind(error)
         if stopped is None or stopped is error:
             raise
@@ -265,7 +265,7 @@ def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
             state.result(raise_on_failure=True)
             if stage.name == until:
                 break
-    except Exception as error:
+    except Exception as error:  # as in `_stops_told_as_such`
         stopped = stop_behind(error)
         if stopped is None:
             raise

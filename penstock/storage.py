@@ -78,7 +78,7 @@ class Storage:
             yield
         except (FileNotFoundError, PenstockError):
             raise
-        except Exception as error:
+        except Exception as error:  # every store's library has classes of its own
             if self.is_local or isinstance(error, ValueError):
                 raise
             raise store_problem(self.uri(path), error) from error

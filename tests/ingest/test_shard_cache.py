@@ -39,7 +39,7 @@ def slow(self, path, local):
     with open(sys.argv[3], "a") as log:
         log.write(path + "\\n")
     get_file(self, path, local)
-    time.sleep(0.3)
+    time.sleep(0.3)  # the others find it under way; without this the test would still hold, and see less
 Storage.get_file = slow
 shard = ShardInfo.model_validate_json(sys.argv[2])
 path = NodeCache(Path(sys.argv[4])).hold(Storage(sys.argv[1]), shard).path
