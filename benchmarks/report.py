@@ -52,7 +52,7 @@ hashes what it writes and commits each unit.
 """
 
 MEMORY = """\
-Peak memory of a process that prepares one file, all of penstock's libraries included:
+Peak memory of a process that joins and writes the columns of one file, all of penstock's libraries included:
 """
 
 GROWTH = """\
