@@ -95,7 +95,7 @@ def _measure_table(rows: Rows, options: argparse.Namespace) -> dict[str, Any]:
 def _measure(name: str, rows: Rows, home: Path, world: int, seconds: float, *, check: bool) -> float:
     """Rows per second of all consumers together."""
     if name in RAY_CONTENDERS:
-        return sum(measure_ray(name, rows, home / "parquet", world))
+        return measure_ray(name, rows, home / "parquet", world)
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(world), context.Queue()
     consumers = [
@@ -134,10 +134,13 @@ def _consume(
             barrier.wait(1800)
         numbers = np.concatenate([first, *(label.numpy().copy() for _, label in warm)]) if check else None
         barrier.wait(1800)
-        began = time.perf_counter()
-        deadline, count, epoch = began + seconds, 0, 1
+        count, epoch, began, deadline = 0, 1, 0.0, float("inf")
         while time.perf_counter() < deadline:
             for _, label in contender.batches(rows, folder, rank, world, epoch):
+                if not began:  # the start of the first epoch is not timed
+                    began = time.perf_counter()
+                    deadline = began + seconds
+                    continue
                 count += len(label)
                 if time.perf_counter() >= deadline:
                     break

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
+from ingest.by_length import find_column
 from ingest.dataset import DatasetManifest
 from ingest.feed import Batch, open_feed
 from ingest.materialize import materialize
@@ -153,6 +154,9 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
     sample = project.spec.shuffle.sample
     if sample is not None:
         check_column(sample, manifest.feed_schema.columns)
+    by_length = project.spec.shuffle.by_length
+    if by_length is not None:
+        find_column(by_length, manifest.feed_schema.columns)
     recipe = load_recipe(project.recipe, train.params)
     validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)
@@ -176,7 +180,7 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
             shape = list(recipe.predict(model.eval(), dict(batch.columns)).shape)
     return {
         "rows": rows,
-        "columns": {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in manifest.feed_schema.columns},
+        "columns": {c.name: str(c).removeprefix(f"{c.name}: ") for c in manifest.feed_schema.columns},
         "parameters": sum(p.numel() for p in model.parameters()),
         "loss": value,
         "predict_shape": shape,

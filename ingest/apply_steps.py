@@ -18,6 +18,7 @@ from ingest.arrow_types import first_bad_row
 from ingest.decode import decode_images
 from ingest.fitted_state import ColumnState, FittedStep
 from ingest.fixed_shape import cast_column, fixed_shape, is_number, missing_values, numbers, single_chunk
+from ingest.ragged_lists import ragged_lists
 from ingest.reader import shorten
 from ingest.row_problems import Origin, Reason, RowProblem
 from ingest.shards import tensor_array
@@ -122,7 +123,20 @@ def apply_step(rows: Rows, fitted: FittedStep, data: DataSpec, functions: Mappin
     elif step.decode_image is not None:
         options = step.decode_image
         _require(rows, [options.column], "decode_image")
-        decode_images(rows, options.column, options.size or data.images.size, options.mode or data.images.mode)
+        size, mode = options.size or data.images.size, options.mode or data.images.mode
+        decode_images(rows, options.column, size, mode, keep_encoded=options.keep == "encoded")
+    elif step.ragged is not None:
+        lists = step.ragged
+        _require(rows, lists.columns, "ragged")
+        for name in lists.columns:
+            values = rows.column(name)
+            made = ragged_lists(name, values, batch=lists.batch, pad_value=lists.pad_value, max_length=lists.max_length)
+            rows.put(name, made)
+            rows.reject_missing(name)
+    elif step.null_mask is not None:
+        _require(rows, step.null_mask.columns, "null_mask")
+        for name in step.null_mask.columns:
+            _mask_nulls(rows, name)
     elif step.map_batches is not None:
         call = step.map_batches
         _call(rows, call.function, functions[call.function], call.params)
@@ -196,6 +210,20 @@ def _impute(rows: Rows, fitted: FittedStep, data: DataSpec) -> None:
             raise DataError(f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}") from error
 
 
+def _mask_nulls(rows: Rows, name: str) -> None:
+    values, mask = rows.column(name), f"{name}_is_null"
+    if not is_number(values.type):
+        raise DataError(
+            f"preprocess: null_mask cannot take column {name!r} of type {values.type}",
+            next_step=f"name columns of numbers; text is encoded first (ordinal: {{columns: [{name}]}})",
+        )
+    if mask in rows.table.column_names:
+        raise DataError(f"preprocess: null_mask: there is a column {mask!r} already", next_step="rename it")
+    missing = pc.is_null(values, nan_is_null=True)
+    rows.put(name, pc.if_else(missing, pa.scalar(0, pa.int64()).cast(values.type), values))
+    rows.put(mask, missing.cast(pa.uint8()))
+
+
 def _encode(rows: Rows, state: ColumnState, kind: str) -> None:
     name, categories = state.column, state.categories or ()
     _require(rows, [name], kind)
@@ -246,7 +274,8 @@ def ragged_error(name: str, length: int, expected: int, place: str) -> DataError
     """The error for lists of unequal length."""
     return DataError(
         f"column {name!r} holds lists of unequal length: {place} has {length} elements and a row before it {expected}",
-        next_step=f"cut or pad them in a map_batches function, or leave the column out (drop: [{name}])",
+        next_step=f"keep them as they are (ragged: {{columns: [{name}]}}), cut or pad them in a map_batches function, "
+        f"or leave the column out (drop: [{name}])",
     )
 
 
@@ -314,6 +343,9 @@ def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
         return tensor_array(array)
     try:
         if array.dtype == object and len(array) and isinstance(array[0], np.ndarray):
+            if all(isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "biuf" for value in array):
+                ends = np.cumsum([len(value) for value in array])
+                return pa.LargeListArray.from_arrays(pa.array([0, *ends.tolist()], pa.int64()), np.concatenate(list(array)))
             return pa.array([None if value is None else np.asarray(value).tolist() for value in array])
         return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -15,13 +15,37 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class ColumnInfo(Section):
-    """One fixed-shape column."""
+    """One column."""
 
     name: str
     dtype: str
     """numpy name: float32, uint8, int64, ... Booleans are kept as uint8."""
     shape: tuple[int, ...] = ()
-    """Shape of one row's value; () for a scalar."""
+    """Shape of one row's value; () for a scalar, and for a list of a length of its own in each row."""
+    ragged: Literal["padded", "packed"] | None = None
+    """None: every row has `shape`. Otherwise rows are lists, and a batch of them is two tensors. `padded`: `name` [rows,
+    longest] and `name_length`, int64 [rows]; `packed`: `name` [entries of all rows] and `name_offsets`, int64 [rows + 1]."""
+    pad_value: float = 0.0
+    """What fills a padded batch behind a row's entries."""
+    encoded: bool = False
+    """Whether shards hold image files, which the feed decodes to `shape`."""
+
+    def __str__(self) -> str:
+        """Name, dtype and shape, for people: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""
+        shape = ["*"] if self.ragged else [str(size) for size in self.shape]
+        return f"{self.name}: {self.dtype}" + (f"[{', '.join(shape)}]" if shape else "")
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of a batch's tensor, -1 for what differs between batches."""
+        if self.ragged is None:
+            return (-1, *self.shape)
+        return (-1,) if self.ragged == "packed" else (-1, -1)
+
+    @property
+    def companion(self) -> str | None:
+        """Name of the second tensor of a column of lists: lengths where padded, offsets where packed."""
+        return None if self.ragged is None else f"{self.name}_{'length' if self.ragged == 'padded' else 'offsets'}"
 
 
 class FeedSchema(Section):

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image, ImageOps
 
+from ingest.column_types import ImageType
 from ingest.shards import tensor_array
 from penstock.errors import DataError
 
@@ -23,7 +24,7 @@ def holds_images(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
-def decode_image(content: bytes, size: tuple[int, int] | None, mode: Literal["RGB", "L"]) -> np.ndarray:
+def decode_image(content: bytes | memoryview, size: tuple[int, int] | None, mode: Literal["RGB", "L"]) -> np.ndarray:
     """Decode to uint8 [height, width, channels]; channels is 3 for RGB and 1 for L.
 
     Args:
@@ -40,8 +41,13 @@ def decode_image(content: bytes, size: tuple[int, int] | None, mode: Literal["RG
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def decode_images(rows: Rows, name: str, size: tuple[int, int] | None, mode: Literal["RGB", "L"]) -> None:
+def decode_images(
+    rows: Rows, name: str, size: tuple[int, int] | None, mode: Literal["RGB", "L"], *, keep_encoded: bool = False
+) -> None:
     """Decode column `name` of `rows` in place; rows whose image is missing or broken are rejected.
+
+    Args:
+        keep_encoded: decode to know that it can be done, and keep the images as they are, as `ImageType`.
 
     Raises:
         DataError: the column holds no images, or images of several sizes without `size`.
@@ -68,6 +74,12 @@ def decode_images(rows: Rows, name: str, size: tuple[int, int] | None, mode: Lit
                 next_step=f"resize all: decode_image: {{column: {name}, size: [{height}, {width}]}}",
             )
     channels = 3 if mode == "RGB" else 1
+    if keep_encoded:
+        kept = rows.column(name)
+        kept = (kept.field("bytes") if holds_images(kept.type) else kept).cast(pa.large_binary())
+        shape = whole[0].shape if whole else (*(size or (1, 1)), channels)
+        rows.put(name, pa.ExtensionArray.from_storage(ImageType(shape), kept))
+        return
     stacked = np.stack(whole) if whole else np.zeros((0, *(size or (1, 1)), channels), np.uint8)
     rows.put(name, tensor_array(stacked))
 

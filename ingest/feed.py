@@ -7,8 +7,10 @@ ranks), and world size is no part of it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -16,8 +18,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
+from ingest.by_length import Pools, find_column
 from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
 from ingest.gather import Rows
+from ingest.list_batches import cut_lists, is_packed
 from ingest.order import Order
 from ingest.prefetch import ahead
 from ingest.row_generator import RowGenerator
@@ -57,7 +61,7 @@ class Batch(NamedTuple):
     """One rank's share of a global batch. The tensors are the caller's to keep and to change."""
 
     columns: dict[str, torch.Tensor]
-    """Column name to tensor [rows, *shape], in the stored dtype."""
+    """Column name to tensor [rows, *shape], in the stored dtype; lists as `ColumnInfo.ragged` says."""
     row_ids: NDArray[np.int64]
     """Shape [rows]: number of each row in its split."""
     rows: int
@@ -225,6 +229,8 @@ def check_augmented(columns: Mapping[str, Any], rows: int) -> None:
             next_step="end it with `return` and the batch",
         )
     for name, column in columns.items():
+        if is_packed(columns, name):
+            continue
         if not isinstance(column, torch.Tensor) or column.shape[:1] != (rows,):
             found = (
                 f"a tensor of shape {list(column.shape)}" if isinstance(column, torch.Tensor) else f"a {type(column).__name__}"
@@ -244,7 +250,7 @@ _MUST_MATCH = {
     "shuffle": "shuffle.mode",
     "seed": "shuffle.seed",
     "augment_seed": "seed of the augmentation",
-    "fingerprint": "fingerprint of the order (shuffle.window_rows, shuffle.sample, shares, or a changed generator)",
+    "fingerprint": "fingerprint of the order (shuffle.window_rows, sample, by_length, shares, or a changed generator)",
 }
 
 
@@ -262,6 +268,19 @@ class CachedFeed(FeedCursor):
             self._ids_at = make_draws(order.sample, order.seed, rows.column(order.sample.column)).ids_at
         elif order.mixture is not None:
             self._ids_at = mixed_draws(order.mixture, order.seed).ids_at
+        self._pools: Pools | None = None
+        if order.by_length is not None:
+            column = find_column(order.by_length, schema.columns)
+            self._pools = Pools(
+                order.by_length,
+                column,
+                order.seed,
+                self.num_rows,
+                part.batch_rows,
+                self._ids_at,
+                partial(rows.lengths, column.name),
+            )
+            self._ids_at = self._pools.ids_at
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.
@@ -273,30 +292,40 @@ class CachedFeed(FeedCursor):
 
     def _groups(self, epoch: int, start: int) -> Iterator[list[Batch]]:
         """Gather some batches with one call and cut them apart: the tensors of a group share one allocation."""
-        batch_rows = self.part.batch_rows
-        local_bytes = max(1, batch_rows * self._rows.row_bytes // self.part.world_size)
-        group_rows = batch_rows * min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
         announced = start if self._rows.ahead_rows else self.num_rows
-        for first in range(start, self.num_rows, group_rows):
-            while announced < min(first + self._rows.ahead_rows, self.num_rows):
+        for cuts in self._cuts(epoch, start):
+            while announced < min(cuts[0][0] + self._rows.ahead_rows, self.num_rows):
                 upto = min(announced + self._rows.ahead_rows, self.num_rows)
                 self._rows.will_need(self.order.ids(epoch, announced, upto))
                 announced = upto
-            cuts = [
-                (p, min(p + batch_rows, self.num_rows))
-                for p in range(first, min(first + group_rows, self.num_rows), batch_rows)
-            ]
             shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
             own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
             ids = self._ids_at(epoch, np.concatenate([np.arange(low, high) for low, high in own]))
             sizes = [high - low for low, high in own]
             columns = {name: tensor.split(sizes) for name, tensor in self._rows.take(ids).items()}
+            lists = [cut_lists(self.schema[name], packed, sizes) for name, packed in self._rows.take_lists(ids).items()]
             group, taken = [], 0
             for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, own, strict=True)):
                 tensors = {name: parts[index] for name, parts in columns.items()}
+                for cut in lists:
+                    tensors.update(cut[index])
                 group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, low, stop))
                 taken += high - low
             yield group
+
+    def _cuts(self, epoch: int, start: int) -> Iterator[list[tuple[int, int]]]:
+        """First and end position of each global batch, as many of them at a time as are gathered with one call."""
+        batch_rows = self.part.batch_rows
+        local_bytes = max(1, batch_rows * self._rows.row_bytes // self.part.world_size)
+        count = min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
+        if self._pools is not None:
+            steps = self._pools.steps(epoch, start)
+            while some := list(itertools.islice(steps, count)):
+                yield some
+            return
+        for first in range(start, self.num_rows, batch_rows * count):
+            stop = min(first + batch_rows * count, self.num_rows)
+            yield [(begin, min(begin + batch_rows, stop)) for begin in range(first, stop, batch_rows)]
 
 
 def open_feed(
@@ -372,7 +401,7 @@ def _common_schema(schemas: Sequence[FeedSchema]) -> FeedSchema:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], ColumnInfo):
-        return ", ".join(f"{c.name}: {c.dtype}{list(c.shape) if c.shape else ''}" for c in value)
+        return ", ".join(map(str, value))
     return repr(value)
 
 

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.arrow_types import cast_array
+from ingest.column_types import ImageType, RaggedType
+from ingest.ragged_lists import missing_in_lists
 from ingest.shards import tensor_array
 from penstock.errors import DataError
 
@@ -49,9 +51,13 @@ def missing_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Two masks [rows]: rows that are null or have a null inside, and other rows that have NaN or an infinity.
 
     Args:
-        array: any type; what is inside lists is looked at only in fixed-shape tensors without null rows.
+        array: any type; what is inside lists is looked at only in fixed-shape tensors without null rows, and in `RaggedType`.
     """
     rows = len(array)
+    if isinstance(array.type, ImageType):
+        return array.is_null().to_numpy(zero_copy_only=False), np.zeros(rows, np.bool_)
+    if isinstance(array.type, RaggedType):
+        return missing_in_lists(array.storage)
     flat = array.storage.flatten() if isinstance(array.type, pa.FixedShapeTensorType) else array
     null = _row_mask(pc.is_null(flat), rows) if flat.null_count else np.zeros(rows, np.bool_)
     if not pa.types.is_floating(flat.type):
@@ -76,6 +82,8 @@ def numbers(array: pa.Array) -> np.ndarray:
 def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Ragged:
     """Turn a column without null rows into a number or a fixed-shape tensor a row; lists of unequal length give `Ragged`.
 
+    What `ingest.column_types` holds stays as it is.
+
     Raises:
         DataError: the type is not numeric; names the column and the steps that would help.
     """
@@ -88,6 +96,8 @@ def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Rag
         # A permuted tensor is stored in another order than it is read in.
         plain = pa.fixed_shape_tensor(kind.value_type, list(kind.shape))
         return array if kind == plain else tensor_array(array.to_numpy_ndarray())
+    if isinstance(kind, RaggedType | ImageType):
+        return array
     if pa.types.is_fixed_size_binary(kind):
         width = kind.byte_width
         data = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width :]

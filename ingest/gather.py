@@ -1,6 +1,6 @@
 """How does a list of row ids become tensors? One gather per column, straight from where the rows lie, into memory used again.
 
-Rows lie in blocks (mapped shards, or arrays in Ray's object store) of contiguous fixed-shape columns. No Python runs per row.
+Rows lie in blocks (mapped shards, or arrays in Ray's object store) of contiguous columns. No Python runs per row.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ingest.column_types import Variable
 from ingest.dataset import ColumnInfo
+from ingest.list_batches import Packed
+from ingest.variable_rows import ImageDecoder, Places, places_of, take_lists
 
-__all__ = ["Rows", "empty_tensors"]
+__all__ = ["Block", "Rows", "empty_tensors"]
 
-Block = Mapping[str, np.ndarray]
+Block = Mapping[str, np.ndarray | Variable]
 
 
 class Rows:
@@ -27,12 +30,13 @@ class Rows:
     Args:
         columns: what to gather.
         block_rows: rows of each block, in row order.
-        open_block: gives block i as contiguous arrays [rows, *shape] of the columns' dtypes; called when the block is first
-            needed, and again after it was let go.
+        open_block: gives block i as contiguous arrays [rows, *shape] of the columns' dtypes, or `Variable`; called when the
+            block is first needed, and again after it was let go.
         block_bytes: what each block takes while it is open.
         max_open_bytes: blocks beyond so many of them are let go, those used longest ago first; None keeps all.
         fetch: told of blocks that will be opened soon.
         ahead_rows: how many rows before they are gathered a caller should say so with `will_need`; 0 for never.
+        list_bytes: about what the lists of one row take.
     """
 
     def __init__(
@@ -44,10 +48,11 @@ class Rows:
         max_open_bytes: int | None = None,
         fetch: Callable[[Iterable[int]], None] = lambda _blocks: None,
         ahead_rows: int = 0,
+        list_bytes: int = 0,
     ) -> None:
         self.columns = tuple(columns)
         self.num_rows = sum(block_rows)
-        self.row_bytes = sum(np.dtype(c.dtype).itemsize * int(np.prod(c.shape)) for c in self.columns)
+        self.row_bytes = list_bytes + sum(np.dtype(c.dtype).itemsize * int(np.prod(c.shape)) for c in self.columns)
         self._ends = np.cumsum(np.asarray(block_rows, np.int64))
         self._starts = self._ends - np.asarray(block_rows, np.int64)
         self._open_block = open_block
@@ -56,7 +61,10 @@ class Rows:
         self._fetch = fetch
         self.ahead_rows = ahead_rows
         self._opened: dict[int, Block] = {}
-        self._memory = {column.name: _Memory(column) for column in self.columns}
+        self._memory = {column.name: _Memory(column) for column in self.columns if column.ragged is None}
+        self._lists = [column for column in self.columns if column.ragged is not None]
+        self._images = [column for column in self.columns if column.encoded]
+        self._decoder = ImageDecoder()
 
     def will_need(self, ids: NDArray[np.int64]) -> None:
         """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile."""
@@ -64,30 +72,56 @@ class Rows:
         self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
 
     def column(self, name: str) -> NDArray[Any]:
-        """All values of one column, [num_rows, *shape], in row order. Raises KeyError if there is no such column."""
+        """All values of one fixed-shape column, [num_rows, *shape], in row order. Raises KeyError if there is none."""
         return np.concatenate([self._block(index)[name] for index in range(len(self._ends))])
 
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Copy rows `ids` (each in [0, num_rows)) to tensors of shape [len(ids), *shape], in the columns' dtypes.
 
         The tensors are the caller's to keep and to change. Their memory is used again when nobody holds a part of it any more.
+        Encoded images are decoded; columns of lists are left to `take_lists`.
         """
         tensors = {name: memory.lend(len(ids)) for name, memory in self._memory.items()}
         if not len(ids):
             return tensors
+        fixed = {name: tensor for name, tensor in tensors.items() if all(image.name != name for image in self._images)}
+        self._take_fixed(ids, fixed)
+        for image in self._images:
+            self._decoder.decode(image, self._places(image, ids), tensors[image.name])
+        return tensors
+
+    def take_lists(self, ids: NDArray[np.int64]) -> dict[str, Packed]:
+        """The columns of lists of rows `ids`, by name; their tensors are the caller's."""
+        if not self._lists:
+            return {}
+        if not len(ids):
+            empty = np.zeros(1, np.int64)
+            return {c.name: Packed(torch.from_numpy(np.empty(0, np.dtype(c.dtype))), empty) for c in self._lists}
+        return {column.name: take_lists(self._places(column, ids)) for column in self._lists}
+
+    def lengths(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many entries rows `ids` have in a column of lists: int64, shape (n,) to (n,)."""
+        column = next(column for column in self._lists if column.name == name)
+        return self._places(column, ids).lengths
+
+    def _places(self, column: ColumnInfo, ids: NDArray[np.int64]) -> Places:
+        blocks = np.searchsorted(self._ends, ids, side="right")
+        views = {index: self._block(index)[column.name] for index in np.flatnonzero(np.bincount(blocks)).tolist()}
+        return places_of(views, column.dtype, blocks, ids - self._starts[blocks])  # type: ignore[arg-type]
+
+    def _take_fixed(self, ids: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
         if len(self._ends) == 1:
             self._take_from(0, ids, tensors)
-            return tensors
+            return
         blocks = np.searchsorted(self._ends, ids, side="right")
         first = int(blocks[0])
         if (blocks == first).all():  # reading in order, or inside one group
             self._take_from(first, ids - self._starts[first], tensors)
-            return tensors
-        self._take_scattered(ids, blocks, tensors)
-        return tensors
+        else:
+            self._take_scattered(ids, blocks, tensors)
 
     def _take_from(self, block: int, local: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
-        views = self._block(block)
+        views: Any = self._block(block)
         for name, tensor in tensors.items():
             # "clip" skips numpy's bounds check and the buffering that `out` would need with it; ids come from an Order.
             views[name].take(local, axis=0, out=tensor.numpy(), mode="clip")
@@ -95,7 +129,7 @@ class Rows:
     def _take_scattered(self, ids: NDArray[np.int64], blocks: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
         """Copy each row in one pass from wherever it lies: in one address space, an address is an index."""
         needed = np.flatnonzero(np.bincount(blocks)).tolist()
-        opened = [self._block(block) for block in needed]  # held until the copies are made
+        opened: list[Any] = [self._block(block) for block in needed]  # held until the copies are made
         local = ids - self._starts[blocks]
         addresses = np.zeros(len(self._ends), np.int64)
         for name, tensor in tensors.items():

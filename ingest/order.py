@@ -10,16 +10,18 @@ Source: google/grain, where the sample order is a function of the index (own cod
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
+from ingest.by_length import Pools
+from ingest.dataset import ColumnInfo
 from ingest.permutation import Permutation
 from ingest.sampling import Mixture, make_draws, mixed_draws
-from ingest.spec import SampleSpec, ShuffleSpec
+from ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from ingest.splitmix import hash_words
 from penstock.config import Section
 from penstock.digest import bytes_digest, digest_of
@@ -53,6 +55,8 @@ class Order(Section):
     """Draw rows by a column instead; then ids follow from that column's values too (`ingest.sampling.make_draws`)."""
     mixture: Mixture | None = None
     """Draw from the sources that the split's rows come from (`ingest.sampling.mixed_draws`)."""
+    by_length: LengthSpec | None = None
+    """Put the rows into steps by their length; then their order inside a pool follows from that too (`ingest.by_length`)."""
 
     @model_validator(mode="after")
     def _shards_hold_the_rows(self) -> Order:
@@ -204,7 +208,10 @@ def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = ()) -> O
     seed = 0 if shuffle.mode == "none" else shuffle.seed
     window = shuffle.window_rows if shuffle.mode == "windowed" else 0
     own = tuple(shards) if shuffle.mode == "windowed" and shuffle.window_of == "shards" else ()
-    return Order(mode=shuffle.mode, seed=seed, rows=rows, window_rows=window, shards=own, sample=shuffle.sample)
+    return Order(
+        mode=shuffle.mode, seed=seed, rows=rows, window_rows=window, shards=own,
+        sample=shuffle.sample, by_length=shuffle.by_length,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
@@ -227,7 +234,19 @@ def _fingerprint(order: Order) -> str:
     if order.mixture is not None:
         draws = mixed_draws(Mixture(sources=((_PROBE_ROWS, 1.0), (7, 2.0))), order.seed)
         probes += [draws.ids_at(epoch, np.arange(_PROBE_ROWS)) for epoch in _PROBE_EPOCHS]
+    if order.by_length is not None:
+        probes += [ids for epoch in _PROBE_EPOCHS for ids in _pooled_ids(order.by_length, order.seed, epoch)]
     content = np.concatenate(probes).astype("<i8").tobytes()
     # A field that came later is left out where it has no effect, so that older checkpoints go on.
-    parameters = order.model_dump(exclude={name for name in ("shards", "sample", "mixture") if not getattr(order, name)})
+    later = ("shards", "sample", "mixture", "by_length")
+    parameters = order.model_dump(exclude={name for name in later if not getattr(order, name)})
     return digest_of({"order": parameters, "probe": bytes_digest(content)})
+
+
+def _pooled_ids(spec: LengthSpec, seed: int, epoch: int) -> Iterator[Ids]:
+    """Ids that both kinds of pools really generate, of rows with known lengths."""
+    small = spec.model_copy(update={"pool_batches": 4, "batch_entries": 20})
+    for ragged in ("padded", "packed"):
+        column = ColumnInfo(name=spec.column, dtype="int64", ragged=ragged)
+        pools = Pools(small, column, seed, _PROBE_ROWS, 8, lambda _, positions: positions, lambda ids: ids**2 % 7)
+        yield pools.ids_at(epoch, np.arange(_PROBE_ROWS))

@@ -19,7 +19,7 @@ from ingest.dataset import DatasetManifest, Split, manifest_path
 from ingest.feed import Augment, CachedFeed, FeedShare, open_parts, shards_in
 from ingest.order import make_order
 from ingest.sampling import Mixture
-from ingest.spec import SampleSpec, ShuffleSpec
+from ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from penstock.errors import DataError, SpecError
 from penstock.storage import Storage
 
@@ -36,6 +36,7 @@ def open_feed(
     window_rows: int = 1 << 18,
     window_of: Literal["rows", "shards"] = "rows",
     sample: SampleSpec | Mapping[str, Any] | None = None,
+    by_length: LengthSpec | Mapping[str, Any] | None = None,
     epoch_rows: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
@@ -57,6 +58,7 @@ def open_feed(
         window_rows: see `shuffle.window_rows`.
         window_of: see `shuffle.window_of`.
         sample: draw rows in other shares, such as `{"balance": "label"}`; see `shuffle.sample`.
+        by_length: put rows of like length into a step, such as `{"column": "tokens"}`; see `shuffle.by_length`.
         epoch_rows: rows of an epoch where several datasets are mixed; None takes as many as they have in all.
         rank: which part of every step's rows; None asks torch.distributed, and takes 0 where that is not initialised.
         world_size: number of parts; None as for `rank`.
@@ -89,7 +91,14 @@ def open_feed(
         world_size = torch.distributed.get_world_size() if together else 1
     try:
         spec = ShuffleSpec.model_validate(
-            {"mode": shuffle, "seed": seed, "window_rows": window_rows, "window_of": window_of, "sample": sample}
+            {
+                "mode": shuffle,
+                "seed": seed,
+                "window_rows": window_rows,
+                "window_of": window_of,
+                "sample": sample,
+                "by_length": by_length,
+            }
         )
         mixture = None
         if not isinstance(dataset, str):
@@ -164,7 +173,9 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
             yield batch.columns
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Batches of an epoch. Raises TypeError where that hangs on the rows (`by_length` with `batch_entries`)."""
+        if self.feed.order.by_length is not None and self.feed.order.by_length.batch_entries is not None:
+            raise TypeError("the number of batches hangs on the rows' lengths")
         return -(-self.feed.num_rows // self.feed.part.batch_rows)
 
     def set_epoch(self, epoch: int) -> None:

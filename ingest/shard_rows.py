@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
+from ingest.column_types import Variable
 from ingest.dataset import ColumnInfo, ShardInfo
 from ingest.gather import Rows
 from ingest.order import Order
@@ -51,8 +52,10 @@ def shard_rows(
     for storage, shard in places:
         if storage.is_local:
             hold_shard(storage, shard)
+    lists = any(column.ragged for column in columns)
+    list_bytes = sum(shard.size_bytes for _, shard in places) // max(1, sum(rows)) if lists else 0
     if all(storage.is_local for storage, _ in places):
-        return Rows(columns, rows, blocks)
+        return Rows(columns, rows, blocks, list_bytes=list_bytes)
     sizes, cache = [0 if storage.is_local else shard.size_bytes for storage, shard in places], NodeCache()
     budget = cache.budget_bytes
     if order.mode == "global":
@@ -67,13 +70,16 @@ def shard_rows(
         # Each rank of a node begins elsewhere: together they fetch every shard once.
         first = rank * len(places) // world_size
         blocks.fetch([*range(first, len(places)), *range(first)])
-        return Rows(columns, rows, blocks)
+        return Rows(columns, rows, blocks, list_bytes=list_bytes)
     if order.mode == "windowed":
         ahead_rows, ahead_bytes, open_bytes = order.window_rows, budget // 4, budget // 2
     else:
         ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * max(rows), SHARDS_AHEAD * max(sizes), SHARDS_OPEN * max(sizes)
     blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
-    return Rows(columns, rows, blocks, sizes, max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows)
+    return Rows(
+        columns, rows, blocks, sizes,
+        max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows, list_bytes=list_bytes,
+    )  # fmt: skip
 
 
 class ShardBlocks:
@@ -110,8 +116,8 @@ class ShardBlocks:
                     return
                 self._coming[index] = self._pool.submit(hold_shard, *self._places[index])
 
-    def __call__(self, index: int) -> dict[str, np.ndarray]:
-        """Shard `index` as arrays [rows, *shape] by column name.
+    def __call__(self, index: int) -> dict[str, np.ndarray | Variable]:
+        """Shard `index` as arrays [rows, *shape], or `Variable`, by column name.
 
         Raises:
             DataError: the shard is missing or damaged, or is not what its manifest says.
@@ -126,10 +132,11 @@ class ShardBlocks:
                 view = reader.column(column.name)
             except KeyError as error:
                 raise DataError(f"shard {storage.uri(shard.path)}: {error.args[0]}") from error
-            if view.shape != (shard.rows, *column.shape) or view.dtype != np.dtype(column.dtype):
+            stored = next(info for info in reader.columns if info.name == column.name)
+            if reader.rows != shard.rows or stored != column:
                 raise DataError(
-                    f"shard {storage.uri(shard.path)}: column {column.name!r} is {view.dtype}{list(view.shape)}, "
-                    f"its manifest says {column.dtype}{[shard.rows, *column.shape]}"
+                    f"shard {storage.uri(shard.path)} holds {reader.rows:,} rows of {stored}, its manifest says "
+                    f"{shard.rows:,} rows of {column}"
                 )
             block[column.name] = view
         return block
@@ -146,7 +153,7 @@ class ShardBlocks:
             return hold_shard(*self._places[index])
 
 
-class _HeldBlock(dict[str, np.ndarray]):
+class _HeldBlock(dict[str, np.ndarray | Variable]):
     """Column views that live no longer than the hold on their shard."""
 
     def __init__(self, held: LocalShard) -> None:

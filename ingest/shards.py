@@ -1,8 +1,8 @@
-"""What does a shard look like on disk? One Arrow IPC file with exactly one uncompressed record batch of fixed-shape columns.
+"""What does a shard look like on disk? One Arrow IPC file with exactly one uncompressed record batch.
 
-One batch means that every column is one contiguous run of bytes, so a reader maps the file and hands out numpy views without a
-copy. Each row also carries where it came from: `_file` (index into the files of the commit unit) and `_row` (row number in that
-file, counted from 0). Those two are not part of the feed's schema.
+One batch means that every column is one contiguous run of bytes (lists: and one of offsets), so a reader maps the file and
+hands out numpy views without a copy. Each row also carries where it came from: `_file` (index into the files of the commit
+unit) and `_row` (row number in that file, counted from 0). Those two are not part of the feed's schema.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
+from ingest.column_types import ImageType, RaggedType, Variable, as_numbers, variable_array, variable_view
 from ingest.dataset import ColumnInfo
 from penstock.errors import DataError
 
@@ -47,16 +48,21 @@ _DTYPES = {
 
 
 def columns_of(schema: pa.Schema) -> tuple[ColumnInfo, ...]:
-    """Describe the fixed-shape columns of an Arrow schema, provenance left out.
+    """Describe the columns of an Arrow schema, provenance left out.
 
     Raises:
-        DataError: a column is neither a number nor a fixed-shape tensor of numbers.
+        DataError: a column is neither a number, a fixed-shape tensor of numbers, nor of `ingest.column_types`.
     """
     return tuple(_column_info(field) for field in schema if field.name not in PROVENANCE_COLUMNS)
 
 
 def _column_info(field: pa.Field) -> ColumnInfo:
     kind, shape = field.type, ()
+    if isinstance(kind, ImageType):
+        return ColumnInfo(name=field.name, dtype="uint8", shape=kind.shape, encoded=True)
+    if isinstance(kind, RaggedType) and kind.storage_type.value_type in _DTYPES:
+        dtype = _DTYPES[kind.storage_type.value_type]
+        return ColumnInfo(name=field.name, dtype=dtype, ragged=kind.batch, pad_value=kind.pad_value)
     if isinstance(kind, pa.FixedShapeTensorType):
         kind, shape = kind.value_type, tuple(kind.shape)
     if kind not in _DTYPES:
@@ -105,6 +111,10 @@ def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
 
 def _contiguous(column: pa.ChunkedArray) -> pa.Array:
     # Rebuilt from the plain values: a slice would carry its offset, and a validity bitmap its bytes, into the file.
+    if isinstance(column.type, RaggedType | ImageType):
+        if any(chunk.storage.null_count for chunk in column.chunks):
+            raise DataError(f"a column of type {column.type} still holds nulls when its shard is written")
+        return variable_array(column.type, [variable_view(chunk) for chunk in column.chunks])
     if not isinstance(column.type, pa.FixedShapeTensorType):
         flat = column.combine_chunks()
         if flat.null_count:
@@ -126,33 +136,44 @@ class ShardBuffer:
     def __init__(self, shard_bytes: int) -> None:
         self._shard_bytes = shard_bytes
         self._tables: list[pa.Table] = []
-        self._rows = 0
+        self._bytes = 0
 
     def add(self, table: pa.Table) -> Iterator[list[pa.Table]]:
-        """Take `table`; yield the content of each shard that is now full."""
-        while table.num_rows:
-            limit = max(1, self._shard_bytes // row_bytes(table.schema))
-            part = table.slice(0, limit - self._rows)
-            self._tables.append(part)
-            self._rows += part.num_rows
-            table = table.slice(part.num_rows)
-            if self._rows >= limit:
+        """Take `table`; yield the content of each shard that is full."""
+        ends = np.cumsum(_row_bytes(table))
+        taken = 0
+        while taken < table.num_rows:
+            before = int(ends[taken - 1]) if taken else 0
+            upto = int(np.searchsorted(ends, before + self._shard_bytes - self._bytes, side="right"))
+            if upto == taken and not self._tables:
+                upto += 1  # a row that is larger than a shard
+            if upto > taken:
+                self._tables.append(table.slice(taken, upto - taken))
+                self._bytes += int(ends[upto - 1]) - before
+                taken = upto
+            if taken < table.num_rows or self._bytes >= self._shard_bytes:
                 yield self._take()
 
     def finish(self) -> Iterator[list[pa.Table]]:
         """Yield what is left as the last shard, if anything is."""
-        if self._rows:
+        if self._tables:
             yield self._take()
 
     def _take(self) -> list[pa.Table]:
-        tables, self._tables, self._rows = self._tables, [], 0
+        tables, self._tables, self._bytes = self._tables, [], 0
         return tables
 
 
-def row_bytes(schema: pa.Schema) -> int:
-    """Bytes that one row takes in a shard, provenance included."""
-    sizes = [np.dtype(info.dtype).itemsize * int(np.prod(info.shape)) for info in columns_of(schema)]
-    return max(1, int(sum(sizes))) + 12
+def _row_bytes(table: pa.Table) -> np.ndarray:
+    """Bytes that each row takes in a shard: int64 [rows]. Of provenance two numbers, 12 bytes."""
+    sizes = np.full(table.num_rows, 12, np.int64)
+    for info in columns_of(table.schema):
+        if info.ragged is None and not info.encoded:
+            sizes += np.dtype(info.dtype).itemsize * int(np.prod(info.shape))
+            continue
+        chunks = [variable_view(chunk) for chunk in table.column(info.name).chunks]
+        sizes += np.concatenate([np.diff(chunk.offsets) for chunk in chunks]) * np.dtype(info.dtype).itemsize + 8
+    return sizes
 
 
 class ShardReader:
@@ -164,8 +185,8 @@ class ShardReader:
         self.columns = columns_of(batch.schema)
         self._batch = batch
 
-    def column(self, name: str) -> np.ndarray:
-        """The column as a read-only array [rows, *shape], without a copy; `_file` and `_row` are columns too.
+    def column(self, name: str) -> np.ndarray | Variable:
+        """The column as a read-only array [rows, *shape] or a `Variable`, without a copy; `_file` and `_row` are columns too.
 
         Raises:
             KeyError: no such column.
@@ -174,9 +195,11 @@ class ShardReader:
         if index < 0:
             raise KeyError(f"no column {name!r} in {self.path}; it has {self._batch.schema.names}")
         array = self._batch.column(index)
+        if isinstance(array.type, RaggedType | ImageType):
+            return variable_view(array)
         if not isinstance(array.type, pa.FixedShapeTensorType):
-            return array.to_numpy(zero_copy_only=True)
-        flat = array.storage.values.to_numpy(zero_copy_only=True)
+            return as_numbers(array)
+        flat = as_numbers(array.storage.values)
         return flat.reshape(self.rows, *array.type.shape)
 
 

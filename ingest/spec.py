@@ -8,7 +8,16 @@ from pydantic import Field, PositiveInt, model_validator
 
 from penstock.config import Section
 
-__all__ = ["DataSpec", "ImagesOptions", "MaterializeSpec", "SampleSpec", "ShuffleSpec", "SplitRule", "TextOptions"]
+__all__ = [
+    "DataSpec",
+    "ImagesOptions",
+    "LengthSpec",
+    "MaterializeSpec",
+    "SampleSpec",
+    "ShuffleSpec",
+    "SplitRule",
+    "TextOptions",
+]
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -113,6 +122,19 @@ class SampleSpec(Section):
         return self.balance or self.weights or self.easiest_first or ""
 
 
+class LengthSpec(Section):
+    """Which rows make a step where a column holds lists of unequal length. Exact to continue, as any other order."""
+
+    column: str
+    """A column that a `ragged` step has made."""
+    pool_batches: PositiveInt = 64
+    """Rows of so many steps are looked at together. Where batches are padded they are sorted by length, so that rows of like
+    length meet; the steps then come in random order. More pads less, and mixes less."""
+    batch_entries: PositiveInt | None = None
+    """A step takes rows up to so many entries over all workers, padding included, and at most `train.batch_rows` rows; a row
+    that has more is a step of its own. None: every step has `train.batch_rows` rows."""
+
+
 class ShuffleSpec(Section):
     """The order in which training sees the rows."""
 
@@ -130,6 +152,8 @@ class ShuffleSpec(Section):
     each of them once an epoch: for data larger than the node's cache. Needs `materialize.cache: disk`."""
     sample: SampleSpec | None = None
     """Draw rows in other shares than they are stored in. Needs `mode: global`."""
+    by_length: LengthSpec | None = None
+    """Put rows of like length, or of so many entries together, into a step. Needs a `ragged` step."""
 
     @model_validator(mode="after")
     def _samples_from_all_rows(self) -> ShuffleSpec:

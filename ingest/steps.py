@@ -26,8 +26,10 @@ __all__ = [
     "ImputerOptions",
     "LabelEncoderOptions",
     "MapBatchesOptions",
+    "NullMaskOptions",
     "OneHotOptions",
     "PreprocessStep",
+    "RaggedOptions",
     "RobustScalerOptions",
     "ScalerOptions",
     "columns_of_step",
@@ -130,6 +132,30 @@ class DecodeImageOptions(Section):
     """(height, width) in pixels to resize to; None takes `data.images.size`, and if that is None too, all images must agree."""
     mode: Literal["RGB", "L"] | None = None
     """RGB gives 3 channels, L (grey) 1; None takes `data.images.mode`."""
+    keep: Literal["pixels", "encoded"] = "pixels"
+    """What the cache holds: `pixels`, the fastest to read; or the `encoded` images, which take a tenth of the disk and are
+    decoded anew by the threads that read ahead. Training sees the same either way. Needs `materialize.cache: disk`."""
+
+
+class RaggedOptions(Section):
+    """Lists of numbers, of a length of its own in each row. Needs `materialize.cache: disk`."""
+
+    columns: Annotated[list[str], Field(min_length=1), AfterValidator(_no_repeats)]
+    """Names."""
+    batch: Literal["padded", "packed"] = "padded"
+    """What a recipe gets. `padded`: `x` [rows, longest of the batch] and `x_length`, int64 [rows]. `packed`: `x`, the entries
+    of all rows one after the other, and `x_offsets`, int64 [rows + 1]: row i is `x[x_offsets[i]:x_offsets[i + 1]]`."""
+    pad_value: float = 0.0
+    """What stands behind the last entry of a row in a padded batch."""
+    max_length: PositiveInt | None = None
+    """Cut longer lists after so many entries; None keeps all."""
+
+
+class NullMaskOptions(Section):
+    """Columns that may be null: the value becomes 0 there, and a new column says where."""
+
+    columns: Annotated[list[str], Field(min_length=1), AfterValidator(_no_repeats)]
+    """Names of number columns. Column `x` gets a column `x_is_null` beside it: uint8, 1 where there was a null or NaN."""
 
 
 class MapBatchesOptions(Section):
@@ -175,6 +201,10 @@ class PreprocessStep(Section):
     """Columns to leave out."""
     decode_image: DecodeImageOptions | None = None
     """Encoded images to pixels."""
+    ragged: RaggedOptions | None = None
+    """Lists of unequal length, such as tokens: batches hold them padded or packed."""
+    null_mask: NullMaskOptions | None = None
+    """Nulls to zeros, and a column that says where they were."""
     map_batches: MapBatchesOptions | None = None
     """User code: `transforms.py:normalize`, or a function with params."""
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.apply_steps import Rows, apply_step, ragged_error
+from ingest.column_types import ImageType, RaggedType
 from ingest.dataset import SPLITS, Split
 from ingest.decode import decode_images, holds_images
 from ingest.fitted_state import FittedPreprocess, FittedStep
@@ -56,7 +57,7 @@ class Transform:
         self._functions = {target: user.load() for target, user in code.items()}
 
     def apply(self, table: pa.Table, file: str, first_row: int) -> pa.Table:
-        """Prepare consecutive rows of one file; columns of the result are numbers or fixed-shape tensors.
+        """Prepare consecutive rows of one file; columns of the result are as a shard holds them.
 
         Raises:
             DataError: a row cannot be used (unless `data.invalid: drop`), or a step cannot be applied.
@@ -96,6 +97,13 @@ class Transform:
             if name in names:
                 raise DataError(f"the column name {name!r} is taken by penstock", next_step="rename it")
         for name in names:
+            kind = rows.table.schema.field(name).type
+            companion = f"{name}_{'length' if kind.batch == 'padded' else 'offsets'}" if isinstance(kind, RaggedType) else None
+            if companion in names:
+                raise DataError(
+                    f"the column name {companion!r} is taken: batches say with it how long the lists of {name!r} are",
+                    next_step="rename or drop that column",
+                )
             _finish_column(rows, name, self._data, is_label=name == label)
             if not rows.table.num_rows:
                 return
@@ -123,6 +131,11 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
     if holds_images(rows.table.schema.field(name).type):
         decode_images(rows, name, data.images.size, data.images.mode)
         return
+    if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
+        raise DataError(
+            f"the label {name!r} holds lists or images; a label is one value a row",
+            next_step="leave data.label out, and let the recipe's loss read the column",
+        )
     rows.reject_missing(name)
     column = fixed_shape(name, rows.column(name), is_label=is_label)
     if not isinstance(column, pa.Array):

@@ -165,7 +165,7 @@ def _make_unit(fn: Callable[[Any], Any], job: Any, keep: bool) -> Iterator[Any]:
     def take(local: Path, path: str) -> None:
         reader = open_shard(local)
         # Copied, for the file goes away and its pages with it.
-        columns[path] = {column.name: reader.column(column.name).copy() for column in reader.columns}
+        columns[path] = {column.name: np.array(reader.column(column.name)) for column in reader.columns}
 
     unit, result = fn(replace(job, storage=_Nowhere(take if keep else None)))
     yield unit, result

@@ -94,7 +94,7 @@ def _facts(output: dict[str, Any]) -> Facts:
     dropped = sum(unit.rows_dropped for unit in manifest.units)
     facts = (
         ("rows", ", ".join(f"{split} {rows:,}" for split, rows in manifest.rows.items() if rows)),
-        ("columns", ", ".join(f"{c.name}: {c.dtype}{list(c.shape) if c.shape else ''}" for c in manifest.feed_schema.columns)),
+        ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),
         ("content digest", manifest.content_digest),
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ingest.list_batches import batch_rows_of, padded_of
 from ingest.order import make_order
 from ingest.spec import ShuffleSpec
 from penstock.digest import digest_of
@@ -68,7 +69,12 @@ def _example(ctx: RunContext) -> dict[str, Any]:
     as_stored = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
     feed = open_job_feed(replace(make_job(ctx), order=as_stored), "train", 0, 1)
     first = next(feed.batches(0))
-    return {c.name: first.columns[c.name][:EXAMPLE_ROWS].numpy().copy() for c in manifest.feed_schema.features}
+    rows = batch_rows_of(first.columns, 0, min(EXAMPLE_ROWS, first.rows))
+    example: dict[str, Any] = {}
+    for column in manifest.feed_schema.features:
+        tensors = padded_of(column, rows) if column.ragged else {column.name: rows[column.name]}
+        example |= {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+    return example
 
 
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:

@@ -67,6 +67,27 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(
             ("shuffle.mode", "a stream (materialize.cache: none) has no random access; use mode: windowed, or cache: disk")
         )
+    problems += _variable_problems(spec)
     if spec.materialize.cache != "disk" and spec.shuffle.window_of == "shards":
         problems.append(("shuffle.window_of", "only rows on disk lie in shards; use window_of: rows, or cache: disk"))
+    return problems
+
+
+def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
+    """Rules about rows that differ in length, and images that stay encoded."""
+    problems: list[tuple[str, str]] = []
+    steps = list(enumerate(spec.preprocess))
+    if spec.materialize.cache != "disk":
+        variable = [(number, "ragged") for number, step in steps if step.ragged is not None]
+        variable += [
+            (number, "decode_image.keep")
+            for number, step in steps
+            if step.decode_image is not None and step.decode_image.keep == "encoded"
+        ]
+        problems += [
+            (f"preprocess.{number}.{what}", f"such rows need materialize.cache: disk, not {spec.materialize.cache}")
+            for number, what in variable
+        ]
+    if spec.shuffle.by_length is not None and all(step.ragged is None for _, step in steps):
+        problems.append(("shuffle.by_length", "there are no lists to go by; a `ragged` step makes them"))
     return problems

@@ -71,7 +71,10 @@ class StreamFeeds:
 
 
 def _order(job: TrainJob, split: Split) -> Order:
-    return job.order if split == "train" else make_order(ShuffleSpec(mode="none"), job.manifest.rows[split])
+    if split == "train":
+        return job.order
+    # As stored, but for what a step may hold: what is too large to learn is too large to predict.
+    return make_order(ShuffleSpec(mode="none", by_length=job.order.by_length), job.manifest.rows[split])
 
 
 def on_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:

@@ -63,8 +63,10 @@ class TrainJob:
         return {**settings, "the recipe's code": self.code.digest}
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole training."""
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole training; None where only the rows' lengths could tell."""
+        if self.order.by_length is not None and self.order.by_length.batch_entries is not None:
+            return self.spec.max_steps
         per_epoch = -(-self.order.epoch_rows // self.spec.batch_rows)
         steps = per_epoch * self.spec.epochs
         return min(steps, self.spec.max_steps) if self.spec.max_steps is not None else steps

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ingest.list_batches import batch_rows_of
 from penstock.errors import ResumeError, TrainingError
 from training.group import Group
 from training.recipe import Columns, Recipe
@@ -191,7 +192,7 @@ def _micro_batches(batch: Columns, rows: int, count: int) -> list[tuple[Columns 
     edges = [index * rows // count for index in range(count + 1)]
     if count == 1:
         return [(batch, rows)]
-    return [({name: c[a:b] for name, c in batch.items()}, b - a) for a, b in itertools.pairwise(edges)]
+    return [(batch_rows_of(batch, a, b), b - a) for a, b in itertools.pairwise(edges)]
 
 
 def _copied(value: Any) -> Any:

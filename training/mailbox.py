@@ -44,7 +44,7 @@ class Progress(Section):
     """How far training is, a few times a second."""
 
     step: int
-    total_steps: int
+    total_steps: int | None
     epoch: int
     rows_per_s: float
 

@@ -147,7 +147,7 @@ def probe(run_id: str, tracking_uri: str) -> Callable[[], dict[str, float]]:
 def dataset_schema(schema: FeedSchema) -> str:
     """The columns as MLflow's JSON for tensor datasets; -1 stands for the number of rows."""
     columns: list[ColSpec | TensorSpec] = [
-        TensorSpec(np.dtype(column.dtype), (-1, *column.shape), name=column.name) for column in schema.columns
+        TensorSpec(np.dtype(column.dtype), column.batch_shape, name=column.name) for column in schema.columns
     ]
     return json.dumps({"mlflow_tensorspec": {"features": Schema(columns).to_json(), "targets": None}})
 

@@ -188,8 +188,14 @@ def _few_rows(example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _inputs(schema: FeedSchema) -> Schema:
-    columns = [TensorSpec(np.dtype(column.dtype), (-1, *column.shape), name=column.name) for column in schema.features]
-    return Schema(list(columns))
+    """Lists are given padded, with their lengths, whatever the recipe takes: MLflow knows no other."""
+    columns: list[ColSpec | TensorSpec] = []
+    for column in schema.features:
+        shape = (-1, *column.shape) if column.ragged is None else (-1, -1)
+        columns.append(TensorSpec(np.dtype(column.dtype), shape, name=column.name))
+        if column.ragged is not None:
+            columns.append(TensorSpec(np.dtype(np.int64), (-1,), name=f"{column.name}_length"))
+    return Schema(columns)
 
 
 def _outputs(spec: ServedSpec, spec_file: Path, weights: Path, rows: dict[str, np.ndarray]) -> Schema | None:

@@ -18,6 +18,7 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from ingest.dataset import ColumnInfo, FeedSchema
+from ingest.list_batches import from_padded
 from penstock.config import Section
 from penstock.errors import CheckpointError, DataError
 from penstock.usercode import UserCode
@@ -74,7 +75,8 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         Args:
             context: not used.
             model_input: feature columns, rows first: a mapping of name to array, or a DataFrame whose cells are scalars or
-                (flat) lists.
+                (flat) lists. A column of lists of unequal length is an array [rows, longest] and `<name>_length`, int64
+                [rows]; or lists in a DataFrame, without lengths.
             params: not used.
 
         Returns:
@@ -84,7 +86,9 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         Raises:
             DataError: a feature is missing or of the wrong shape.
         """
-        batch = {column.name: self._tensor(column, model_input) for column in self._schema.features}
+        batch: dict[str, torch.Tensor] = {}
+        for column in self._schema.features:
+            batch |= self._lists(column, model_input) if column.ragged else {column.name: self._tensor(column, model_input)}
         counts = {name: len(values) for name, values in batch.items()}
         if len(set(counts.values())) > 1:
             raise DataError(f"the columns differ in their number of rows: {counts}")
@@ -92,8 +96,12 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         parts = []
         with torch.inference_mode():
             for start in range(0, max(rows, 1), PREDICT_ROWS):
-                part = {name: values[start : start + PREDICT_ROWS].to(self._device) for name, values in batch.items()}
-                parts.append(self._recipe.predict(self._model, part).detach().cpu())
+                part = {name: values[start : start + PREDICT_ROWS] for name, values in batch.items()}
+                for column in self._schema.features:
+                    if column.ragged:
+                        part |= from_padded(column, part.pop(column.name), part.pop(f"{column.name}_length"))
+                on_device = {name: values.to(self._device) for name, values in part.items()}
+                parts.append(self._recipe.predict(self._model, on_device).detach().cpu())
         output = torch.cat(parts)
         if label_kind(self._schema) != "classification":
             return output.float().numpy() if output.is_floating_point() else output.numpy()
@@ -110,11 +118,26 @@ class ServedModel(PythonModel):  # type: ignore[misc]
             }
         )
 
+    def _lists(self, column: ColumnInfo, model_input: Any) -> dict[str, torch.Tensor]:
+        values, length = _column(model_input, column.name), f"{column.name}_length"
+        if isinstance(values, pd.Series) and length not in model_input.columns:
+            rows = [np.asarray(value, column.dtype) for value in values]
+            lengths = np.array([len(row) for row in rows], np.int64)
+            padded = np.zeros((len(rows), int(lengths.max(initial=0))), column.dtype)
+            for row, entries in zip(padded, rows, strict=True):
+                row[: len(entries)] = entries
+        else:
+            padded = np.stack([np.asarray(value, column.dtype) for value in values])
+            lengths = np.asarray(_column(model_input, length), np.int64)
+        if padded.ndim != 2 or lengths.shape != padded.shape[:1] or (lengths < 0).any() or (lengths > padded.shape[1]).any():
+            raise DataError(
+                f"column {column.name!r} has shape {padded.shape} and lengths of shape {lengths.shape}; the model takes "
+                f"(rows, longest) and, in {length!r}, for each row from 0 to longest"
+            )
+        return {column.name: torch.from_numpy(padded), length: torch.from_numpy(lengths)}
+
     def _tensor(self, column: ColumnInfo, model_input: Any) -> torch.Tensor:
-        given = list(model_input.columns if isinstance(model_input, pd.DataFrame) else model_input)
-        if column.name not in given:
-            raise DataError(f"the input has no column {column.name!r}; it has {given}")
-        values = model_input[column.name]
+        values = _column(model_input, column.name)
         if isinstance(values, pd.Series) and column.shape:
             values = [np.asarray(value) for value in values]
         array = np.asarray(values).astype(column.dtype, copy=False)
@@ -124,3 +147,10 @@ class ServedModel(PythonModel):  # type: ignore[misc]
             wanted = ", ".join(map(str, ("rows", *column.shape)))
             raise DataError(f"column {column.name!r} has shape {array.shape}; the model takes ({wanted})")
         return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _column(model_input: Any, name: str) -> Any:
+    given = list(model_input.columns if isinstance(model_input, pd.DataFrame) else model_input)
+    if name not in given:
+        raise DataError(f"the input has no column {name!r}; it has {given}")
+    return model_input[name]

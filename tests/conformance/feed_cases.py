@@ -11,12 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import ray
+from torch import Tensor
 
+from ingest.column_types import RaggedType
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
 from ingest.feed import Batch, Feed, open_feed
 from ingest.order import Order
 from ingest.ray_feed import MemoryDataset
 from ingest.shards import tensor_array, with_provenance, write_shard
+from ingest.spec import LengthSpec
 from penstock.digest import file_digest
 from penstock.storage import Storage
 
@@ -32,6 +35,18 @@ SCHEMA = FeedSchema(
     label="label",
     num_classes=7,
 )
+
+
+LISTS = SCHEMA.model_copy(
+    update={
+        "columns": (
+            *SCHEMA.columns,
+            ColumnInfo(name="tokens", dtype="int32", ragged="padded", pad_value=-1),
+            ColumnInfo(name="marks", dtype="float32", ragged="packed"),
+        )
+    }
+)
+"""The same rows with lists: row i has the `tokens` i, i + 1, ... (as many as i % 7) and i % 3 `marks` of i."""
 
 
 def values_of(ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -61,7 +76,19 @@ def put_dataset(block_rows: int = 200, rows: int = ROWS) -> MemoryDataset:
     return MemoryDataset(SCHEMA, "train", blocks, tuple(len(ids) for ids in parts), content=f"{rows} rows")
 
 
-def write_dataset(storage: Storage, scratch: Path, num_shards: int, rows: int = ROWS) -> DatasetManifest:
+def lists_table(ids: np.ndarray) -> pa.Table:
+    """Those rows with their lists."""
+    made = table(ids)
+    tokens, marks = ([list(range(i, i + i % 7)) for i in ids.tolist()], [[float(i)] * (i % 3) for i in ids.tolist()])
+    for info, lists in zip(LISTS.columns[-2:], (tokens, marks), strict=True):
+        kind = RaggedType(pa.from_numpy_dtype(info.dtype), info.ragged or "padded", info.pad_value)
+        made = made.append_column(info.name, pa.ExtensionArray.from_storage(kind, pa.array(lists, kind.storage_type)))
+    return made
+
+
+def write_dataset(
+    storage: Storage, scratch: Path, num_shards: int, rows: int = ROWS, *, lists: bool = False
+) -> DatasetManifest:
     """Put the rows into a storage as a cached dataset of `num_shards` shards of uneven sizes."""
     bounds = np.linspace(0, 1, num_shards + 1) ** 1.5 * rows
     edges = np.unique(np.round(bounds).astype(int)).tolist()
@@ -70,13 +97,18 @@ def write_dataset(storage: Storage, scratch: Path, num_shards: int, rows: int = 
         ids = np.arange(start, stop)
         local = scratch / f"{number}.arrow"
         scratch.mkdir(parents=True, exist_ok=True)
-        write_shard(local, [with_provenance(table(ids), np.zeros(len(ids)), ids)])
+        write_shard(local, [with_provenance((lists_table if lists else table)(ids), np.zeros(len(ids)), ids)])
         path = f"units/u/train-{number:05d}.arrow"
         size, digest = local.stat().st_size, file_digest(local)
         storage.put_file(local, path)
         shards.append(ShardInfo(path=path, split="train", rows=len(ids), size_bytes=size, digest=digest, unit="u"))
     return DatasetManifest(
-        key="k", feed_schema=SCHEMA, rows={"train": rows}, shards=tuple(shards), units=(), content_digest="c"
+        key="k",
+        feed_schema=LISTS if lists else SCHEMA,
+        rows={"train": rows},
+        shards=tuple(shards),
+        units=(),
+        content_digest="c",
     )
 
 
@@ -102,9 +134,10 @@ class Opener:
     storage: Storage
     manifest: DatasetManifest
     mode: str
+    by_length: LengthSpec | None = None
 
     def __call__(self, *, seed: int = 3, batch_rows: int = BATCH_ROWS, **place: Any) -> FullFeed:
-        order = order_of(self.mode, seed, self.manifest.rows["train"])
+        order = order_of(self.mode, seed, self.manifest.rows["train"]).model_copy(update={"by_length": self.by_length})
         return open_feed(self.storage, self.manifest, "train", batch_rows=batch_rows, order=order, **place)
 
 
@@ -116,7 +149,19 @@ def order_of(mode: str, seed: int, rows: int = ROWS) -> Order:
 def check_values(batch: Batch) -> None:
     """Every tensor holds what its row ids say, in the stored dtype."""
     expected = values_of(batch.row_ids)
-    assert set(batch.columns) == set(expected)
-    for name, tensor in batch.columns.items():
+    columns = dict(batch.columns)
+    if "tokens" in columns:
+        lists = [columns.pop(name) for name in ("tokens", "tokens_length", "marks", "marks_offsets")]
+        _check_lists(batch.row_ids, *lists)
+    assert set(columns) == set(expected)
+    for name, tensor in columns.items():
         assert tensor.numpy().dtype == np.dtype(SCHEMA[name].dtype)
         np.testing.assert_array_equal(tensor.numpy(), expected[name])
+
+
+def _check_lists(ids: np.ndarray, tokens: Tensor, length: Tensor, marks: Tensor, offsets: Tensor) -> None:
+    assert length.tolist() == (ids % 7).tolist()
+    longest = tokens.shape[1]
+    assert tokens.tolist() == [list(range(i, i + i % 7)) + [-1] * (longest - i % 7) for i in ids.tolist()]
+    assert offsets.tolist() == [0, *np.cumsum(ids % 3).tolist()]
+    assert marks.tolist() == [i for i in ids.tolist() for _ in range(i % 3)]
