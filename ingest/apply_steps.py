@@ -1,6 +1,6 @@
 """What does each preprocessing step do to a table of rows? Numpy and Arrow only, so that a serving process needs no Ray.
 
-The formulas are those of ray.data.preprocessors, which learnt the state; a test compares the two. Ray's own transforms are not
+The formulas are those of ray.data.preprocessors; a test compares the two. Ray's own transforms are not
 used here because they go through pandas for most kinds, where an integer column with a null turns into floats.
 """
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ingest.arrow_types import first_bad_row
 from ingest.decode import decode_images
 from ingest.fitted_state import ColumnState, FittedStep
-from ingest.fixed_shape import cast_column, fixed_shape, is_number, missing_values, numbers, single_chunk
+from ingest.fixed_shape import cast_column, fixed_shape, is_number, is_whole, missing_values, numbers, single_chunk
 from ingest.ragged_lists import ragged_lists
 from ingest.reader import shorten
 from ingest.row_problems import Origin, Reason, RowProblem
@@ -28,6 +28,9 @@ from ingest.type_text import parse_type
 from penstock.errors import DataError
 
 __all__ = ["KEEP", "Rows", "apply_step"]
+
+_JOINED_ROWS = 1024
+"""Rows whose columns are put side by side at once: they stay in the processor's cache until they are whole."""
 
 KEEP = "_keep"
 """A boolean column that a map_batches function may add: rows where it is false are left out and counted."""
@@ -80,7 +83,10 @@ class Rows:
 
     def reject_missing(self, name: str) -> None:
         """Take out the rows without a usable value in column `name`."""
-        null, not_finite = missing_values(self.column(name))
+        values = self.column(name)
+        if is_whole(values):
+            return
+        null, not_finite = missing_values(values)
         self.reject(null, "null", name)
         self.reject(not_finite[~null], "not finite", name)
 
@@ -262,10 +268,13 @@ def _concatenate(rows: Rows, fitted: FittedStep, data: DataSpec) -> None:
         if not isinstance(column, pa.Array):
             raise ragged_error(name, column.length, column.expected, rows.origin.place(column.row))
         rows.put(name, column)
-        rows.reject_missing(name)
-    parts = [numbers(rows.column(name)).reshape(rows.table.num_rows, -1).astype(options.dtype) for name in names]
-    width = sum(part.shape[1] for part in parts)
-    joined = np.concatenate(parts, axis=1) if rows.table.num_rows else np.zeros((0, width), options.dtype)
+        if isinstance(column.type, pa.FixedShapeTensorType):
+            rows.reject_missing(name)
+    count = rows.table.num_rows
+    parts = [numbers(rows.column(name)).reshape(count, -1) for name in names]
+    joined = np.empty((count, sum(part.shape[1] for part in parts)), options.dtype)
+    for start in range(0, count, _JOINED_ROWS):
+        np.concatenate([part[start : start + _JOINED_ROWS] for part in parts], axis=1, out=joined[start : start + _JOINED_ROWS])
     rows.table = rows.table.drop_columns(names)
     rows.put(options.output, tensor_array(joined))
 

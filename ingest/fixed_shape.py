@@ -14,7 +14,17 @@ from ingest.ragged_lists import missing_in_lists
 from ingest.shards import tensor_array
 from penstock.errors import DataError
 
-__all__ = ["Ragged", "cast_column", "fixed_shape", "is_number", "is_text", "missing_values", "numbers", "single_chunk"]
+__all__ = [
+    "Ragged",
+    "cast_column",
+    "fixed_shape",
+    "is_number",
+    "is_text",
+    "is_whole",
+    "missing_values",
+    "numbers",
+    "single_chunk",
+]
 
 
 class Ragged(NamedTuple):
@@ -45,6 +55,16 @@ def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
         storage = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
         return pa.ExtensionArray.from_storage(column.type, single_chunk(storage))
     return column.combine_chunks()
+
+
+def is_whole(array: pa.Array) -> bool:
+    """Whether no row of the column is null or has a null, NaN or an infinity inside; quicker than `missing_values`."""
+    flat = array.storage.flatten() if isinstance(array.type, pa.FixedShapeTensorType) else array
+    if array.null_count or flat.null_count:
+        return False
+    if pa.types.is_floating(flat.type):
+        return bool(np.isfinite(flat.to_numpy()).all())
+    return not isinstance(array.type, RaggedType)
 
 
 def missing_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from penstock.errors import PenstockError
 
@@ -32,28 +32,29 @@ def local_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: 
 
 
 def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
-    """Run `fn` with Ray Data, one task per item. Ray must be initialised, and its workers able to import these packages.
+    """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
+
+    Plain tasks, because Ray Data takes up to two seconds to begin, and has nothing to do where no rows come back. A task whose
+    worker dies is run again.
 
     Raises:
         Exception: what `fn` raised, as it was raised; errors of Ray itself as they are.
     """
-    if not items:
-        return
     import ray
 
-    held = list(items)
+    @ray.remote(num_cpus=num_cpus, scheduling_strategy="SPREAD")
+    def call(item: Item) -> Result:
+        return fn(item)
 
-    def call(row: dict[str, Any]) -> dict[str, Any]:
-        # Bytes, so that Ray Data does not look for columns in the result.
-        return {"result": ray.cloudpickle.dumps(fn(held[row["item"]]))}
-
-    with quiet_ray_data():
-        rows = ray.data.from_items([{"item": i} for i in range(len(held))], override_num_blocks=len(held))
-        results = rows.map(call, num_cpus=num_cpus)
-    with raising_the_original():
-        for row in results.iter_rows():
-            # Made by this program a moment ago and carried between its own processes: nothing stored is unpickled.
-            yield ray.cloudpickle.loads(row["result"])
+    waiting = [call.remote(item) for item in items]  # type: ignore[arg-type]
+    try:
+        with raising_the_original():
+            while waiting:
+                done, waiting = ray.wait(waiting)
+                yield ray.get(done[0])
+    finally:  # after an error, or when nobody wants the rest
+        for ref in waiting:
+            ray.cancel(ref)
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ def quiet_ray_data(*, preserve_order: bool = False) -> Iterator[None]:
     """Make Ray Data datasets that run without progress bars; those made outside keep their own settings.
 
     Args:
-        preserve_order: keep blocks in order, so that a sum over them rounds the same way every time.
+        preserve_order: keep blocks in order.
     """
     import ray.data
 
@@ -73,9 +74,6 @@ def quiet_ray_data(*, preserve_order: bool = False) -> Iterator[None]:
     context.enable_progress_bars = False
     context.raise_original_map_exception = True
     context.execution_options.preserve_order = preserve_order
-    if preserve_order:
-        # The hash shuffle merges partial aggregates as they arrive; this one merges them in the order of the blocks.
-        context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     with ray.data.DataContext.current(context):
         yield
 

@@ -10,18 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ingest.apply_steps import Rows
 from ingest.fitted_state import Category, ColumnState, FittedPreprocess, FittedStep
-from ingest.fixed_shape import single_chunk
-from ingest.parallel import ParallelMap, local_map, ray_map
+from ingest.parallel import ParallelMap, ray_map
 from ingest.snapshot import SourceSnapshot
 from ingest.source import SourceFile
 from ingest.spec import DataSpec, SplitRule
-from ingest.statistics import Question, ask_here, ask_ray_data
+from ingest.statistics import Question, ask
 from ingest.steps import PreprocessStep, columns_of_step
-from ingest.transform import grows, run_steps, split_rows
+from ingest.transform import rows_at_once, run_steps, split_rows
 from ingest.unit_plan import plan_units
 from penstock.errors import DataError
 from penstock.progress import Progress
@@ -51,8 +49,7 @@ def fit_preprocess(
 
     Args:
         code: `map_batches` target to the user's code.
-        parallel: `ray_map` fits with Ray Data's preprocessors (Ray must be initialised if `needs_fit(steps)`); `local_map`
-            computes the same statistics in this process, for samples that fit in memory.
+        parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(steps)`.
 
     Raises:
         DataError: a step names a column that is not there or of the wrong type, or a column has no values to learn from.
@@ -65,7 +62,7 @@ def fit_preprocess(
             fitted.append(FittedStep(step=step))
         else:
             source = _TrainRows(data, snapshot, dict(code), tuple(fitted))
-            fitted += _fit_pass(source, steps[len(fitted) :], local=parallel is local_map)
+            fitted += _fit_pass(source, steps[len(fitted) :], parallel)
         progress(len(fitted), len(steps), "steps", fitted[-1].step.kind)
     encoder = next((step for step in fitted if step.step.label_encoder is not None), None)
     classes = None if encoder is None else tuple(str(value) for value in encoder.columns[0].categories or ())
@@ -88,8 +85,8 @@ class _TrainRows:
     def tables(self, files: Sequence[SourceFile]) -> Iterator[pa.Table]:
         """Yield rows, never none; rows that cannot be used are left out."""
         functions = {target: user.load() for target, user in self.code.items()}
-        small = grows(self.data, self.snapshot, [step.step for step in self.fitted])
-        for split, table, origin in split_rows(self.data, self.snapshot, files, small=small):
+        batch_rows = rows_at_once(self.data, self.snapshot, [step.step for step in self.fitted])
+        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows):
             if split == "train":
                 rows = Rows(table, origin)
                 run_steps(rows, self.fitted, self.data, functions)
@@ -115,7 +112,7 @@ class _TrainRows:
         return first.schema
 
 
-def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], *, local: bool) -> list[FittedStep]:
+def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], parallel: ParallelMap) -> list[FittedStep]:
     """Fit the leading steps of `steps` that do not depend on each other: fitted ones with columns of their own."""
     schema = source.schema()
     group: list[tuple[PreprocessStep, list[str]]] = []
@@ -132,13 +129,8 @@ def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], *, local: boo
         group.append((step, columns))
     source = source.narrowed(taken)
     questions = [Question.of(step, column, schema.field(column).type) for step, columns in group for column in columns]
-    if local:
-        states = ask_here(questions, (select(table, questions) for table in source.tables(source.files())))
-    else:
-        plans = plan_units(source.files(), FIT_UNIT_BYTES)
-        states = ask_ray_data(
-            questions, lambda unit: (select(table, questions) for table in source.tables(plans[unit])), len(plans)
-        )
+    plans = plan_units(source.files(), FIT_UNIT_BYTES)
+    states = ask(questions, lambda unit: source.tables(plans[unit]), len(plans), parallel)
     answers = dict(zip([question.column for question in questions], states, strict=True))
     return [FittedStep(step=step, columns=tuple(answers[column] for column in columns)) for step, columns in group]
 
@@ -146,16 +138,3 @@ def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], *, local: boo
 def _takes_any_column(step: PreprocessStep) -> bool:
     # `*` means the columns after the step before it, whose types that step may change.
     return step.label_encoder is None and step.options.columns == "*"
-
-
-def select(table: pa.Table, questions: Sequence[Question]) -> pa.Table:
-    """The columns to learn from, numbers as float64; NaN and infinities become nulls, which every statistic leaves out."""
-    columns = {}
-    for question in questions:
-        values = single_chunk(table.column(question.column))
-        if question.is_numeric:
-            values = values.cast(pa.float64(), safe=False)
-        if pa.types.is_floating(values.type):
-            values = pc.if_else(pc.is_finite(values), values, pa.scalar(None, values.type))
-        columns[question.column] = values
-    return pa.table(columns)

@@ -1,27 +1,28 @@
-"""How are the statistics computed that steps are fitted with: by Ray Data's preprocessors over a cluster, or in this process?
+"""What is learnt about a column, part by part? Tallies of different rows add up: a task sends home a few numbers.
 
-Both answer the same questions. What they find is written as (center, scale), a fill value or a list of categories.
+What they find is written as (center, scale), a fill value or a list of categories, as ray.data.preprocessors find them (a test
+compares the two); those move every value through the object store, one pass for each column of categories.
+Source of the sums: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ingest.fitted_state import Category, ColumnState
-from ingest.fixed_shape import single_chunk
-from ingest.parallel import quiet_ray_data, raising_the_original
+from ingest.parallel import ParallelMap
 from ingest.steps import PreprocessStep
 from penstock.errors import DataError
 
-if TYPE_CHECKING:
-    import ray.data
-
-__all__ = ["MAX_ONE_HOT", "Question", "ask_here", "ask_ray_data"]
+__all__ = ["MAX_ONE_HOT", "Question", "ask"]
 
 _EPSILON = 1e-8
 """A spread up to this is that of a constant column: dividing by it would blow up rounding errors. As in ray.data."""
@@ -37,7 +38,7 @@ class Question(NamedTuple):
     """The step's kind; `mean` and `most_frequent` for an imputer."""
     column: str
     is_numeric: bool
-    """Whether the column is looked at as float64."""
+    """Whether the column is looked at as numbers, in float64, and not as categories."""
     max_categories: int | None = None
     quantiles: tuple[float, float] = (0.25, 0.75)
 
@@ -52,113 +53,94 @@ class Question(NamedTuple):
         return cls(step.kind, column, True, None, quantiles)
 
 
+@dataclass
+class Tally:
+    """What some rows say about one column. NaN, infinities and nulls are left out."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of the squared distances from the mean."""
+    low: float = np.inf
+    high: float = -np.inf
+    values: list[np.ndarray] = field(default_factory=list)
+    """All of them, where quantiles are asked for: an approximation would differ from run to run."""
+    counts: Counter[Category] = field(default_factory=Counter)
+
+    def see(self, question: Question, column: pa.ChunkedArray) -> None:
+        """Take in more rows."""
+        if not question.is_numeric:
+            if pa.types.is_floating(column.type):
+                column = column.filter(pc.is_finite(column))
+            found = pc.value_counts(column.drop_null())
+            self.counts.update(dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)))
+            return
+        values = column.cast(pa.float64(), safe=False).to_numpy()
+        values = values[np.isfinite(values)]
+        if len(values):
+            mean = float(values.mean())
+            held = [values] if question.kind == "robust_scaler" else []
+            apart = values - mean
+            self.add(Tally(len(values), mean, float(apart @ apart), float(values.min()), float(values.max()), held))
+
+    def add(self, other: Tally) -> None:
+        """Take in what other rows say. The order of additions decides the last bit of a mean."""
+        self.counts.update(other.counts)
+        if not other.count:
+            return
+        count, apart = self.count + other.count, other.mean - self.mean
+        self.squares += other.squares + apart * apart * self.count * other.count / count
+        self.mean += apart * other.count / count
+        self.count = count
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.values += other.values
+
+
+def ask(
+    questions: Sequence[Question], tables: Callable[[int], Iterator[pa.Table]], num_units: int, parallel: ParallelMap
+) -> list[ColumnState]:
+    """Answer `questions`; `tables(i)` yields the rows of unit `i`, wherever `parallel` runs it.
+
+    The answer depends on the units alone, not on who reads them: their tallies are added in order.
+
+    Raises:
+        DataError: a column has no values.
+    """
+    parts = dict(parallel(functools.partial(_tally, questions, tables), range(num_units)))
+    whole = [Tally() for _ in questions]
+    for unit in range(num_units):
+        for tally, part in zip(whole, parts[unit], strict=True):
+            tally.add(part)
+    return [_state(question, _facts(question, tally)) for question, tally in zip(questions, whole, strict=True)]
+
+
+def _tally(questions: Sequence[Question], tables: Callable[[int], Iterator[pa.Table]], unit: int) -> tuple[int, list[Tally]]:
+    """The unit's number, and a tally of its rows for each question. Runs in a worker."""
+    tallies = [Tally() for _ in questions]
+    for table in tables(unit):
+        for question, tally in zip(questions, tallies, strict=True):
+            tally.see(question, table.column(question.column))
+    return unit, tallies
+
+
 Facts = dict[str, Any]
 """What was found out about a column, by the names that `_state` knows; a value is None where the column has no values."""
 
 
-def ask_ray_data(
-    questions: Sequence[Question], tables: Callable[[int], Iterator[pa.Table]], num_units: int
-) -> list[ColumnState]:
-    """Fit Ray Data's preprocessors. Runs on the driver; `tables(i)` runs in workers and yields the rows of unit `i`.
-
-    The answer does not depend on the cluster: blocks are kept in order, so that sums over them round the same way.
-
-    Raises:
-        DataError: a column has no values.
-    """
-    import ray.data
-
-    with quiet_ray_data(preserve_order=True), raising_the_original():
-        units = ray.data.from_items([{"unit": unit} for unit in range(num_units)], override_num_blocks=num_units)
-        rows = units.map_batches(lambda batch: tables(int(batch["unit"][0])), batch_size=1, batch_format="numpy")
-        if len(questions) > 1:
-            rows = rows.materialize()
-        scaled = _ask_scalers(questions, rows)
-        return [_state(q, scaled[q.column] if q.column in scaled else _ask_preprocessor(q, rows)) for q in questions]
-
-
-def _ask_scalers(questions: Sequence[Question], rows: ray.data.Dataset) -> dict[str, Facts]:
-    """Fit one preprocessor of each kind for all its columns together: facts by column."""
-    from ray.data import preprocessors
-
-    facts: dict[str, Facts] = {}
-    # StandardScaler's mean is SimpleImputer's mean.
-    for kinds, preprocessor, names in (
-        (("standard_scaler", "mean"), preprocessors.StandardScaler, ("mean", "std")),
-        (("min_max_scaler",), preprocessors.MinMaxScaler, ("min", "max")),
-        (("max_abs_scaler",), preprocessors.MaxAbsScaler, ("abs_max",)),
-    ):
-        columns = [question.column for question in questions if question.kind in kinds]
-        if columns:
-            learnt = preprocessor(columns).fit(rows).stats_
-            facts |= {column: {name: learnt[f"{name}({column})"] for name in names} for column in columns}
+def _facts(question: Question, tally: Tally) -> Facts:
+    if not question.is_numeric:
+        # Of categories that are equally frequent the first in sorted order counts.
+        by_count = sorted(tally.counts.items(), key=lambda item: (-item[1], item[0]))
+        kept = [value for value, _ in by_count[: question.max_categories]]
+        return {"fill": kept[0] if kept else None, "categories": sorted(kept)}
+    if not tally.count:
+        return {"mean": None, "min": None, "abs_max": None, "median": None}
+    facts = {"mean": tally.mean, "std": (tally.squares / tally.count) ** 0.5, "min": tally.low, "max": tally.high}
+    facts["abs_max"] = max(abs(tally.low), abs(tally.high))
+    if question.kind == "robust_scaler":
+        levels = [question.quantiles[0], 0.5, question.quantiles[1]]
+        facts |= dict(zip(("low", "median", "high"), np.quantile(np.concatenate(tally.values), levels).tolist(), strict=True))
     return facts
-
-
-def _ask_preprocessor(question: Question, rows: ray.data.Dataset) -> Facts:
-    from ray.data import preprocessors
-
-    fitted: dict[str, Any]
-    column, kind = question.column, question.kind
-    if kind == "robust_scaler":
-        # Ray's RobustScaler asks a random sketch, which answers differently every time; quantiles of all values are exact.
-        batches: Iterable[Any] = rows.select_columns([column]).iter_batches(batch_format="pyarrow", batch_size=None)
-        return _quantiles(question, np.concatenate([_present(batch.column(column)) for batch in batches]))
-    # Ray's encoders refuse nulls while fitting; a null is reported by materialize, with its file and row.
-    present = rows.map_batches(lambda table: table.select([column]).drop_null(), batch_format="pyarrow", batch_size=None)
-    if kind == "most_frequent":
-        fitted = preprocessors.SimpleImputer([column], strategy="most_frequent").fit(present).stats_
-        return {"fill": fitted[f"most_frequent({column})"]}
-    if kind == "label_encoder":
-        fitted = preprocessors.LabelEncoder(column).fit(present).stats_
-    elif kind == "ordinal":
-        fitted = preprocessors.OrdinalEncoder([column]).fit(present).stats_
-    else:
-        limit = {column: question.max_categories} if question.max_categories else None
-        fitted = preprocessors.OneHotEncoder([column], max_categories=limit).fit(present).stats_
-    index = fitted[f"unique_values({column})"]
-    return {"categories": sorted(index, key=index.__getitem__)}
-
-
-def ask_here(questions: Sequence[Question], tables: Iterable[pa.Table]) -> list[ColumnState]:
-    """Compute the same in this process; all values of the columns are held in memory.
-
-    Raises:
-        DataError: a column has no values.
-    """
-    parts = list(tables)
-    return [
-        _state(q, _compute(q, pa.chunked_array([single_chunk(part.column(q.column)) for part in parts]))) for q in questions
-    ]
-
-
-def _compute(question: Question, column: pa.ChunkedArray) -> Facts:
-    if question.is_numeric:
-        values = _present(column)
-        if not len(values):
-            return {"mean": None, "min": None, "abs_max": None, "median": None}
-        spread = {
-            "mean": float(values.mean()),
-            "std": float(values.std()),
-            "min": float(values.min()),
-            "max": float(values.max()),
-        }
-        return {**spread, "abs_max": float(np.abs(values).max()), **_quantiles(question, values)}
-    counts = Counter(column.drop_null().to_pylist())
-    if question.kind == "most_frequent":
-        return {"fill": counts.most_common(1)[0][0] if counts else None}
-    return {"categories": sorted(value for value, _ in counts.most_common(question.max_categories))}
-
-
-def _present(column: pa.ChunkedArray) -> np.ndarray:
-    return column.drop_null().to_numpy().astype(np.float64)
-
-
-def _quantiles(question: Question, values: np.ndarray) -> Facts:
-    if not len(values):
-        return {"median": None}
-    low, median, high = np.quantile(values, [question.quantiles[0], 0.5, question.quantiles[1]]).tolist()
-    return {"low": low, "median": median, "high": high}
 
 
 def _state(question: Question, facts: Facts) -> ColumnState:

@@ -14,7 +14,7 @@ from ingest.column_types import ImageType, RaggedType
 from ingest.dataset import SPLITS, Split
 from ingest.decode import decode_images, holds_images
 from ingest.fitted_state import FittedPreprocess, FittedStep
-from ingest.fixed_shape import fixed_shape, is_text
+from ingest.fixed_shape import fixed_shape, is_number, is_text
 from ingest.row_problems import Origin, raise_for
 from ingest.shards import PROVENANCE_COLUMNS
 from ingest.snapshot import SourceSnapshot, iterate_rows
@@ -25,11 +25,15 @@ from ingest.steps import PreprocessStep
 from penstock.errors import DataError, SpecError
 from penstock.usercode import UserCode
 
-__all__ = ["MAX_CLASSES", "Transform", "grows", "prepared_rows", "prepared_tables", "run_steps", "split_rows"]
+__all__ = ["MAX_CLASSES", "Transform", "grows", "prepared_rows", "prepared_tables", "rows_at_once", "run_steps", "split_rows"]
 
 BATCH_ROWS = 4096
+"""What a map_batches function sees at most."""
 IMAGE_BATCH_ROWS = 256
 """Decoded images are a hundred times larger than rows of a table."""
+NUMBERS_BATCH_ROWS = 65536
+NUMBERS_BATCH_BYTES = 16 << 20
+"""Rows of nothing but numbers are read more at a time: what is done to a batch costs as much as to thousands of them."""
 
 MAX_CLASSES = 100_000
 """An integer label above this is a quantity that was meant for regression, not a class."""
@@ -156,14 +160,10 @@ def _check_label(rows: Rows, label: str) -> None:
 
 
 def split_rows(
-    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], *, small: bool
+    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
-    """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
-
-    Args:
-        small: read few rows at a time, because they grow when they are prepared.
-    """
-    for batch in iterate_rows(data, snapshot, files, IMAGE_BATCH_ROWS if small else BATCH_ROWS):
+    """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
+    for batch in iterate_rows(data, snapshot, files, batch_rows):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
         codes = split_codes(data, batch.table, batch.file.location)
         for code in np.unique(codes):
@@ -180,6 +180,18 @@ def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessSt
     return images or data.format == "images" or any(step.decode_image is not None for step in steps)
 
 
+def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> int:
+    """How many rows are prepared together; what they become does not hang on it."""
+    if grows(data, snapshot, steps):
+        return IMAGE_BATCH_ROWS
+    types = [field.type for field in snapshot.arrow_schema()]
+    widens = any(step.map_batches is not None or step.one_hot is not None for step in steps)
+    if widens or not all(is_number(kind) for kind in types):
+        return BATCH_ROWS
+    row_bytes = 8 * max(1, len(types))
+    return max(BATCH_ROWS, min(NUMBERS_BATCH_ROWS, NUMBERS_BATCH_BYTES // row_bytes))
+
+
 def prepared_rows(
     data: DataSpec,
     steps: Sequence[PreprocessStep],
@@ -190,7 +202,7 @@ def prepared_rows(
 ) -> Iterator[tuple[Split, Rows]]:
     """Read and prepare `files` batch by batch; bad rows are in each result's `problems`, empty results come too."""
     transform = Transform(data, steps, fitted, code)
-    for split, table, origin in split_rows(data, snapshot, files, small=grows(data, snapshot, steps)):
+    for split, table, origin in split_rows(data, snapshot, files, rows_at_once(data, snapshot, steps)):
         yield split, transform.prepare(table, origin)
 
 

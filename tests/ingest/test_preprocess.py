@@ -215,6 +215,23 @@ def test_a_file_without_train_rows_does_not_disturb_the_others(
     assert one_hot.categories == tuple(str(group) for group in kept)
 
 
+@pytest.mark.slow
+def test_what_is_learnt_equals_what_rays_preprocessors_learn(tmp_path: Path, ray_cluster: None) -> None:
+    import ray.data
+    from ray.data import preprocessors
+
+    steps = [{"standard_scaler": {"columns": ["x"]}}, {"ordinal": {"columns": ["c"]}}, "label_encoder"]
+    scaler, ordinal, encoder = (step.columns[0] for step in fit(tmp_path, *steps, parallel=local_map).steps)
+    train = ray.data.from_arrow(list(FILES.values())[:3])
+    theirs = preprocessors.StandardScaler(["x"]).fit(train).stats_
+    assert (scaler.center, scaler.scale) == pytest.approx((theirs["mean(x)"], theirs["std(x)"]), rel=1e-12)
+    present = train.map_batches(lambda table: table.select(["c"]).drop_null(), batch_format="pyarrow")
+    codes = preprocessors.OrdinalEncoder(["c"]).fit(present).stats_["unique_values(c)"]
+    assert {category: index for index, category in enumerate(ordinal.categories or ())} == codes
+    classes = preprocessors.LabelEncoder("label").fit(train).stats_["unique_values(label)"]
+    assert {category: index for index, category in enumerate(encoder.categories or ())} == classes
+
+
 @pytest.mark.parametrize("kind", ["standard_scaler", "min_max_scaler", "max_abs_scaler"])
 def test_what_is_applied_equals_rays_own_transform(tmp_path: Path, kind: str) -> None:
     from ray.data import preprocessors
