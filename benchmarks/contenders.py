@@ -168,7 +168,7 @@ def webdataset_tar(rows: Rows, folder: Path, rank: int, world: int, epoch: int) 
 
     if not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with wds.ShardWriter(str(folder / "part-%04d.tar"), maxcount=CHUNK_ROWS, verbose=0) as sink:
+        with wds.ShardWriter(str(folder / "part-%04d.tar"), maxcount=CHUNK_ROWS, verbose=0, mtime=0) as sink:
             for x, label in rows.chunks():
                 for values, number in zip(x, label.tolist(), strict=True):
                     sink.write({"__key__": f"{number:09d}", "x": values.tobytes(), "label": number.to_bytes(8, "little")})
@@ -227,7 +227,8 @@ def litdata_stream(rows: Rows, folder: Path, rank: int, world: int, epoch: int) 
             num_workers=1,
             chunk_bytes="64MB",
         )
-    data = litdata.StreamingDataset(str(half), shuffle=True, seed=17, drop_last=False)
+    # Its default decodes 32 neighbours for each item, which a shuffled reader throws away.
+    data = litdata.StreamingDataset(str(half), shuffle=True, seed=17, drop_last=False, batch_decode=0)
     data.current_epoch = epoch + 1
     yield from litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
 
