@@ -59,6 +59,7 @@ from tasks.train import train
 from training.checkpoint import CheckpointStore
 from training.journal import read_journal
 from training.tracking import Tracker
+from training.trainer import WORKER_ENVIRONMENT
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
 
@@ -170,7 +171,9 @@ def _begin(
         if started.is_set():
             return
         reporter.say("  connecting to Ray")
-        cluster = stack.enter_context(ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec)))
+        cluster = stack.enter_context(
+            ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec), env_vars=WORKER_ENVIRONMENT)
+        )
         started.set()
         # A signal while Ray starts ends up in Ray's hands.
         stopping.check()

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
@@ -171,6 +172,9 @@ async def _run(files: ServerFiles, info: ServerInfo, listener: socket.socket, li
     import uvicorn
     from prefect.server.api.server import create_app
 
+    database = files.home / "prefect.db"
+    if not database.exists():
+        await _make_database(database)
     config = uvicorn.Config(create_app(), log_level="error", lifespan="on", timeout_keep_alive=5, timeout_graceful_shutdown=3)
     server = uvicorn.Server(config)
     watching = asyncio.create_task(_watch(files, info, server, linger_s))
@@ -180,6 +184,43 @@ async def _run(files: ServerFiles, info: ServerInfo, listener: socket.socket, li
         if files.read_info() == info:
             files.remove_info()
         watching.cancel()
+
+
+async def _make_database(path: Path) -> None:
+    """Make an empty database. Prefect takes 5 s for it, so every later one on this machine is a copy of the first."""
+    import prefect
+    from prefect.server.database import provide_database_interface
+
+    template = databases_folder() / f"prefect-{prefect.__version__}.db"
+    with contextlib.suppress(OSError, sqlite3.DatabaseError):  # none there, or a damaged one
+        _copy(template, path)
+        return
+    path.unlink(missing_ok=True)
+    await provide_database_interface().create_db()
+    with contextlib.suppress(OSError, sqlite3.DatabaseError):  # a home that cannot be written to is no reason to fail
+        template.parent.mkdir(parents=True, exist_ok=True)
+        _copy(path, template)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a whole database; the target appears at once. Raises sqlite3.DatabaseError if the source is no sound one."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
+            if old.execute("PRAGMA quick_check").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError(f"{source} is damaged")
+            with contextlib.closing(sqlite3.connect(part)) as new:
+                old.backup(new)
+                new.execute("PRAGMA journal_mode=DELETE")  # Prefect turns to WAL itself; a copy alone needs no files beside it
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def databases_folder() -> Path:
+    """Where empty databases are kept to be copied: below PENSTOCK_CACHE_DIR, or in the home folder."""
+    configured = os.environ.get("PENSTOCK_CACHE_DIR")
+    return (Path(configured) if configured else Path.home() / ".cache" / "penstock") / "databases"
 
 
 async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s: float) -> None:

@@ -69,21 +69,24 @@ def join_ray(address: str, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
 def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
     """Start a cluster for the block. Its logs are kept in `state_dir`/ray-cluster/logs until the next one ends."""
     cpus = max(num_cpus or len(os.sched_getaffinity(0)), math.ceil(min_cpus))
+    port = _free_port()
+    address = f"127.0.0.1:{port}"
+    # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.
+    # With its address the workers' State API cannot mistake another cluster on this machine for ours.
+    inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port), **env_vars}
     with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
-        port = _free_port()
-        address = f"127.0.0.1:{port}"
         settings = {
             "address": "local",
             "num_cpus": cpus,
             "include_dashboard": False,
             "object_store_memory": min(_OBJECT_STORE_BYTES, psutil.virtual_memory().total // 4),
             "_temp_dir": str(root),
-            # With its address the workers' State API cannot mistake another cluster on this machine for ours.
-            "runtime_env": {"env_vars": {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), **env_vars}},
         }
         ray_constants.ENABLE_RAY_CLUSTER = False  # what _LOOPBACK says, for this process, which has imported Ray already
         try:
-            with _environment({"RAY_GCS_SERVER_PORT": str(port)}), _connected("the embedded Ray", settings, root):
+            with contextlib.ExitStack() as stack:
+                with _environment(inherited):
+                    stack.enter_context(_connected("the embedded Ray", settings, root))
                 yield RayCluster(address, embedded=True, **_resources())
         finally:
             _keep_logs(root, state_dir / "ray-cluster" / "logs")

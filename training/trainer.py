@@ -49,12 +49,11 @@ _KNOBS = {
     # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-_WORKER_ENVIRONMENT = {
+WORKER_ENVIRONMENT = {
     # DDP warns that find_unused_parameters costs time; training/learner.py says why it is worth it.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
-    # Read by cuBLAS when it is first used: without it its results may differ from run to run.
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
+"""For whoever starts or joins the cluster: Ray Train's own way of setting it would start all workers anew."""
 
 
 def train(
@@ -114,7 +113,6 @@ def _trainer(job: TrainJob, mailbox: Any, gpus: float) -> TorchTrainer:
             ),
             # Ray prints each rank's traceback several times; `Attempt` tells the first cause, and Ray's log files hold all.
             logging_config=LoggingConfig(log_level="CRITICAL"),
-            worker_runtime_env={"env_vars": _WORKER_ENVIRONMENT},
             callbacks=[NoRetryOfUserErrors()],  # type: ignore[list-item]
         ),
     )

@@ -136,6 +136,8 @@ def _continue_from(
 
 def _make_deterministic(cpus: float) -> None:
     """Ask every library for the same result every time; the number of threads decides how sums on a CPU are cut."""
+    # Read by cuBLAS when it is first used: without it its results may differ from run to run.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(max(1, int(cpus)))
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False

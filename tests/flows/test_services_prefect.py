@@ -156,3 +156,28 @@ def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
     wait_for_end(server.pid)
     client.send_signal(signal.SIGKILL)
     client.wait(60)
+
+
+@pytest.mark.slow
+def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+
+    def tables_of_new(name: str) -> set[str]:
+        process = launch(CLIENT, tmp_path / name)
+        assert first_line(process).endswith("True")
+        process.communicate("\n", timeout=60)
+        with sqlite3.connect(tmp_path / name / "prefect" / "prefect.db") as database:
+            return {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+
+    made = tables_of_new("first")
+    (kept,) = (tmp_path / "cache" / "databases").iterdir()
+    with sqlite3.connect(kept) as template:
+        assert template.execute("SELECT count(*) FROM flow_run").fetchone() == (0,)
+        template.execute("CREATE TABLE seen (x)")
+    template.close()
+    assert tables_of_new("second") == made | {"seen"}
+    kept.write_bytes(kept.read_bytes()[:5000])
+    assert tables_of_new("third") == made
+    assert tables_of_new("fourth") == made, "the damaged copy has been replaced"
