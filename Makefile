@@ -63,6 +63,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@.ci/make-venv .venv-bench
 	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
 	@.venv-bench/bin/python -m benchmarks.feed
+	@.venv-bench/bin/python -m benchmarks.beyond
 	@.venv-bench/bin/python -m benchmarks.loop
 	@.venv-bench/bin/python -m benchmarks.prepare
 	@.venv-bench/bin/python -m benchmarks.growth

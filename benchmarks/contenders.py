@@ -22,7 +22,7 @@ from ingest.order import make_order
 from ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 
-__all__ = ["BATCH", "CONTENDERS", "Contender"]
+__all__ = ["BATCH", "CONTENDERS", "Contender", "limit", "penstock_feed"]
 
 BATCH = 256
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -62,16 +62,19 @@ def take_reused(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> 
         yield own_x[: len(own)], own_label[: len(own)]
 
 
-def _penstock(rows: Rows, folder: Path, rank: int, world: int, epoch: int, *, mode: str, prefetch: int) -> Batches:
-    feed = _feed(rows, str(folder), rank, world, mode, prefetch)
+def penstock_feed(
+    rows: Rows, folder: Path, rank: int, world: int, epoch: int, *, mode: str, prefetch: int, window_rows: int = 1 << 18
+) -> Batches:
+    """penstock's feed in one of its orders."""
+    feed = _feed(rows, str(folder), rank, world, mode, prefetch, window_rows)
     for batch in feed.batches(epoch):
         yield batch.columns["x"], batch.columns["label"]
 
 
 @functools.lru_cache(maxsize=4)
-def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: int) -> Any:
+def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: int, window_rows: int) -> Any:
     made = manifest(rows, Path(folder))
-    order = make_order(ShuffleSpec.model_validate({"mode": mode, "seed": 17}), rows.rows)
+    order = make_order(ShuffleSpec.model_validate({"mode": mode, "seed": 17, "window_rows": window_rows}), rows.rows)
     return open_feed(
         Storage(folder), made, "train", batch_rows=BATCH * world, order=order, rank=rank, world_size=world, prefetch=prefetch
     )
@@ -242,10 +245,10 @@ def _litdata_rows(rows: Rows, folder: str, high: int, low: int) -> Iterator[tupl
 CONTENDERS: dict[str, Contender] = {
     "limit: numpy gather, fresh tensor": Contender(limit, "arrays"),
     "numpy take into a reused buffer": Contender(take_reused, "arrays"),
-    "penstock, global": Contender(functools.partial(_penstock, mode="global", prefetch=2), "penstock"),
-    "penstock, global, no thread": Contender(functools.partial(_penstock, mode="global", prefetch=0), "penstock"),
-    "penstock, windowed": Contender(functools.partial(_penstock, mode="windowed", prefetch=2), "penstock"),
-    "penstock, as stored": Contender(functools.partial(_penstock, mode="none", prefetch=2), "penstock"),
+    "penstock, global": Contender(functools.partial(penstock_feed, mode="global", prefetch=2), "penstock"),
+    "penstock, global, no thread": Contender(functools.partial(penstock_feed, mode="global", prefetch=0), "penstock"),
+    "penstock, windowed": Contender(functools.partial(penstock_feed, mode="windowed", prefetch=2), "penstock"),
+    "penstock, as stored": Contender(functools.partial(penstock_feed, mode="none", prefetch=2), "penstock"),
     "torch DataLoader, batched": Contender(torch_loader, "arrays"),
     "torchdata StatefulDataLoader, batched": Contender(stateful_loader, "arrays"),
     "HF datasets": Contender(hf_datasets, "hf"),

@@ -62,6 +62,13 @@ Microseconds of a batch of 256 rows (one int64 column, global order, rows in mem
 ids alone. A small dataset pays for beginning its epochs; a large one for memory that is in no cache of the processor.
 """
 
+BEYOND = """\
+## Beyond memory
+
+{data_mb:,} MB of rows on the local disk, read by one process that may have {limit_mb:,} MB for itself and the pages it reads,
+{rounds} rounds, nothing in memory at first.
+"""
+
 START = """\
 ## Start
 
@@ -84,6 +91,7 @@ def main() -> None:
             "",
             *[f"{who} is left out: {why}\n" for who, why in table["left_out"].items()],
         ]
+    lines += _section("beyond", BEYOND, "rows/s", "rows_per_s", "of the limit")
     lines += _section("loop", LOOP, "rows/s", "rows_per_s", "of by hand")
     lines += _section("prepare", PREPARE, "rows/s", "rows_per_s", "of by hand") + _memory()
     lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _growth()

@@ -294,9 +294,9 @@ class CachedFeed(FeedCursor):
         """Gather some batches with one call and cut them apart: the tensors of a group share one allocation."""
         announced = start if self._rows.ahead_rows else self.num_rows
         for cuts in self._cuts(epoch, start):
-            while announced < min(cuts[0][0] + self._rows.ahead_rows, self.num_rows):
+            while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
                 upto = min(announced + self._rows.ahead_rows, self.num_rows)
-                self._rows.will_need(self.order.ids(epoch, announced, upto))
+                self._rows.will_need(self._ids_at(epoch, np.arange(announced, upto)))
                 announced = upto
             shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
             own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ingest.beyond_memory import read_ahead, read_randomly
 from ingest.column_types import Variable
 from ingest.dataset import ColumnInfo
 from ingest.list_batches import Packed
@@ -37,6 +38,7 @@ class Rows:
         fetch: told of blocks that will be opened soon.
         ahead_rows: how many rows before they are gathered a caller should say so with `will_need`; 0 for never.
         list_bytes: about what the lists of one row take.
+        beyond_memory: whether the blocks are mapped files that do not fit into memory, and not read in order.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Rows:
         fetch: Callable[[Iterable[int]], None] = lambda _blocks: None,
         ahead_rows: int = 0,
         list_bytes: int = 0,
+        beyond_memory: bool = False,
     ) -> None:
         self.columns = tuple(columns)
         self.num_rows = sum(block_rows)
@@ -60,6 +63,7 @@ class Rows:
         self._max_open_bytes = max_open_bytes
         self._fetch = fetch
         self.ahead_rows = ahead_rows
+        self._beyond_memory = beyond_memory
         self._opened: dict[int, Block] = {}
         self._memory = {column.name: _Memory(column) for column in self.columns if column.ragged is None}
         self._lists = [column for column in self.columns if column.ragged is not None]
@@ -67,9 +71,21 @@ class Rows:
         self._decoder = ImageDecoder()
 
     def will_need(self, ids: NDArray[np.int64]) -> None:
-        """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile."""
+        """Say which rows are gathered next, in order, so that their blocks and pages can be brought near meanwhile."""
         blocks, first = np.unique(np.searchsorted(self._ends, ids, side="right"), return_index=True)
         self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
+        if self._beyond_memory:
+            self._read_ahead(np.unique(ids))
+
+    def _read_ahead(self, ids: NDArray[np.int64]) -> None:
+        """Bring pages near: of all blocks, or of those that are open where blocks must arrive first."""
+        edges = np.searchsorted(ids, self._ends)
+        begin = 0
+        for index, end in enumerate(edges.tolist()):
+            if end > begin and (index in self._opened or self._max_open_bytes is None):
+                for view in self._block(index).values():
+                    read_ahead(view, ids[begin:end] - self._starts[index])
+            begin = end
 
     def column(self, name: str) -> NDArray[Any]:
         """All values of one fixed-shape column, [num_rows, *shape], in row order. Raises KeyError if there is none."""
@@ -146,6 +162,9 @@ class Rows:
     def _block(self, index: int) -> Block:
         if index not in self._opened:
             self._opened[index] = self._open_block(index)
+            if self._beyond_memory:
+                for view in self._opened[index].values():
+                    read_randomly(view)
         if self._max_open_bytes is not None:
             self._opened[index] = self._opened.pop(index)  # to the end: used last
             while len(self._opened) > 1 and self._open_bytes() > self._max_open_bytes:

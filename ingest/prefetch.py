@@ -42,7 +42,10 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
     finally:
         stop.set()
         free.release()
-        thread.join()
+        if (
+            thread is not threading.current_thread()
+        ):  # where a dropped generator is found by the thread's own garbage collection
+            thread.join()
 
 
 def _run(items: Iterator[T], ready: SimpleQueue[T | _End], free: threading.Semaphore, stop: threading.Event) -> None:

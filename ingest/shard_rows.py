@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
+from ingest.beyond_memory import free_memory
 from ingest.column_types import Variable
 from ingest.dataset import ColumnInfo, ShardInfo
 from ingest.gather import Rows
@@ -26,6 +27,9 @@ __all__ = ["FETCH_THREADS", "ShardBlocks", "shard_rows"]
 
 FETCH_THREADS = 8
 """Shards on their way at once: a store answers many requests at a time, and one connection is slow."""
+
+PAGES_AHEAD_ROWS = 8192
+"""How many rows ahead pages are read, row by row, where memory holds neither all of them nor two windows."""
 
 SHARDS_AHEAD = 4
 """How far ahead shards are fetched that are read one after the other."""
@@ -53,9 +57,15 @@ def shard_rows(
         if storage.is_local:
             hold_shard(storage, shard)
     lists = any(column.ragged for column in columns)
-    list_bytes = sum(shard.size_bytes for _, shard in places) // max(1, sum(rows)) if lists else 0
+    all_bytes = sum(shard.size_bytes for _, shard in places)
+    list_bytes = all_bytes // max(1, sum(rows)) if lists else 0
+    room = free_memory() // 2  # the other half is for whoever else needs some
+    beyond = order.mode != "none" and all_bytes > room
+    # A window is read in long runs while the one before it is used, where both fit.
+    two_windows = 2 * order.window_rows * all_bytes // max(1, sum(rows))
+    pages_ahead = 0 if not beyond else order.window_rows if 0 < two_windows <= room else PAGES_AHEAD_ROWS
     if all(storage.is_local for storage, _ in places):
-        return Rows(columns, rows, blocks, list_bytes=list_bytes)
+        return Rows(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     sizes, cache = [0 if storage.is_local else shard.size_bytes for storage, shard in places], NodeCache()
     budget = cache.budget_bytes
     if order.mode == "global":
@@ -70,7 +80,7 @@ def shard_rows(
         # Each rank of a node begins elsewhere: together they fetch every shard once.
         first = rank * len(places) // world_size
         blocks.fetch([*range(first, len(places)), *range(first)])
-        return Rows(columns, rows, blocks, list_bytes=list_bytes)
+        return Rows(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     if order.mode == "windowed":
         ahead_rows, ahead_bytes, open_bytes = order.window_rows, budget // 4, budget // 2
     else:
@@ -78,7 +88,7 @@ def shard_rows(
     blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))
     return Rows(
         columns, rows, blocks, sizes,
-        max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows, list_bytes=list_bytes,
+        max_open_bytes=open_bytes, fetch=blocks.fetch, ahead_rows=ahead_rows, list_bytes=list_bytes, beyond_memory=beyond,
     )  # fmt: skip
 
 
