@@ -6,8 +6,7 @@ Eight Parquet files of 250,000 rows, 28 float32 columns and a label. Both varian
 scale, join the columns to one of 28 numbers, and write Arrow files, in two processes that run already. penstock also looks for
 values that are missing or not finite, assigns splits, hashes what it writes and commits each unit. A round measures both.
 Digests of the source files are remembered from a run that warms both up, as they are between real runs.
-Memory: the peak of a process that joins and writes the columns of one file of a given size. (Learning mean and deviation is Ray
-Data's work, in its workers and its object store.)
+Memory: the peak of a process that does all of it to one file of a given size.
 """
 
 from __future__ import annotations
@@ -151,13 +150,15 @@ def _scale(file: Path, out: Path, mean: np.ndarray, deviation: np.ndarray) -> No
             writer.close()
 
 
-def _with_penstock(source: Path, out: Path, parallel: ParallelMap, *, scaled: bool = True) -> None:
-    scaler = [{"standard_scaler": {"columns": "*"}}] if scaled else []
+def _with_penstock(source: Path, out: Path, parallel: ParallelMap) -> None:
     spec = PipelineSpec.model_validate(
         {
             "name": "prepare",
             "data": {"format": "parquet", "train": str(source), "label": "label"},
-            "preprocess": [*scaler, {"concatenator": {"columns": "*", "output": "features"}}],
+            "preprocess": [
+                {"standard_scaler": {"columns": "*"}},
+                {"concatenator": {"columns": "*", "output": "features"}},
+            ],
             "train": {"recipe": "model.py:Unused", "epochs": 1},
             "register": {"name": "prepare"},
         }
@@ -189,7 +190,7 @@ def _peak_of(source: Path) -> float:
 
 def _peak_mb(source: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        _with_penstock(source, Path(folder, "out"), local_map, scaled=False)
+        _with_penstock(source, Path(folder, "out"), local_map)
     # Not ru_maxrss, which a child begins at its parent's.
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e3

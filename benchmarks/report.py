@@ -29,8 +29,11 @@ round, medians over the rounds; rates are for orientation, they belong to this m
 
 Shuffled batches of 256 rows as torch tensors, to one consumer process and to two that get half of the rows each. The limit is
 numpy gathering random rows of a memory-mapped array into fresh tensors: what the memory allows a program that does nothing
-else. In the first round a whole epoch of every contender but Ray's was checked: each row once. `benchmarks/contenders.py`
-holds each contender's settings.
+else. In the first round a whole epoch of every contender but Ray's was checked: each row once. `benchmarks/contenders.py` and
+`benchmarks/ray_contenders.py` hold each contender's settings. What a contender delivers differs: penstock's global order is
+exact to continue at any batch on any number of ranks; LitData and Ray's local shuffle mix rows of one shard or buffer; "numpy
+take into a reused buffer" hands out the same memory for every batch. MosaicML Streaming is not among them: it needs a
+huggingface_hub that Hugging Face datasets no longer works with.
 
 ![Share of the limit](images/feed.png)
 """
@@ -52,7 +55,7 @@ hashes what it writes and commits each unit.
 """
 
 MEMORY = """\
-Peak memory of a process that joins and writes the columns of one file, all of penstock's libraries included:
+Peak memory of a process that learns, scales, joins and writes one file, all of penstock's libraries included:
 """
 
 GROWTH = """\

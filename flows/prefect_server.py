@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from penstock.config import Section
 
-__all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "serve"]
+__all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "databases_folder", "serve"]
 
 LINGER_ENV = "PENSTOCK_SERVER_LINGER_S"
 _CHECK_EVERY_S = 0.25
@@ -191,15 +191,18 @@ async def _make_database(path: Path) -> None:
     import prefect
     from prefect.server.database import provide_database_interface
 
-    template = databases_folder() / f"prefect-{prefect.__version__}.db"
-    with contextlib.suppress(OSError, sqlite3.DatabaseError):  # none there, or a damaged one
+    template: Path | None = None
+    # None there, or a damaged one; or (RuntimeError) a user without a home.
+    with contextlib.suppress(OSError, sqlite3.DatabaseError, RuntimeError):
+        template = databases_folder() / f"prefect-{prefect.__version__}.db"
         _copy(template, path)
         return
     path.unlink(missing_ok=True)
     await provide_database_interface().create_db()
-    with contextlib.suppress(OSError, sqlite3.DatabaseError):  # a home that cannot be written to is no reason to fail
-        template.parent.mkdir(parents=True, exist_ok=True)
-        _copy(path, template)
+    if template is not None:
+        with contextlib.suppress(OSError, sqlite3.DatabaseError):  # a home that cannot be written to is no reason to fail
+            template.parent.mkdir(parents=True, exist_ok=True)
+            _copy(path, template)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -220,7 +223,8 @@ def _copy(source: Path, target: Path) -> None:
 def databases_folder() -> Path:
     """Where empty databases are kept to be copied: below PENSTOCK_CACHE_DIR, or in the home folder."""
     configured = os.environ.get("PENSTOCK_CACHE_DIR")
-    return (Path(configured) if configured else Path.home() / ".cache" / "penstock") / "databases"
+    home = Path(configured).expanduser() if configured else Path.home() / ".cache" / "penstock"
+    return home.absolute() / "databases"
 
 
 async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +129,13 @@ def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
     return files[::step][:count]
 
 
-def _augmented(recipe: Recipe, batch: Batch, target: str) -> dict[str, torch.Tensor]:
+def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: str) -> dict[str, torch.Tensor]:
     """The batch as training would get it. Raises TrainingError where it hangs on more than the generator it is given."""
     made = []
     for seed in (1, 2):
         seed_rng(seed)
         copied = {name: column.clone() for name, column in batch.columns.items()}
-        made.append(recipe.augment(copied, RowGenerator(0, 0, batch.row_ids)))
+        made.append(recipe.augment(copied, RowGenerator(0, 0, batch.row_ids), packed))
     for name in made[0].keys() | made[1].keys():
         first, second = (columns.get(name) for columns in made)
         same = first is not None and second is not None and first.shape == second.shape
@@ -149,19 +150,19 @@ def _augmented(recipe: Recipe, batch: Batch, target: str) -> dict[str, torch.Ten
 def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
     train = project.spec.train
     rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
-    order = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
+    by_length = project.spec.shuffle.by_length
+    if by_length is not None:
+        find_column(by_length, manifest.feed_schema.columns)
+    order = make_order(ShuffleSpec(mode="none", by_length=by_length), manifest.rows["train"])
     batch = next(iter(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0)))
     sample = project.spec.shuffle.sample
     if sample is not None:
         check_column(sample, manifest.feed_schema.columns)
-    by_length = project.spec.shuffle.by_length
-    if by_length is not None:
-        find_column(by_length, manifest.feed_schema.columns)
     recipe = load_recipe(project.recipe, train.params)
     validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)
     model = recipe.build_model(manifest.feed_schema)
-    columns = _augmented(recipe, batch, train.recipe) if recipe.can_augment else batch.columns
+    columns = _augmented(recipe, batch, manifest.feed_schema.packed, train.recipe) if recipe.can_augment else batch.columns
     loss = recipe.loss(model, dict(columns))
     value = loss.detach().item()
     if not math.isfinite(value):
@@ -180,7 +181,7 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
             shape = list(recipe.predict(model.eval(), dict(batch.columns)).shape)
     return {
         "rows": rows,
-        "columns": {c.name: str(c).removeprefix(f"{c.name}: ") for c in manifest.feed_schema.columns},
+        "columns": {c.name: c.type_text for c in manifest.feed_schema.columns},
         "parameters": sum(p.numel() for p in model.parameters()),
         "loss": value,
         "predict_shape": shape,

@@ -68,8 +68,8 @@ def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
     """Make a Prefect API available and point this process at it, through PREFECT_API_URL, for the block.
 
     Enter it before importing anything that imports Prefect: settings are read on import. The embedded server costs 4 s and
-    190 MB (10 s the first time, when it creates its database), and nothing while another penstock process of this directory has
-    it running.
+    190 MB, and nothing while another penstock process of this directory has it running. The first one on a machine takes 5 s
+    more, to make the database that others copy.
 
     Raises:
         ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.

@@ -136,12 +136,17 @@ def apply_step(rows: Rows, fitted: FittedStep, data: DataSpec, functions: Mappin
         _require(rows, lists.columns, "ragged")
         for name in lists.columns:
             values = rows.column(name)
-            made = ragged_lists(name, values, batch=lists.batch, pad_value=lists.pad_value, max_length=lists.max_length)
+            made = ragged_lists(name, values, lists)
             rows.put(name, made)
             rows.reject_missing(name)
     elif step.null_mask is not None:
         _require(rows, step.null_mask.columns, "null_mask")
         for name in step.null_mask.columns:
+            if name == data.label:
+                raise DataError(
+                    f"preprocess: null_mask: column {name!r} is the label, and 0 is no label",
+                    next_step="correct the labels in the source, or leave such rows out (data.invalid: drop)",
+                )
             _mask_nulls(rows, name)
     elif step.map_batches is not None:
         call = step.map_batches
@@ -264,6 +269,8 @@ def _concatenate(rows: Rows, fitted: FittedStep, data: DataSpec) -> None:
         )
     for name in names:
         rows.reject_missing(name)
+        if not rows.table.num_rows:
+            return
         column = fixed_shape(name, rows.column(name), is_label=False)
         if not isinstance(column, pa.Array):
             raise ragged_error(name, column.length, column.expected, rows.origin.place(column.row))
@@ -271,6 +278,8 @@ def _concatenate(rows: Rows, fitted: FittedStep, data: DataSpec) -> None:
         if isinstance(column.type, pa.FixedShapeTensorType):
             rows.reject_missing(name)
     count = rows.table.num_rows
+    if not count:
+        return
     parts = [numbers(rows.column(name)).reshape(count, -1) for name in names]
     joined = np.empty((count, sum(part.shape[1] for part in parts)), options.dtype)
     for start in range(0, count, _JOINED_ROWS):
@@ -337,6 +346,25 @@ def _writable(values: np.ndarray) -> np.ndarray:
     return values if values.flags.writeable else values.copy()
 
 
+def _as_rows(array: np.ndarray) -> np.ndarray:
+    rows = np.empty(len(array), object)
+    rows[:] = [np.asarray(row.tolist()) for row in array]
+    return rows
+
+
+def _joined_lists(array: np.ndarray) -> pa.Array | None:
+    """An array of one-dimensional arrays of numbers, or None, as lists in the dtype of those that are not empty."""
+    if array.dtype != object or array.ndim != 1 or not any(isinstance(value, np.ndarray) for value in array):
+        return None
+    missing = np.array([value is None for value in array])
+    rows = [np.empty(0) if value is None else value for value in array]
+    if not all(isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "biuf" for row in rows):
+        return None
+    filled = [row for row in rows if len(row)] or rows[:1]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in rows])])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(filled)), mask=pa.array(missing))
+
+
 def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
     try:
         array = np.asarray(values)
@@ -351,10 +379,12 @@ def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
     if array.dtype.kind in "biuf":
         return tensor_array(array)
     try:
+        if array.dtype == object and array.ndim == 2:  # what numpy makes of lists that happen to have one length
+            array = _as_rows(array)
+        lists = _joined_lists(array)
+        if lists is not None:
+            return lists
         if array.dtype == object and len(array) and isinstance(array[0], np.ndarray):
-            if all(isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "biuf" for value in array):
-                ends = np.cumsum([len(value) for value in array])
-                return pa.LargeListArray.from_arrays(pa.array([0, *ends.tolist()], pa.int64()), np.concatenate(list(array)))
             return pa.array([None if value is None else np.asarray(value).tolist() for value in array])
         return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError) as error:

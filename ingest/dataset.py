@@ -31,9 +31,14 @@ class ColumnInfo(Section):
     """Whether shards hold image files, which the feed decodes to `shape`."""
 
     def __str__(self) -> str:
-        """Name, dtype and shape, for people: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""
+        """Name and type: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""
+        return f"{self.name}: {self.type_text}"
+
+    @property
+    def type_text(self) -> str:
+        """Dtype and shape of a row's value, for people."""
         shape = ["*"] if self.ragged else [str(size) for size in self.shape]
-        return f"{self.name}: {self.dtype}" + (f"[{', '.join(shape)}]" if shape else "")
+        return self.dtype + (f"[{', '.join(shape)}]" if shape else "")
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -63,6 +68,11 @@ class FeedSchema(Section):
             if column.name == name:
                 return column
         raise KeyError(f"no column {name!r}; the dataset has {[c.name for c in self.columns]}")
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """Names of the columns of lists that batches hold packed."""
+        return tuple(column.name for column in self.columns if column.ragged == "packed")
 
     @property
     def features(self) -> tuple[ColumnInfo, ...]:

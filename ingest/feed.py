@@ -8,10 +8,10 @@ ranks), and world size is no part of it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 from ingest.by_length import Pools, find_column
 from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
 from ingest.gather import Rows
-from ingest.list_batches import cut_lists, is_packed
+from ingest.list_batches import cut_lists, packed_problem
 from ingest.order import Order
 from ingest.prefetch import ahead
 from ingest.row_generator import RowGenerator
@@ -39,6 +39,7 @@ __all__ = [
     "Feed",
     "FeedShare",
     "FeedState",
+    "LastBatch",
     "check_augmented",
     "open_feed",
     "open_parts",
@@ -53,6 +54,10 @@ GROUP_BYTES = 4 << 20
 MAX_GROUP_BATCHES = 64
 
 Split = Literal["train", "validation", "test"]
+LastBatch = Literal["keep", "drop", "fill"]
+"""`keep` leaves the last global batch shorter, `drop` leaves its rows out of the epoch, `fill` adds the epoch's first rows."""
+IdsAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+"""(epoch, ascending positions) -> row ids."""
 Augment = Callable[[dict[str, torch.Tensor], RowGenerator], Mapping[str, torch.Tensor]]
 """Changes the columns of one batch, with the numbers that its rows draw."""
 
@@ -110,6 +115,7 @@ class FeedState(Section):
     batch_rows: PositiveInt
     split: Split
     rows: NonNegativeInt
+    """Positions of an epoch."""
     content: str
     """Digest of the split's content."""
     seed: int
@@ -128,12 +134,27 @@ class FeedShare(NamedTuple):
     world_size: int = 1
     prefetch: int = 2
     """Groups of batches gathered ahead in a thread; 0 gathers when asked."""
+    last: LastBatch = "keep"
+    """What becomes of an epoch's last global batch where the rows do not fill it."""
 
     def checked(self) -> FeedShare:
         """Itself. Raises ValueError for numbers that make no sense."""
         if self.batch_rows < 1 or not 0 <= self.rank < self.world_size or self.prefetch < 0:
             raise ValueError(f"no feed can have {self}: batch_rows >= 1, 0 <= rank < world_size and prefetch >= 0 must hold")
+        if self.last not in get_args(LastBatch):
+            raise ValueError(f"last={self.last!r} is none of {', '.join(get_args(LastBatch))}")
         return self
+
+    def positions(self, epoch_rows: int) -> int:
+        """Positions of an epoch of so many rows: fewer with `drop`, more with `fill`. Raises SpecError where none is left."""
+        if self.last == "keep" or epoch_rows % self.batch_rows == 0:
+            return epoch_rows
+        if self.last == "drop" and epoch_rows < self.batch_rows:
+            raise SpecError(
+                f"{epoch_rows} rows hold no batch of {self.batch_rows}, and the last one is dropped (train.last_batch)",
+                next_step=f"take batches of at most {epoch_rows} rows, or keep the last one",
+            )
+        return (epoch_rows // self.batch_rows + (self.last == "fill")) * self.batch_rows
 
 
 def share(global_rows: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -149,8 +170,8 @@ class FeedCursor:
         self.order = order
         self.part = part.checked()
         self._state = FeedState(
-            fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=order.epoch_rows, content=content,
-            seed=order.seed, shuffle=order.mode,
+            fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=part.positions(order.epoch_rows),
+            content=content, seed=order.seed, shuffle=order.mode,
         )  # fmt: skip
         self._at = 0, 0
         self._augment: Augment | None = None
@@ -213,7 +234,7 @@ class FeedCursor:
         positions = np.arange(batch.first_row, batch.first_row + batch.rows)
         told_apart = positions if self.order.is_drawn else batch.row_ids
         columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
-        check_augmented(columns, batch.rows)
+        check_augmented(columns, batch.rows, self.schema.packed)
         return batch._replace(columns=dict(columns))
 
     def _check_start(self, epoch: int, start: int) -> None:
@@ -221,15 +242,16 @@ class FeedCursor:
             raise ValueError(f"position {start} of epoch {epoch} is not within the split's {self.num_rows} rows")
 
 
-def check_augmented(columns: Mapping[str, Any], rows: int) -> None:
-    """Raise SpecError unless every column is a tensor of `rows` rows."""
+def check_augmented(columns: Mapping[str, Any], rows: int, packed: Collection[str] = ()) -> None:
+    """Raise SpecError unless every column is a tensor of `rows` rows, or one of `packed` with its offsets."""
     if not isinstance(columns, Mapping):
         raise SpecError(
             f"augment returned a {type(columns).__name__}, not a dict of columns",
             next_step="end it with `return` and the batch",
         )
+    apart = {*packed, *(f"{name}_offsets" for name in packed)}
     for name, column in columns.items():
-        if is_packed(columns, name):
+        if name in apart and isinstance(column, torch.Tensor):
             continue
         if not isinstance(column, torch.Tensor) or column.shape[:1] != (rows,):
             found = (
@@ -238,6 +260,9 @@ def check_augmented(columns: Mapping[str, Any], rows: int) -> None:
             raise SpecError(
                 f"augment made {found} of column {name!r} in a batch of {rows} rows; rows come first, as many as before"
             )
+    problem = next(filter(None, (packed_problem(columns, name, rows) for name in packed)), None)
+    if problem is not None:
+        raise SpecError(f"augment broke a batch of {rows} rows: {problem}")
 
 
 _FRESH = "put the old value back, or start anew with `penstock run FILE --fresh`"
@@ -268,6 +293,11 @@ class CachedFeed(FeedCursor):
             self._ids_at = make_draws(order.sample, order.seed, rows.column(order.sample.column)).ids_at
         elif order.mixture is not None:
             self._ids_at = mixed_draws(order.mixture, order.seed).ids_at
+        if part.last != "keep" and order.by_length is not None:
+            raise ValueError(f"steps by length have no last batch to {part.last}")
+        if self.num_rows > order.epoch_rows:
+            self._ids_at = partial(_filled, self._ids_at, order.epoch_rows)
+        self._drawn_at = self._ids_at
         self._pools: Pools | None = None
         if order.by_length is not None:
             column = find_column(order.by_length, schema.columns)
@@ -296,7 +326,8 @@ class CachedFeed(FeedCursor):
         for cuts in self._cuts(epoch, start):
             while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
                 upto = min(announced + self._rows.ahead_rows, self.num_rows)
-                self._rows.will_need(self._ids_at(epoch, np.arange(announced, upto)))
+                # By the ids before they are put into steps by length, which open shards to find the lengths.
+                self._rows.will_need(self._drawn_at(epoch, np.arange(announced, upto)), self._is_own(announced, upto))
                 announced = upto
             shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
             own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
@@ -313,6 +344,16 @@ class CachedFeed(FeedCursor):
                 taken += high - low
             yield group
 
+    def _is_own(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which positions of [start, stop) this rank reads; all of them where steps differ in their rows."""
+        if self._pools is not None or self.part.world_size == 1:
+            return np.ones(stop - start, np.bool_)
+        positions, batch_rows = np.arange(start, stop), self.part.batch_rows
+        first = positions - positions % batch_rows
+        rows = np.minimum(batch_rows, self.num_rows - first)
+        low, high = rows * self.part.rank // self.part.world_size, rows * (self.part.rank + 1) // self.part.world_size
+        return (positions - first >= low) & (positions - first < high)
+
     def _cuts(self, epoch: int, start: int) -> Iterator[list[tuple[int, int]]]:
         """First and end position of each global batch, as many of them at a time as are gathered with one call."""
         batch_rows = self.part.batch_rows
@@ -328,6 +369,14 @@ class CachedFeed(FeedCursor):
             yield [(begin, min(begin + batch_rows, stop)) for begin in range(first, stop, batch_rows)]
 
 
+def _filled(ids_at: IdsAt, epoch_rows: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ids at positions of which those from `epoch_rows` on begin the epoch again."""
+    inside = positions < epoch_rows
+    again = positions[~inside] % epoch_rows
+    ids = ids_at(epoch, positions[inside])
+    return np.concatenate([ids, ids_at(epoch, np.arange(again.max() + 1))[again]]) if len(again) else ids
+
+
 def open_feed(
     storage: Storage,
     manifest: DatasetManifest,
@@ -339,6 +388,7 @@ def open_feed(
     world_size: int = 1,
     columns: Sequence[str] | None = None,
     prefetch: int = 2,
+    last: LastBatch = "keep",
 ) -> CachedFeed:
     """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched into the node's cache.
 
@@ -346,13 +396,14 @@ def open_feed(
         batch_rows: rows of the global batch.
         columns: only these; None takes all. Provenance columns are never gathered.
         prefetch: groups of batches gathered ahead; 0 uses no thread.
+        last: what becomes of an epoch's last batch where the rows do not fill it.
 
     Raises:
         DataError: no such split, or a local shard is missing or has another size than the manifest says.
         PreflightError: a global order of more bytes than the node's cache may hold.
         ValueError: an order made for another number of rows, or a rank outside the world.
     """
-    part = FeedShare(batch_rows, rank, world_size, prefetch)
+    part = FeedShare(batch_rows, rank, world_size, prefetch, last)
     return open_parts([(storage, manifest)], split, order=order, part=part, columns=columns)
 
 

@@ -70,12 +70,16 @@ class Rows:
         self._images = [column for column in self.columns if column.encoded]
         self._decoder = ImageDecoder()
 
-    def will_need(self, ids: NDArray[np.int64]) -> None:
-        """Say which rows are gathered next, in order, so that their blocks and pages can be brought near meanwhile."""
+    def will_need(self, ids: NDArray[np.int64], own: NDArray[np.bool_]) -> None:
+        """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile.
+
+        Args:
+            own: which of them are gathered here, so that their pages are worth reading too.
+        """
         blocks, first = np.unique(np.searchsorted(self._ends, ids, side="right"), return_index=True)
         self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
         if self._beyond_memory:
-            self._read_ahead(np.unique(ids))
+            self._read_ahead(np.unique(ids[own]))
 
     def _read_ahead(self, ids: NDArray[np.int64]) -> None:
         """Bring pages near: of all blocks, or of those that are open where blocks must arrive first."""
@@ -122,8 +126,9 @@ class Rows:
 
     def _places(self, column: ColumnInfo, ids: NDArray[np.int64]) -> Places:
         blocks = np.searchsorted(self._ends, ids, side="right")
-        views = {index: self._block(index)[column.name] for index in np.flatnonzero(np.bincount(blocks)).tolist()}
-        return places_of(views, column.dtype, blocks, ids - self._starts[blocks])  # type: ignore[arg-type]
+        opened = {index: self._block(index) for index in np.flatnonzero(np.bincount(blocks)).tolist()}
+        views: Any = {index: block[column.name] for index, block in opened.items()}
+        return places_of(views, column.dtype, blocks, ids - self._starts[blocks])._replace(held=list(opened.values()))
 
     def _take_fixed(self, ids: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
         if len(self._ends) == 1:

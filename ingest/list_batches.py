@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ingest.dataset import ColumnInfo
 
-__all__ = ["Packed", "batch_rows_of", "cut_lists", "from_padded", "is_packed", "padded_of"]
+__all__ = ["Packed", "batch_rows_of", "cut_lists", "from_padded", "packed_problem", "padded_of"]
 
 
 class Packed(NamedTuple):
@@ -42,19 +42,19 @@ def cut_lists(info: ColumnInfo, packed: Packed, sizes: Sequence[int]) -> list[di
         if info.ragged == "packed":
             batches.append({info.name: values, str(info.companion): torch.from_numpy(offsets - offsets[0])})
             continue
-        lengths = torch.from_numpy(np.diff(offsets))
-        longest = int(lengths.max()) if size else 0
-        padded = torch.full((size, longest), info.pad_value, dtype=values.dtype)
-        padded[torch.arange(longest) < lengths[:, None]] = values
-        batches.append({info.name: padded, str(info.companion): lengths})
+        lengths = np.diff(offsets)
+        longest = int(lengths.max(initial=0))
+        padded = np.full((size, longest), info.pad_value, values.numpy().dtype)  # torch fills no unsigned integers
+        padded[np.arange(longest) < lengths[:, None]] = values.numpy()
+        batches.append({info.name: torch.from_numpy(padded), str(info.companion): torch.from_numpy(lengths)})
     return batches
 
 
 def from_padded(info: ColumnInfo, padded: Tensor, lengths: Tensor) -> dict[str, Tensor]:
     """A batch's tensors of a column of lists, out of `padded` [rows, longest] and `lengths`, int64 [rows]."""
-    values = padded[torch.arange(padded.shape[1]) < lengths[:, None]]
+    values = padded.numpy()[np.arange(padded.shape[1]) < lengths.numpy()[:, None]]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.numpy())])
-    return cut_lists(info, Packed(values, offsets), [len(lengths)])[0]
+    return cut_lists(info, Packed(torch.from_numpy(values), offsets), [len(lengths)])[0]
 
 
 def padded_of(info: ColumnInfo, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -65,20 +65,24 @@ def padded_of(info: ColumnInfo, columns: Mapping[str, Tensor]) -> dict[str, Tens
     return cut_lists(info.model_copy(update={"ragged": "padded"}), Packed(columns[info.name], offsets), [len(offsets) - 1])[0]
 
 
-def is_packed(columns: Mapping[str, Tensor], name: str) -> bool:
-    """Whether a batch holds column `name` packed, or `name` is the offsets of one that is."""
-    return f"{name}_offsets" in columns or (name.endswith("_offsets") and name.removesuffix("_offsets") in columns)
-
-
-def batch_rows_of(columns: Mapping[str, Tensor], low: int, high: int) -> dict[str, Tensor]:
-    """Rows [low, high) of a batch's columns, packed ones included."""
-    part = {}
-    for name, column in columns.items():
+def batch_rows_of(columns: Mapping[str, Tensor], low: int, high: int, packed: Collection[str]) -> dict[str, Tensor]:
+    """Rows [low, high) of a batch's columns, of which those named in `packed` are lists, one after the other."""
+    part = {name: column[low:high] for name, column in columns.items()}
+    for name in packed:
         offsets = columns.get(f"{name}_offsets")
-        if offsets is not None:
-            part[name] = column[int(offsets[low]) : int(offsets[high])]
-        elif is_packed(columns, name):
-            part[name] = column[low : high + 1] - column[low]
-        else:
-            part[name] = column[low:high]
+        if name in columns and offsets is not None:
+            part[name] = columns[name][int(offsets[low]) : int(offsets[high])]
+            part[f"{name}_offsets"] = offsets[low : high + 1] - offsets[low]
     return part
+
+
+def packed_problem(columns: Mapping[str, Tensor], name: str, rows: int) -> str | None:
+    """What is wrong with a packed column of a batch of `rows` rows; None if nothing is, or if it is not there."""
+    values, offsets = columns.get(name), columns.get(f"{name}_offsets")
+    if values is None and offsets is None:
+        return None
+    if values is None or offsets is None or offsets.shape != (rows + 1,):
+        return f"column {name!r} is packed: it goes with {name + '_offsets'!r}, int64 of shape [{rows + 1}]"
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(values) or bool((offsets.diff() < 0).any()):
+        return f"{name + '_offsets'!r} must rise from 0 to the {len(values)} entries of {name!r}"
+    return None

@@ -42,9 +42,8 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
     finally:
         stop.set()
         free.release()
-        if (
-            thread is not threading.current_thread()
-        ):  # where a dropped generator is found by the thread's own garbage collection
+        # A dropped generator may be found by the garbage collection of the thread itself.
+        if thread is not threading.current_thread():
             thread.join()
 
 

@@ -82,8 +82,13 @@ class _TrainRows:
         """The files that hold rows of the train split."""
         return [file for file in self.snapshot.files if file.location == "train"]
 
-    def tables(self, files: Sequence[SourceFile]) -> Iterator[pa.Table]:
+    def only(self, files: Sequence[SourceFile]) -> _TrainRows:
+        """The rows of some of the files."""
+        return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
+
+    def tables(self) -> Iterator[pa.Table]:
         """Yield rows, never none; rows that cannot be used are left out."""
+        files = self.files()
         functions = {target: user.load() for target, user in self.code.items()}
         batch_rows = rows_at_once(self.data, self.snapshot, [step.step for step in self.fitted])
         for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows):
@@ -103,7 +108,7 @@ class _TrainRows:
 
     def schema(self) -> pa.Schema:
         """Types of the rows, from the first of them."""
-        first = next(self.tables(self.files()), None)
+        first = next(self.tables(), None)
         if first is None:
             raise DataError(
                 "preprocess: the train split has no usable rows to learn from",
@@ -128,9 +133,9 @@ def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], parallel: Par
         taken |= set(columns)
         group.append((step, columns))
     source = source.narrowed(taken)
-    questions = [Question.of(step, column, schema.field(column).type) for step, columns in group for column in columns]
-    plans = plan_units(source.files(), FIT_UNIT_BYTES)
-    states = ask(questions, lambda unit: source.tables(plans[unit]), len(plans), parallel)
+    questions = [Question.of(step, column) for step, columns in group for column in columns]
+    units = [source.only(files) for files in plan_units(source.files(), FIT_UNIT_BYTES)]
+    states = ask(questions, units, parallel)
     answers = dict(zip([question.column for question in questions], states, strict=True))
     return [FittedStep(step=step, columns=tuple(answers[column] for column in columns)) for step, columns in group]
 

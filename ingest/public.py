@@ -6,6 +6,7 @@ on the seed and the epoch alone, shared out over any number of ranks, and exact 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ingest.dataset import DatasetManifest, Split, manifest_path
-from ingest.feed import Augment, CachedFeed, FeedShare, open_parts, shards_in
+from ingest.feed import Augment, CachedFeed, FeedShare, LastBatch, open_parts, shards_in
 from ingest.order import make_order
 from ingest.sampling import Mixture
 from ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
@@ -27,7 +28,7 @@ __all__ = ["FeedDataset", "open_feed"]
 
 
 def open_feed(
-    dataset: str | Mapping[str, float],
+    dataset: str | Sequence[str] | Mapping[str, float],
     split: Split = "train",
     *,
     batch_rows: int,
@@ -37,20 +38,23 @@ def open_feed(
     window_of: Literal["rows", "shards"] = "rows",
     sample: SampleSpec | Mapping[str, Any] | None = None,
     by_length: LengthSpec | Mapping[str, Any] | None = None,
+    mix: Literal["shares", "epochs"] = "shares",
+    temperature: float = 1.0,
     epoch_rows: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     columns: Sequence[str] | None = None,
     augment: Augment | None = None,
     prefetch: int = 2,
+    last: LastBatch = "keep",
 ) -> CachedFeed:
     """Open one split of a cached dataset for this rank.
 
     Args:
         dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL. MLflow has it as the tag
-            `penstock.data.uri` of a registered model, `penstock plan` shows the key of the materialize stage. Or several, each
-            with its share of the rows that are drawn, `{address: 3, other: 1}`: the rows of each come evenly, whatever their
-            number. Their columns must be the same.
+            `penstock.data.uri` of a registered model, `penstock plan` shows the key of the materialize stage. Or several of the
+            same columns: `{address: 3, other: 1}` says of each what `mix` makes of it, `[address, other]` leaves that to
+            `temperature`.
         split: train, validation or test.
         batch_rows: rows of one step over all ranks.
         shuffle: order of the rows; see `shuffle.mode` in docs/spec.md.
@@ -59,6 +63,10 @@ def open_feed(
         window_of: see `shuffle.window_of`.
         sample: draw rows in other shares, such as `{"balance": "label"}`; see `shuffle.sample`.
         by_length: put rows of like length into a step, such as `{"column": "tokens"}`; see `shuffle.by_length`.
+        mix: what the numbers beside several datasets are. `shares`: of the rows that are drawn, whatever a dataset has.
+            `epochs`: how often its rows come in one epoch, 0.5 for half of them.
+        temperature: of several datasets without numbers: each is drawn from in proportion to its rows to the power of
+            1 / temperature. 1 leaves them as they are, infinity makes them equal.
         epoch_rows: rows of an epoch where several datasets are mixed; None takes as many as they have in all.
         rank: which part of every step's rows; None asks torch.distributed, and takes 0 where that is not initialised.
         world_size: number of parts; None as for `rank`.
@@ -66,6 +74,8 @@ def open_feed(
         augment: changes each batch in the thread that reads ahead: `augment(columns, generator)` gives the columns back, and
             takes chance from the generator (`random`, `normal`, `integers`), so that it is exact to continue.
         prefetch: groups of batches gathered ahead in a thread; 0 uses no thread.
+        last: what becomes of an epoch's last batch where the rows do not fill it: `keep` makes it shorter, `drop` leaves its
+            rows out of the epoch, `fill` adds the epoch's first rows.
 
     Raises:
         DataError: there is no such dataset or split, or a shard is missing.
@@ -78,6 +88,14 @@ def open_feed(
         raise SpecError("open_feed: no dataset is named")
     if epoch_rows is not None and isinstance(dataset, str):
         raise SpecError(f"open_feed: epoch_rows={epoch_rows} is for several datasets; for one give sample={{'rows': ...}}")
+    if temperature != 1.0 and (isinstance(dataset, str | Mapping) or not temperature > 0):
+        raise SpecError(f"open_feed: temperature={temperature} must be above 0, and goes with a list of datasets")
+    if mix not in ("shares", "epochs"):
+        raise SpecError(f"open_feed: mix={mix!r} is neither 'shares' nor 'epochs'")
+    if mix == "epochs" and epoch_rows is not None:
+        raise SpecError(f"open_feed: epoch_rows={epoch_rows}, and mix='epochs' says itself how many rows an epoch has")
+    if mix != "shares" and not isinstance(dataset, Mapping):
+        raise SpecError(f"open_feed: mix={mix!r} goes with a number for each of several datasets, such as {{address: 2}}")
     parts = [_find(address) for address in addresses]
     shards = [shard.rows for _, shard in shards_in(parts, split)]
     if (rank is None) != (world_size is None):
@@ -103,7 +121,18 @@ def open_feed(
         mixture = None
         if not isinstance(dataset, str):
             rows = [manifest.rows[split] for _, manifest in parts]
-            mixture = Mixture.model_validate({"sources": list(zip(rows, dataset.values(), strict=True)), "rows": epoch_rows})
+            if not isinstance(dataset, Mapping):
+                shares = [count ** (1 / temperature) for count in rows]
+            elif mix == "epochs":
+                shares = [count * epochs for count, epochs in zip(rows, dataset.values(), strict=True)]
+                if not math.isfinite(sum(shares)):
+                    raise OverflowError("epochs must be finite")
+                epoch_rows = round(sum(shares))
+            else:
+                shares = list(dataset.values())
+            mixture = Mixture.model_validate({"sources": list(zip(rows, shares, strict=True)), "rows": epoch_rows})
+    except OverflowError as error:
+        raise SpecError(f"open_feed: no mixture comes of {dataset!r} and temperature={temperature}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = f"{'.'.join(map(str, first['loc']))}={first['input']!r}: " if first["loc"] else ""
@@ -114,7 +143,7 @@ def open_feed(
             next_step="leave out `shuffle` and `sample`, or open one dataset",
         )
     order = make_order(spec, sum(shards), shards).model_copy(update={"mixture": mixture})
-    part = FeedShare(batch_rows, rank, world_size, prefetch)
+    part = FeedShare(batch_rows, rank, world_size, prefetch, last)
     try:
         feed = open_parts(parts, split, order=order, part=part.checked(), columns=columns)
     except (KeyError, ValueError) as error:

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from ingest.dataset import ColumnInfo, FeedSchema
-from ingest.feed import Batch, CachedFeed, FeedCursor, FeedShare, Split, select_columns, share
+from ingest.feed import Batch, CachedFeed, FeedCursor, FeedShare, LastBatch, Split, select_columns, share
 from ingest.gather import Rows, empty_tensors
 from ingest.order import Order
 from ingest.parallel import quiet_ray_data, raising_the_original
@@ -88,10 +88,11 @@ class MemoryFeed(CachedFeed):
         world_size: int = 1,
         columns: Sequence[str] | None = None,
         prefetch: int = 2,
+        last: LastBatch = "keep",
     ) -> None:
         schema = select_columns(dataset.schema, columns)
         rows = Rows(schema.columns, dataset.block_rows, lambda index: ray.get(dataset.blocks[index]))
-        part = FeedShare(batch_rows, rank, world_size, prefetch)
+        part = FeedShare(batch_rows, rank, world_size, prefetch, last)
         super().__init__(schema, dataset.split, dataset.content, rows, order, part)
 
 

@@ -20,7 +20,7 @@ from ingest.splitmix import GOLDEN, hash_words, mix_words
 
 __all__ = ["RowGenerator"]
 
-_AUGMENT = 4  # what the numbers are for; orders use 1 to 3
+_AUGMENT = 4  # what the numbers are for; the keys of permutations have more words
 _CHUNK = 1 << 14
 """Numbers made at once, so that they stay in the processor's cache."""
 
@@ -39,6 +39,11 @@ class RowGenerator:
         base = np.uint64(hash_words(seed, epoch, _AUGMENT))
         self._keys = mix_words((row_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN) + base)
         self._drawn = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return len(self._keys)
 
     def random(self, *size: int) -> Tensor:
         """Uniform numbers in [0, 1): float32 [rows, *size], on the CPU."""

@@ -75,7 +75,7 @@ class RowProblem(Section):
 
 
 _ADVICE: dict[Reason, str] = {
-    "null": "fill it (imputer: {columns: [COLUMN]}) or leave the column out (drop: [COLUMN])",
+    "null": "fill it (imputer: {columns: [COLUMN]}; in a list, at its source) or leave the column out (drop: [COLUMN])",
     "not finite": "fill NaN (imputer: {columns: [COLUMN]}) or leave the column out (drop: [COLUMN])",
     "unknown category": "correct the value, or move its rows to the train split",
     "label out of range": "correct the labels; for regression, cast: {COLUMN: float32}",

@@ -139,9 +139,9 @@ def check_column(sample: SampleSpec, columns: Sequence[ColumnInfo]) -> None:
             next_step="name one of these, or let a step that joins columns, such as concatenator, leave it out (in a program, "
             "open_feed's `columns` must hold it too)",
         )
-    if found.shape:
+    if found.shape or found.ragged is not None:
         raise SpecError(
-            f"shuffle.sample: column {found.name!r} holds {list(found.shape)} values per row, not one",
+            f"shuffle.sample: column {found.name!r} is {found.type_text}: several values per row, not one",
             next_step="name a column of single values",
         )
     if sample.balance is not None and np.dtype(found.dtype).kind not in "iu":

@@ -81,8 +81,8 @@ def shard_rows(
         first = rank * len(places) // world_size
         blocks.fetch([*range(first, len(places)), *range(first)])
         return Rows(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
-    if order.mode == "windowed":
-        ahead_rows, ahead_bytes, open_bytes = order.window_rows, budget // 4, budget // 2
+    if order.mode == "windowed" or order.by_length is not None:  # a step may hold rows of a whole pool
+        ahead_rows, ahead_bytes, open_bytes = order.window_rows or SHARDS_AHEAD * max(rows), budget // 4, budget // 2
     else:
         ahead_rows, ahead_bytes, open_bytes = SHARDS_AHEAD * max(rows), SHARDS_AHEAD * max(sizes), SHARDS_OPEN * max(sizes)
     blocks = ShardBlocks(places, columns, max_ahead_bytes=min(ahead_bytes, budget // 4))

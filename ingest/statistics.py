@@ -1,7 +1,8 @@
 """What is learnt about a column, part by part? Tallies of different rows add up: a task sends home a few numbers.
 
 What they find is written as (center, scale), a fill value or a list of categories, as ray.data.preprocessors find them (a test
-compares the two); those move every value through the object store, one pass for each column of categories.
+compares those of the scalers and encoders); those move every value through the object store, one pass for each column of
+categories.
 Source of the sums: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from ingest.parallel import ParallelMap
 from ingest.steps import PreprocessStep
 from penstock.errors import DataError
 
-__all__ = ["MAX_ONE_HOT", "Question", "ask"]
+__all__ = ["MAX_ONE_HOT", "Question", "Unit", "ask"]
 
 _EPSILON = 1e-8
 """A spread up to this is that of a constant column: dividing by it would blow up rounding errors. As in ray.data."""
@@ -43,7 +44,7 @@ class Question(NamedTuple):
     quantiles: tuple[float, float] = (0.25, 0.75)
 
     @classmethod
-    def of(cls, step: PreprocessStep, column: str, type: pa.DataType) -> Question:
+    def of(cls, step: PreprocessStep, column: str) -> Question:
         """The question of one fitted step about one of its columns."""
         if step.imputer is not None:
             return cls(step.imputer.strategy, column, step.imputer.strategy == "mean")
@@ -80,8 +81,9 @@ class Tally:
         if len(values):
             mean = float(values.mean())
             held = [values] if question.kind == "robust_scaler" else []
-            apart = values - mean
-            self.add(Tally(len(values), mean, float(apart @ apart), float(values.min()), float(values.max()), held))
+            # Not a dot product: BLAS rounds by the processor and its threads.
+            squares = float(np.square(values - mean).sum())
+            self.add(Tally(len(values), mean, squares, float(values.min()), float(values.max()), held))
 
     def add(self, other: Tally) -> None:
         """Take in what other rows say. The order of additions decides the last bit of a mean."""
@@ -96,31 +98,41 @@ class Tally:
         self.values += other.values
 
 
-def ask(
-    questions: Sequence[Question], tables: Callable[[int], Iterator[pa.Table]], num_units: int, parallel: ParallelMap
-) -> list[ColumnState]:
-    """Answer `questions`; `tables(i)` yields the rows of unit `i`, wherever `parallel` runs it.
+class Unit(Protocol):
+    """Some of the rows; pickles."""
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the rows."""
+
+
+def ask(questions: Sequence[Question], units: Sequence[Unit], parallel: ParallelMap) -> list[ColumnState]:
+    """Answer `questions` from the rows of all units, read wherever `parallel` runs.
 
     The answer depends on the units alone, not on who reads them: their tallies are added in order.
 
     Raises:
         DataError: a column has no values.
     """
-    parts = dict(parallel(functools.partial(_tally, questions, tables), range(num_units)))
     whole = [Tally() for _ in questions]
-    for unit in range(num_units):
-        for tally, part in zip(whole, parts[unit], strict=True):
-            tally.add(part)
+    early: dict[int, list[Tally]] = {}
+    added = 0
+    for number, parts in parallel(functools.partial(_tally, questions), list(enumerate(units))):
+        early[number] = parts
+        while added in early:
+            for tally, part in zip(whole, early.pop(added), strict=True):
+                tally.add(part)
+            added += 1
     return [_state(question, _facts(question, tally)) for question, tally in zip(questions, whole, strict=True)]
 
 
-def _tally(questions: Sequence[Question], tables: Callable[[int], Iterator[pa.Table]], unit: int) -> tuple[int, list[Tally]]:
+def _tally(questions: Sequence[Question], unit: tuple[int, Unit]) -> tuple[int, list[Tally]]:
     """The unit's number, and a tally of its rows for each question. Runs in a worker."""
+    number, rows = unit
     tallies = [Tally() for _ in questions]
-    for table in tables(unit):
+    for table in rows.tables():
         for question, tally in zip(questions, tallies, strict=True):
             tally.see(question, table.column(question.column))
-    return unit, tallies
+    return number, tallies
 
 
 Facts = dict[str, Any]

@@ -145,7 +145,9 @@ class RaggedOptions(Section):
     batch: Literal["padded", "packed"] = "padded"
     """What a recipe gets. `padded`: `x` [rows, longest of the batch] and `x_length`, int64 [rows]. `packed`: `x`, the entries
     of all rows one after the other, and `x_offsets`, int64 [rows + 1]: row i is `x[x_offsets[i]:x_offsets[i + 1]]`."""
-    pad_value: float = 0.0
+    dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"] | None = None
+    """Type of the entries; None keeps the source's. An entry that does not fit is an error."""
+    pad_value: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """What stands behind the last entry of a row in a padded batch."""
     max_length: PositiveInt | None = None
     """Cut longer lists after so many entries; None keeps all."""
@@ -310,7 +312,12 @@ def _joins(kind: pa.DataType) -> bool:
 
 def _is_vector(kind: pa.DataType) -> bool:
     # Lists of varying length are found out when the rows are looked at.
-    return isinstance(kind, pa.FixedShapeTensorType) or pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    return (
+        isinstance(kind, pa.FixedShapeTensorType)
+        or pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or (pa.types.is_fixed_size_list(kind))
+    )
 
 
 def _listed(schema: pa.Schema) -> str:

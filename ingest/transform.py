@@ -214,7 +214,7 @@ def prepared_tables(
     code: Mapping[str, UserCode],
     files: Sequence[SourceFile],
 ) -> Iterator[tuple[Split, pa.Table]]:
-    """Read and prepare `files`: tables of fixed-shape columns, without provenance, never empty.
+    """Read and prepare `files`: tables of columns as a shard holds them, without provenance, never empty.
 
     Raises:
         DataError: at the first batch with a row that cannot be used, unless `data.invalid: drop`.

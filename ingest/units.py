@@ -263,7 +263,7 @@ def schema_difference(first: tuple[ColumnInfo, ...], second: tuple[ColumnInfo, .
         return f"the columns are {', '.join(names)}", f"{', '.join(others)}"
     for one, two in zip(first, second, strict=True):
         if one != two:
-            return f"column {one.name!r} is {one.dtype}{list(one.shape)}", f"{two.dtype}{list(two.shape)}"
+            return f"column {one.name!r} is {one.type_text}", two.type_text
     return None
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from ingest.column_types import Variable
@@ -40,8 +41,8 @@ class Places(NamedTuple):
     lengths: Ids
     """int64 [rows]: entries of a row."""
     dtype: np.dtype
-    views: Sequence[Variable]
-    """Held as long as the addresses count."""
+    held: Sequence[object]
+    """What must live as long as the addresses count."""
 
 
 def places_of(views: Mapping[int, Variable], dtype: str, blocks: Ids, local: Ids) -> Places:
@@ -74,7 +75,7 @@ def take_lists(places: Places) -> Packed:
         return Packed(torch.from_numpy(np.empty(0, places.dtype)), offsets)
     kind = pa.from_numpy_dtype(places.dtype)
     entries = places.size // places.dtype.itemsize
-    memory = pa.Array.from_buffers(kind, entries, [None, pa.foreign_buffer(places.first, places.size, places.views)])
+    memory = pa.Array.from_buffers(kind, entries, [None, pa.foreign_buffer(places.first, places.size, places.held)])
     lists = pa.LargeListViewArray.from_arrays(
         pa.array(places.starts // places.dtype.itemsize), pa.array(places.lengths), memory
     )
@@ -106,11 +107,11 @@ class ImageDecoder:
             content = memory[start : start + places.lengths[row]].data
             try:
                 pixels[row] = decode_image(content, (height, width), "RGB" if channels == 3 else "L")
-            except (OSError, ValueError, SyntaxError) as error:
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 raise DataError(f"an image in column {info.name!r} cannot be decoded any more: {error}") from error
 
         if torch.get_num_threads() == 1 or len(pixels) == 1:
             for row in range(len(pixels)):
                 work(row)
         else:
-            list(self._pool.map(work, range(len(pixels)), chunksize=8))
+            list(self._pool.map(work, range(len(pixels))))

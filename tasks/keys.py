@@ -18,7 +18,7 @@ from tasks.spec import STAGES
 
 __all__ = ["StageKey", "changed_inputs", "stage_keys"]
 
-FORMATS = {"read": 1, "preprocess": 1, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
+FORMATS = {"read": 1, "preprocess": 2, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.
@@ -117,7 +117,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **code,
             **code_versions,
-            "version.ray": _version("ray"),
+            "version.numpy": _version("numpy"),
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
         | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},

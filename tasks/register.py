@@ -69,7 +69,7 @@ def _example(ctx: RunContext) -> dict[str, Any]:
     as_stored = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
     feed = open_job_feed(replace(make_job(ctx), order=as_stored), "train", 0, 1)
     first = next(feed.batches(0))
-    rows = batch_rows_of(first.columns, 0, min(EXAMPLE_ROWS, first.rows))
+    rows = batch_rows_of(first.columns, 0, min(EXAMPLE_ROWS, first.rows), manifest.feed_schema.packed)
     example: dict[str, Any] = {}
     for column in manifest.feed_schema.features:
         tensors = padded_of(column, rows) if column.ragged else {column.name: rows[column.name]}

@@ -67,6 +67,10 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(
             ("shuffle.mode", "a stream (materialize.cache: none) has no random access; use mode: windowed, or cache: disk")
         )
+    if train.last_batch != "keep" and spec.materialize.cache == "none":
+        problems.append(("train.last_batch", f"a stream cannot {train.last_batch} its last step; use keep, or cache: disk"))
+    if train.last_batch != "keep" and spec.shuffle.by_length is not None:
+        problems.append(("train.last_batch", f"steps by length (shuffle.by_length) have no last one to {train.last_batch}"))
     problems += _variable_problems(spec)
     if spec.materialize.cache != "disk" and spec.shuffle.window_of == "shards":
         problems.append(("shuffle.window_of", "only rows on disk lie in shards; use window_of: rows, or cache: disk"))
@@ -88,6 +92,14 @@ def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
             (f"preprocess.{number}.{what}", f"such rows need materialize.cache: disk, not {spec.materialize.cache}")
             for number, what in variable
         ]
+    kept = [number for number, step in steps if step.ragged or (step.decode_image and step.decode_image.keep == "encoded")]
+    undone = [number for number, step in steps if step.map_batches is not None and kept and number > kept[0]]
+    problems += [
+        (f"preprocess.{number}.map_batches", f"it would undo step {kept[0]} ({steps[kept[0]][1].kind}); put it before that one")
+        for number in undone
+    ]
+    if spec.train.compile and any(step.ragged is not None for _, step in steps):
+        problems.append(("train.compile", "lists have another shape in every step, and each one another kernel; leave it out"))
     if spec.shuffle.by_length is not None and all(step.ragged is None for _, step in steps):
         problems.append(("shuffle.by_length", "there are no lists to go by; a `ragged` step makes them"))
     return problems

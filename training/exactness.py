@@ -6,10 +6,12 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+import PIL
 import ray
 import torch
 
 import penstock
+from ingest.dataset import FeedSchema
 from penstock.errors import ResumeError
 from training.checkpoint import CheckpointFacts
 
@@ -17,12 +19,17 @@ __all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge"]
 
 BIT_EXACT = "bit-exact"
 _SAME_ORDER = "same-order: "
-_DECISIVE = {"torch": "torch", "device": "device", "cpu": "CPU", "threads": "torch threads", "cuda": "CUDA"}
+_DECISIVE = {"torch": "torch", "device": "device", "cpu": "CPU", "threads": "torch threads", "cuda": "CUDA", "images": "Pillow"}
 """The parts of the environment that floating-point results depend on, by the words a user reads."""
 
 
-def environment_of(device: torch.device) -> dict[str, str]:
-    """Versions and hardware of this process that bits may depend on, for the manifest."""
+def environment_of(device: torch.device, schema: FeedSchema | None = None) -> dict[str, str]:
+    """Versions and hardware of this process that bits may depend on, for the manifest.
+
+    Args:
+        schema: of the rows; None where no image is decoded in training.
+    """
+    decodes = schema is not None and any(column.encoded for column in schema.columns)
     is_gpu = device.type == "cuda"
     return {
         "penstock": penstock.__version__,
@@ -33,6 +40,7 @@ def environment_of(device: torch.device) -> dict[str, str]:
         "cuda": str(torch.version.cuda) if is_gpu else "none",
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
+        **({"images": PIL.__version__} if decodes else {}),
     }
 
 

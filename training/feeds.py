@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ingest.dataset import Split
-from ingest.feed import Batch, Feed, open_feed
+from ingest.feed import Batch, Feed, LastBatch, open_feed
 from ingest.order import Order, make_order
 from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, stream_tasks, streamed
 from ingest.spec import ShuffleSpec
@@ -33,6 +33,7 @@ def open_job_feed(job: TrainJob, split: Split, rank: int, world_size: int) -> Fe
         order=_order(job, split),
         rank=rank,
         world_size=world_size,
+        last=_last(job, split),
     )
 
 
@@ -45,7 +46,9 @@ class MemoryFeeds:
     def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
         """Open a rank's feed; in any process of the Ray cluster that holds the rows."""
         order, batch_rows = _order(job, split), job.spec.batch_rows
-        return MemoryFeed(self.datasets[split], batch_rows=batch_rows, order=order, rank=rank, world_size=world_size)
+        return MemoryFeed(
+            self.datasets[split], batch_rows=batch_rows, order=order, rank=rank, world_size=world_size, last=_last(job, split)
+        )
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,10 @@ class StreamFeeds:
             rank=rank,
             world_size=world_size,
         )
+
+
+def _last(job: TrainJob, split: Split) -> LastBatch:
+    return job.spec.last_batch if split == "train" else "keep"
 
 
 def _order(job: TrainJob, split: Split) -> Order:

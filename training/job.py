@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ingest.dataset import DatasetManifest, Split
+from ingest.feed import FeedShare
 from ingest.order import Order
 from penstock.config import OnResume, resume_rules
 from penstock.storage import Storage
@@ -67,6 +68,7 @@ class TrainJob:
         """Optimizer steps of the whole training; None where only the rows' lengths could tell."""
         if self.order.by_length is not None and self.order.by_length.batch_entries is not None:
             return self.spec.max_steps
-        per_epoch = -(-self.order.epoch_rows // self.spec.batch_rows)
+        rows = FeedShare(self.spec.batch_rows, last=self.spec.last_batch).positions(self.order.epoch_rows)
+        per_epoch = -(-rows // self.spec.batch_rows)
         steps = per_epoch * self.spec.epochs
         return min(steps, self.spec.max_steps) if self.spec.max_steps is not None else steps

@@ -11,7 +11,7 @@ import copy
 import io
 import itertools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -56,10 +56,12 @@ class Learner:
         model: as `build_model` returned it.
         spec: precision, accumulation, clipping, learning rate.
         group: the ranks that train together.
+        packed: columns of lists that batches hold packed.
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module, spec: TrainSpec, group: Group) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, spec: TrainSpec, group: Group, packed: Collection[str] = ()) -> None:
         self._spec = spec
+        self._packed = packed
         self._recipe = recipe
         self._group = group
         self.model = model.to(group.device)
@@ -101,7 +103,7 @@ class Learner:
             This rank's summand of the global mean loss, a scalar on the device.
         """
         self.model.train()
-        parts = _micro_batches(batch, rows, self._spec.accumulate)
+        parts = _micro_batches(batch, rows, self._spec.accumulate, self._packed)
         total = torch.zeros((), device=self._group.device)
         for index, (part, part_rows) in enumerate(parts):
             # Gradients are reduced over the ranks once, with the last part.
@@ -184,7 +186,7 @@ class Learner:
             self.scheduler.base_lrs = [rate * ratio for rate in self.scheduler.base_lrs]
 
 
-def _micro_batches(batch: Columns, rows: int, count: int) -> list[tuple[Columns | None, int]]:
+def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str] = ()) -> list[tuple[Columns | None, int]]:
     """Cut a rank's rows into at most `count` contiguous parts; the number of parts may differ between ranks."""
     if rows == 0:
         return [(None, 0)]
@@ -192,7 +194,7 @@ def _micro_batches(batch: Columns, rows: int, count: int) -> list[tuple[Columns 
     edges = [index * rows // count for index in range(count + 1)]
     if count == 1:
         return [(batch, rows)]
-    return [(batch_rows_of(batch, a, b), b - a) for a, b in itertools.pairwise(edges)]
+    return [(batch_rows_of(batch, a, b, packed), b - a) for a, b in itertools.pairwise(edges)]
 
 
 def _copied(value: Any) -> Any:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -169,13 +169,12 @@ class Recipe:
             found = self._user.metrics()
             return dict(found.items())
 
-    def augment(self, batch: Columns, generator: RowGenerator) -> Columns:
-        """The batch to train on, of as many rows."""
-        rows = len(next(iter(batch.values())))
+    def augment(self, batch: Columns, generator: RowGenerator, packed: Collection[str] = ()) -> Columns:
+        """The batch to train on, of as many rows; `packed` names its packed columns of lists."""
         with self._blame("augment"):
             columns = self._user.augment(batch, generator)
         try:
-            check_augmented(columns, rows)
+            check_augmented(columns, generator.rows, packed)
         except SpecError as error:
             raise TrainingError(f"{self._target}.{error.message}", next_step=error.next_step) from error
         return dict(columns)

@@ -76,7 +76,7 @@ class ServedModel(PythonModel):  # type: ignore[misc]
             context: not used.
             model_input: feature columns, rows first: a mapping of name to array, or a DataFrame whose cells are scalars or
                 (flat) lists. A column of lists of unequal length is an array [rows, longest] and `<name>_length`, int64
-                [rows]; or lists in a DataFrame, without lengths.
+                [rows].
             params: not used.
 
         Returns:
@@ -119,16 +119,12 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         )
 
     def _lists(self, column: ColumnInfo, model_input: Any) -> dict[str, torch.Tensor]:
-        values, length = _column(model_input, column.name), f"{column.name}_length"
-        if isinstance(values, pd.Series) and length not in model_input.columns:
-            rows = [np.asarray(value, column.dtype) for value in values]
-            lengths = np.array([len(row) for row in rows], np.int64)
-            padded = np.zeros((len(rows), int(lengths.max(initial=0))), column.dtype)
-            for row, entries in zip(padded, rows, strict=True):
-                row[: len(entries)] = entries
-        else:
-            padded = np.stack([np.asarray(value, column.dtype) for value in values])
-            lengths = np.asarray(_column(model_input, length), np.int64)
+        length = f"{column.name}_length"
+        values, lengths = _column(model_input, column.name), np.asarray(_column(model_input, length), np.int64)
+        try:
+            padded = np.asarray(list(values), column.dtype) if len(values) else np.zeros((0, 0), column.dtype)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"column {column.name!r} is no array [rows, longest] of {column.dtype}: {error}") from error
         if padded.ndim != 2 or lengths.shape != padded.shape[:1] or (lengths < 0).any() or (lengths > padded.shape[1]).any():
             raise DataError(
                 f"column {column.name!r} has shape {padded.shape} and lengths of shape {lengths.shape}; the model takes "

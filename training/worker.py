@@ -6,6 +6,7 @@ import os
 import socket
 import traceback
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import ray
@@ -78,8 +79,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
-        feed.augment_with(recipe.augment, job.seed)
-    learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group)
+        feed.augment_with(partial(recipe.augment, packed=feed.schema.packed), job.seed)
+    learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed)
     metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
     _check_validates(job, validation)
     seed_rng(job.seed, group.rank)
@@ -112,7 +113,7 @@ def _continue_from(
     Raises:
         ResumeError: the checkpoint is from another training.
     """
-    environment = environment_of(group.device)
+    environment = environment_of(group.device, job.manifest.feed_schema)
     state, exactness = TrainState(), BIT_EXACT
     if checkpoint is not None:
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)

@@ -143,6 +143,12 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
     [
         ("materialize.cache=memory", ["preprocess.0.ragged", "preprocess.2.decode_image.keep", "need materialize.cache: disk"]),
         ("preprocess=[]", ["shuffle.by_length", "a `ragged` step makes them"]),
+        ("train.last_batch=drop", ["train.last_batch", "steps by length"]),
+        ("train.compile=true", ["train.compile", "another kernel"]),
+        (
+            "preprocess=[{ragged: {columns: [tokens]}}, {map_batches: model.py:Reader}]",
+            ["preprocess.1.map_batches", "undo step 0"],
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, change: str, words: list[str]) -> None:

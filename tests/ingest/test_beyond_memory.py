@@ -76,6 +76,19 @@ def test_the_rows_are_the_same_and_their_pages_are_asked_for_before_they_are_rea
     assert not advised, "what fits is the kernel's business"
 
 
+def test_a_rank_asks_for_the_pages_of_its_own_rows(
+    storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("ingest.gather.Rows._read_ahead", lambda self, ids: asked.extend(ids.tolist()))
+    order = make_order(ShuffleSpec(seed=3), ROWS)
+    for rank in range(3):
+        asked.clear()
+        feed = open_feed(storage, manifest, "train", batch_rows=64, order=order, rank=rank, world_size=3)
+        read = [row for batch in feed.batches(0) for row in batch.row_ids.tolist()]
+        assert sorted(asked) == sorted(read)
+
+
 def test_rows_in_order_are_left_to_the_kernel(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]]
 ) -> None:

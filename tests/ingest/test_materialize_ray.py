@@ -1,4 +1,4 @@
-"""The same dataset from Ray Data as from this process, and errors that come out of workers as they were raised."""
+"""The same dataset from Ray tasks as from this process, and errors that come out of workers as they were raised."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ingest.parallel import local_map, ray_map
+from ingest.ray_feed import streamed
 from penstock.errors import DataError
 from penstock.storage import Storage
 from tests.ingest.preparing import Source
@@ -83,6 +84,6 @@ def test_ray_datas_own_settings_are_left_as_they_were(tmp_path: Path) -> None:
     import ray.data
 
     before = ray.data.DataContext.get_current()
-    list(ray_map(lambda item: item, [1]))
+    streamed([1], lambda item: iter([pa.table({"x": [item]})]))().take_all()
     assert ray.data.DataContext.get_current() is before
     assert before.raise_original_map_exception is False

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from ingest.steps import PreprocessStep
 from penstock.errors import DataError
 from tests.ingest.preparing import Source
 
+ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(3)
 X = (RNG.normal(size=300) * 37 + 1e6).astype(np.float64)
 FILES = {
@@ -196,6 +200,21 @@ def test_ray_gives_the_same_floats_every_time(tmp_path: Path, ray_cluster: None,
     source = Source.of(tmp_path, files, [{"standard_scaler": {"columns": ["x"]}}])
     states = {source.fit(ray_map).model_dump_json() for _ in range(4)}
     assert len(states) == 1
+
+
+def test_what_is_learnt_does_not_hang_on_the_threads_of_blas(tmp_path: Path) -> None:
+    Source.of(tmp_path, {"train/a.parquet": pa.table({"x": RNG.normal(size=60_000)})})
+    script = (
+        "import sys; from pathlib import Path; from tests.ingest.preparing import Source\n"
+        "source = Source.of(Path(sys.argv[1]), {}, [{'standard_scaler': {'columns': ['x']}}])\n"
+        "print(source.fit().steps[0].columns[0].scale.hex())"
+    )
+    found = set()
+    for threads in "1", "2":
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": threads}
+        command = [sys.executable, "-c", script, str(tmp_path)]
+        found.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    assert len(found) == 1
 
 
 @pytest.mark.slow

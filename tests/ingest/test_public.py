@@ -124,6 +124,76 @@ def test_datasets_are_mixed_in_the_shares_that_are_asked_for(dataset: str, tmp_p
         open_feed({dataset: 1, other: 2}, batch_rows=BATCH, seed=17, epoch_rows=800).load_state_dict(state)
 
 
+def test_datasets_are_mixed_by_epochs_and_by_temperature(dataset: str, tmp_path: Path) -> None:
+    other = second_dataset(tmp_path)
+
+    def drawn(*args: Any, **more: Any) -> list[int]:
+        batches = open_feed(*args, batch_rows=BATCH, seed=17, **more).batches(0)
+        return [row for batch in batches for row in batch.row_ids.tolist()]
+
+    rows = drawn({dataset: 1, other: 3}, mix="epochs")
+    assert len(rows) == ROWS + 300
+    counts = [rows.count(row) for row in range(ROWS + 100)]
+    assert set(counts[:ROWS]) <= {0, 1, 2}
+    assert set(counts[ROWS:]) <= {2, 3, 4}
+    assert abs(sum(counts[ROWS:]) - 300) <= 1
+    half = drawn({dataset: 0.5, other: 1}, mix="epochs")
+    assert abs(sum(row < ROWS for row in half) - ROWS / 2) <= 1
+    shares = {}
+    for temperature in (1, 2, float("inf")):
+        rows = drawn([dataset, other], temperature=temperature)
+        assert len(rows) == ROWS + 100
+        shares[temperature] = sum(row >= ROWS for row in rows) / len(rows)
+    root = 10 / (10 + ROWS**0.5)
+    assert shares == pytest.approx({1: 100 / (ROWS + 100), 2: root, float("inf"): 0.5}, abs=0.002)
+    for wrong, words in (
+        ({"mix": "epochs"}, "mix='epochs' goes with a number"),
+        ({"temperature": 0}, "temperature=0 must be above 0"),
+        ({"temperature": 1e-3}, "no mixture comes of"),
+        ({"mix": "epoch"}, "mix='epoch' is neither"),
+        ({"last": "Fill"}, "last='Fill' is none of keep, drop, fill"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            open_feed([dataset, other], batch_rows=BATCH, **wrong)
+    with pytest.raises(SpecError, match="no mixture comes of"):
+        open_feed({dataset: float("inf"), other: 1}, batch_rows=BATCH, mix="epochs")
+    with pytest.raises(SpecError, match="epoch_rows=5, and mix='epochs' says itself"):
+        open_feed({dataset: 1, other: 1}, batch_rows=BATCH, mix="epochs", epoch_rows=5)
+    with pytest.raises(SpecError, match=r"temperature=2 .* goes with a list"):
+        open_feed({dataset: 1, other: 1}, batch_rows=BATCH, temperature=2)
+
+
+@pytest.mark.parametrize("shuffle", ["none", "windowed", "global"])
+def test_the_last_batch_is_kept_dropped_or_filled(dataset: str, shuffle: Any) -> None:
+    def read(last: Any, rank: int = 0, world_size: int = 1, start: int = 0) -> list[list[int]]:
+        feed = open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, last=last, rank=rank, world_size=world_size)
+        return [batch.row_ids.tolist() for batch in feed.batches(1, start)]
+
+    kept = read("keep")
+    assert len(kept[-1]) == ROWS % BATCH
+    assert read("drop") == kept[:-1]
+    filled = read("fill")
+    assert filled[:-1] == kept[:-1]
+    assert filled[-1] == kept[-1] + kept[0][: BATCH - ROWS % BATCH]
+    assert read("fill", start=14 * BATCH) == filled[14:]
+    for last, whole in (("drop", kept[:-1]), ("fill", filled)):
+        parts = [read(last, rank, 4) for rank in range(4)]
+        assert {len(batch) for part in parts for batch in part} == {BATCH // 4}, "every rank has as many rows in every step"
+        assert [[row for batch in step for row in batch] for step in zip(*parts, strict=True)] == whole
+    feed = open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, last="fill")
+    assert feed.num_rows == 16 * BATCH
+    with pytest.raises(ResumeError, match="rows of an epoch: 1024 in the checkpoint, 960 now"):
+        open_feed(dataset, batch_rows=BATCH, shuffle=shuffle, last="drop").load_state_dict(feed.state_dict())
+
+
+def test_a_last_batch_that_is_the_only_one_is_filled_or_refused(dataset: str) -> None:
+    few = open_feed(dataset, batch_rows=3000, last="fill", shuffle="none")
+    (batch,) = few.batches(0)
+    assert batch.row_ids.tolist() == [row % ROWS for row in range(3000)]
+    with pytest.raises(SpecError, match=f"{ROWS} rows hold no batch of 3000"):
+        open_feed(dataset, batch_rows=3000, last="drop")
+
+
 def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: Path) -> None:
     other = second_dataset(tmp_path)
     with pytest.raises(SpecError, match="no dataset is named"):

@@ -149,7 +149,7 @@ def test_one_row_of_huge_weight_takes_no_draw_from_the_others() -> None:
     ("sample", "column", "words"),
     [
         ({"balance": "y"}, ColumnInfo(name="y", dtype="float32"), "column 'y' holds float32, and classes are integers"),
-        ({"weights": "y"}, ColumnInfo(name="y", dtype="uint8", shape=(32, 32)), r"holds \[32, 32\] values per row, not one"),
+        ({"weights": "y"}, ColumnInfo(name="y", dtype="uint8", shape=(32, 32)), r"is uint8\[32, 32\]: several values per row"),
         ({"easiest_first": "z"}, ColumnInfo(name="y", dtype="float32"), "there is no column 'z'"),
     ],
 )

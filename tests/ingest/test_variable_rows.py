@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
-from ingest.dataset import DatasetManifest
+from ingest.dataset import ColumnInfo, DatasetManifest
 from ingest.feed import Batch, CachedFeed, open_feed
 from ingest.list_batches import batch_rows_of, from_padded, padded_of
 from ingest.order import make_order
@@ -22,6 +23,7 @@ from ingest.shards import open_shard
 from ingest.spec import MaterializeSpec, ShuffleSpec
 from penstock.errors import DataError, SpecError
 from tests.ingest.preparing import Source, transform_table
+from training.serving import ServedModel
 
 ROWS, BATCH = 300, 32
 STEPS = [
@@ -170,6 +172,11 @@ def test_an_order_by_length_has_a_fingerprint_of_its_own() -> None:
     assert len(prints) == 4
 
 
+def test_rows_are_not_sampled_by_a_column_of_lists(opened: Callable[..., CachedFeed]) -> None:
+    with pytest.raises(SpecError, match=r"column 'tokens' is int32\[\*\]: several values per row"):
+        opened(sample={"weights": "tokens"})
+
+
 def test_only_lists_can_be_gone_by(opened: Callable[..., CachedFeed]) -> None:
     for wrong in ({"by_length": {"column": "age"}}, {"by_length": {"column": "tokens"}, "columns": ["age"]}):
         with pytest.raises(SpecError, match="is no column of lists"):
@@ -193,7 +200,7 @@ def test_the_caller_may_keep_and_change_a_batch(opened: Callable[..., CachedFeed
 def test_some_rows_of_a_batch_are_a_batch(opened: Callable[..., CachedFeed]) -> None:
     batch = next(opened().batches(0))
     for low, high in ((0, 10), (10, 32), (5, 5)):
-        part = batch_rows_of(batch.columns, low, high)
+        part = batch_rows_of(batch.columns, low, high, ["marks"])
         lists = part["marks_offsets"]
         assert lists.tolist() == [0, *np.cumsum(batch.row_ids[low:high] % 3).tolist()]
         assert len(part["marks"]) == lists[-1]
@@ -203,6 +210,56 @@ def test_some_rows_of_a_batch_are_a_batch(opened: Callable[..., CachedFeed]) -> 
     again = from_padded(info, padded["marks"], padded["marks_length"])
     assert torch.equal(again["marks"], batch.columns["marks"])
     assert torch.equal(again["marks_offsets"], batch.columns["marks_offsets"])
+
+
+def test_columns_that_are_only_named_like_lists_are_rows_like_others() -> None:
+    plain = {"clicks": torch.arange(6), "clicks_offsets": torch.arange(6) * 2}
+    part = batch_rows_of(plain, 2, 4, packed=())
+    assert {name: column.tolist() for name, column in part.items()} == {"clicks": [2, 3], "clicks_offsets": [4, 6]}
+
+
+def test_augmentation_may_change_packed_lists_but_not_tear_them(opened: Callable[..., CachedFeed]) -> None:
+    def batches(change: Callable[[dict[str, Any]], dict[str, Any]]) -> list[Batch]:
+        feed = opened()
+        feed.augment_with(lambda columns, generator: {**columns, **change(columns)}, seed=1)
+        return list(feed.batches(0))
+
+    doubled = batches(lambda columns: {"marks": columns["marks"] * 2})
+    for batch, plain in zip(doubled, opened().batches(0), strict=True):
+        assert torch.equal(batch.columns["marks"], plain.columns["marks"] * 2)
+    for broken in (
+        lambda columns: {"marks": columns["marks"][1:]},
+        lambda columns: {"marks_offsets": columns["marks_offsets"][1:]},
+    ):
+        with pytest.raises(SpecError, match="augment broke a batch of 32 rows"):
+            batches(broken)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"])
+def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
+    lists = pa.table({"x": pa.array([[1, 2], [], [3]], pa.list_(pa.int64()))})
+    source = Source.of(tmp_path, {"train/a.parquet": lists}, [{"ragged": {"columns": ["x"], "dtype": dtype, "pad_value": 7}}])
+    order = make_order(ShuffleSpec(mode="none"), 3)
+    batch = next(open_feed(source.storage, source.materialize(), "train", batch_rows=3, order=order).batches(0))
+    assert batch.columns["x"].dtype == getattr(torch, dtype)
+    assert batch.columns["x"].tolist() == [[1, 2], [7, 7], [3, 7]]
+
+
+def test_lists_can_be_given_as_a_model_is_asked() -> None:
+    tokens = ColumnInfo(name="tokens", dtype="int32", ragged="padded")
+    ask = ServedModel()._lists
+    found = ask(tokens, {"tokens": [[1, 2], [3, 0]], "tokens_length": [2, 1]})
+    assert found["tokens"].tolist() == [[1, 2], [3, 0]]
+    assert found["tokens"].dtype == torch.int32
+    assert ask(tokens, {"tokens": [], "tokens_length": []})["tokens"].shape == (0, 0)
+    for wrong, words in (
+        ({"tokens": [[1, 2], [3]], "tokens_length": [2, 1]}, r"'tokens' is no array \[rows, longest\]"),
+        ({"tokens": [[1, 2]], "tokens_length": [3]}, "from 0 to longest"),
+        ({"tokens": [[1, 2]], "tokens_length": [1, 1]}, "from 0 to longest"),
+        ({"tokens": [[1, 2]]}, "no column 'tokens_length'"),
+    ):
+        with pytest.raises(DataError, match=words):
+            ask(tokens, wrong)
 
 
 def test_encoded_images_take_their_own_size_on_disk(prepared: tuple[Source, DatasetManifest]) -> None:
@@ -260,11 +317,30 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
     assert "ragged: {columns: [x]}" in caught.value.next_step
     with pytest.raises(DataError, match="the label 'x' holds lists or images"):
         prepare([[1.0]], lists, step, label="x")
+    for options, words in (
+        ({"pad_value": 0.5}, "pad_value 0.5 is no value for column 'x' of int64"),
+        ({"dtype": "uint8", "pad_value": -1}, "pad_value -1 is no value for column 'x' of uint8"),
+        ({"dtype": "int8"}, "an entry of column 'x' does not fit dtype int8"),
+    ):
+        with pytest.raises(DataError, match=words):
+            prepare([[1], [300, 2]], pa.list_(pa.int64()), {"ragged": {"columns": ["x"], **options}})
+    with pytest.raises(ValidationError, match="pad_value"):
+        prepare([[1.0]], lists, {"ragged": {"columns": ["x"], "pad_value": float("nan")}})
+    with pytest.raises(DataError, match="column 'y' is the label, and 0 is no label"):
+        prepare([[1.0]], lists, {"null_mask": {"columns": ["y"]}}, label="y")
     with pytest.raises(DataError, match=r"null_mask cannot take column 'x'"):
         prepare([[1.0]], lists, {"null_mask": {"columns": ["x"]}})
     encoded = {"decode_image": {"column": "x", "keep": "encoded"}}
     with pytest.raises(DataError, match=r"1 row has an image in x that cannot be decoded; first: part-0\.parquet, row 101"):
         prepare([png(1), png(2)[:-30]], pa.binary(), encoded)
+
+
+def test_a_batch_of_which_no_row_is_left_is_told_by_its_rows() -> None:
+    empty = pa.table({"x": pa.array([None], pa.float64()), "y": [1.0]})
+    step = {"concatenator": {"columns": ["x", "y"]}}
+    with pytest.raises(DataError, match="1 row has a null in x"):
+        transform_table(empty, [step])
+    assert transform_table(empty, [step], invalid="drop").num_rows == 0
 
 
 def test_a_column_may_not_have_the_name_that_says_how_long_lists_are() -> None:
@@ -273,16 +349,49 @@ def test_a_column_may_not_have_the_name_that_says_how_long_lists_are() -> None:
         transform_table(table, [{"ragged": {"columns": ["x"]}}])
 
 
-def test_a_function_makes_the_lists(tmp_path: Path) -> None:
-    text = pa.table({"text": ["a b", "", "c d e"]})
-    source = Source.of(tmp_path, {"train/a.parquet": text}, [{"map_batches": "words.py:split"}, {"ragged": {"columns": ["x"]}}])
-    (tmp_path / "words.py").write_text(
-        "import numpy as np\n\ndef split(batch):\n    rows = np.empty(len(batch['text']), object)\n"
-        "    rows[:] = [np.array([ord(w) for w in text.split()], np.int16) for text in batch['text']]\n    return {'x': rows}\n"
-    )
+FUNCTION = """
+import numpy as np
+
+def split(batch):
+    rows = [np.array([ord(w) for w in text.split()], np.int16) if text != "?" else None for text in batch["text"]]
+    rows = [np.array([]) if row is not None and not len(row) else row for row in rows]
+    out = np.empty(len(rows), object)
+    out[:] = rows
+    return {"x": out}
+
+def loose(batch):
+    return {"x": np.array([np.array([1, 2]) for _ in batch["text"]], dtype=object)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected", "length"),
+    [
+        (["a b", "", "c d e"], [[97, 98, 0], [0, 0, 0], [99, 100, 101]], [2, 0, 3]),
+        (["a b", "c d"], [[97, 98], [99, 100]], [2, 2]),
+        (["a b"], [[97, 98]], [2]),
+        (["a b", "?", "c"], [[97, 98], [99, 0]], [2, 1]),
+    ],
+)
+def test_a_function_makes_the_lists(tmp_path: Path, texts: list[str], expected: list[list[int]], length: list[int]) -> None:
+    steps = [{"map_batches": "words.py:split"}, {"ragged": {"columns": ["x"]}}]
+    source = Source.of(tmp_path, {"train/a.parquet": pa.table({"text": texts})}, steps, invalid="drop")
+    (tmp_path / "words.py").write_text(FUNCTION)
     manifest = source.materialize()
     assert [str(column) for column in manifest.feed_schema.columns] == ["x: int16[*]"]
-    order = make_order(ShuffleSpec(mode="none"), 3)
-    batch = next(open_feed(source.storage, manifest, "train", batch_rows=3, order=order).batches(0))
-    assert batch.columns["x"].tolist() == [[97, 98, 0], [0, 0, 0], [99, 100, 101]]
-    assert batch.columns["x_length"].tolist() == [2, 0, 3]
+    order = make_order(ShuffleSpec(mode="none"), len(length))
+    batch = next(open_feed(source.storage, manifest, "train", batch_rows=4, order=order).batches(0))
+    assert batch.columns["x"].tolist() == expected
+    assert batch.columns["x_length"].tolist() == length
+
+
+def test_lists_that_numpy_made_a_table_of_are_lists_and_can_be_joined(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(FUNCTION)
+    for step, shape in (
+        ({"ragged": {"columns": ["x"]}}, "x: int64[*]"),
+        ({"concatenator": {"columns": ["x"]}}, "features: float32[2]"),
+    ):
+        source = Source.of(
+            tmp_path, {"train/a.parquet": pa.table({"text": ["a", "b"]})}, [{"map_batches": "words.py:loose"}, step]
+        )
+        assert [str(column) for column in source.materialize().feed_schema.columns] == [shape]

@@ -76,6 +76,16 @@ def test_an_epoch_of_draws_ends_where_it_should_and_continues_exactly(tmp_path: 
     assert [len(batch) for batch in rows] == 2 * [*[48] * 10, 20]
 
 
+@pytest.mark.parametrize(("last", "steps"), [("drop", 10), ("fill", 11)])
+def test_the_last_step_of_an_epoch_is_dropped_or_filled(tmp_path: Path, last: str, steps: int) -> None:
+    more: dict[str, Any] = {"sample": SampleSpec(balance="label", rows=500), "workers": 1, "last_batch": last}
+    job = make_job(tmp_path, run="run", **more)
+    assert job.total_steps == 2 * steps
+    train_alone(job)
+    assert [len(record["rows"]) for record in recorded(tmp_path, "run", 1)] == [48] * 2 * steps
+    assert newest(tmp_path, "run").step == 2 * steps
+
+
 def test_the_digest_would_notice_a_forgotten_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_alone(make_job(tmp_path, run="whole"))
     monkeypatch.setattr("training.worker.restore_rng", lambda state, device: None)
