@@ -11,7 +11,23 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["ImageType", "RaggedType", "Variable", "as_numbers", "variable_array", "variable_view"]
+__all__ = ["DTYPES", "ImageType", "RaggedType", "Variable", "as_numbers", "variable_array", "variable_view"]
+
+
+DTYPES = {
+    pa.int8(): "int8",
+    pa.int16(): "int16",
+    pa.int32(): "int32",
+    pa.int64(): "int64",
+    pa.uint8(): "uint8",
+    pa.uint16(): "uint16",
+    pa.uint32(): "uint32",
+    pa.uint64(): "uint64",
+    pa.float16(): "float16",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+}
+"""What a column's numbers may be: Arrow type to numpy name."""
 
 
 class Variable:
@@ -90,8 +106,9 @@ for _kind in (RaggedType(pa.int8(), "padded", 0), ImageType((1, 1, 3))):
 
 
 def as_numbers(array: pa.Array) -> np.ndarray:
-    """A primitive array as numpy sees it, without a copy."""
-    return array.to_numpy(zero_copy_only=True)
+    """A primitive array without nulls as numpy sees it, without a copy. (Arrow's own `to_numpy` loads pandas, in 0.3 s.)"""
+    values = np.frombuffer(array.buffers()[1] or b"", DTYPES[array.type])
+    return values[array.offset : array.offset + len(array)]
 
 
 def variable_view(array: pa.Array) -> Variable:

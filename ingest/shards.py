@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from ingest.column_types import ImageType, RaggedType, Variable, as_numbers, variable_array, variable_view
+from ingest.column_types import DTYPES, ImageType, RaggedType, Variable, as_numbers, variable_array, variable_view
 from ingest.dataset import ColumnInfo
 from penstock.errors import DataError
 
@@ -32,20 +32,6 @@ __all__ = [
 PROVENANCE_COLUMNS = ("_file", "_row")
 """int32 index into the unit's files, int64 row number in that file."""
 
-_DTYPES = {
-    pa.int8(): "int8",
-    pa.int16(): "int16",
-    pa.int32(): "int32",
-    pa.int64(): "int64",
-    pa.uint8(): "uint8",
-    pa.uint16(): "uint16",
-    pa.uint32(): "uint32",
-    pa.uint64(): "uint64",
-    pa.float16(): "float16",
-    pa.float32(): "float32",
-    pa.float64(): "float64",
-}
-
 
 def columns_of(schema: pa.Schema) -> tuple[ColumnInfo, ...]:
     """Describe the columns of an Arrow schema, provenance left out.
@@ -60,14 +46,14 @@ def _column_info(field: pa.Field) -> ColumnInfo:
     kind, shape = field.type, ()
     if isinstance(kind, ImageType):
         return ColumnInfo(name=field.name, dtype="uint8", shape=kind.shape, encoded=True)
-    if isinstance(kind, RaggedType) and kind.storage_type.value_type in _DTYPES:
-        dtype = _DTYPES[kind.storage_type.value_type]
+    if isinstance(kind, RaggedType) and kind.storage_type.value_type in DTYPES:
+        dtype = DTYPES[kind.storage_type.value_type]
         return ColumnInfo(name=field.name, dtype=dtype, ragged=kind.batch, pad_value=kind.pad_value)
     if isinstance(kind, pa.FixedShapeTensorType):
         kind, shape = kind.value_type, tuple(kind.shape)
-    if kind not in _DTYPES:
+    if kind not in DTYPES:
         raise DataError(f"column {field.name!r} has type {field.type}; a shard holds numbers and tensors of them")
-    return ColumnInfo(name=field.name, dtype=_DTYPES[kind], shape=shape)
+    return ColumnInfo(name=field.name, dtype=DTYPES[kind], shape=shape)
 
 
 def tensor_array(values: np.ndarray) -> pa.Array:
