@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import torch
 
 from ingest.by_length import find_column
+from ingest.cursor import Batch
 from ingest.dataset import DatasetManifest
-from ingest.feed import Batch, open_feed
+from ingest.feed import open_feed
 from ingest.materialize import materialize
 from ingest.order import make_order
 from ingest.parallel import local_map

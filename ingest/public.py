@@ -16,8 +16,9 @@ import torch.utils.data
 from pydantic import ValidationError
 from torch import Tensor
 
+from ingest.cursor import Augment, FeedShare, LastBatch
 from ingest.dataset import DatasetManifest, Split, manifest_path
-from ingest.feed import Augment, CachedFeed, FeedShare, LastBatch, open_parts, shards_in
+from ingest.feed import CachedFeed, open_parts, shards_in
 from ingest.order import make_order
 from ingest.sampling import Mixture
 from ingest.spec import LengthSpec, SampleSpec, ShuffleSpec

@@ -29,8 +29,9 @@ import ray.data
 import torch
 from numpy.typing import NDArray
 
-from ingest.dataset import ColumnInfo, FeedSchema
-from ingest.feed import Batch, CachedFeed, FeedCursor, FeedShare, LastBatch, Split, select_columns, share
+from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch, share
+from ingest.dataset import ColumnInfo, FeedSchema, Split
+from ingest.feed import CachedFeed, select_columns
 from ingest.gather import Rows, empty_tensors
 from ingest.order import Order
 from ingest.parallel import quiet_ray_data, raising_the_original

@@ -10,8 +10,9 @@ import ray
 import torch
 from torch import Tensor
 
+from ingest.cursor import Batch, Feed, LastBatch
 from ingest.dataset import Split
-from ingest.feed import Batch, Feed, LastBatch, open_feed
+from ingest.feed import open_feed
 from ingest.order import Order, make_order
 from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, stream_tasks, streamed
 from ingest.spec import ShuffleSpec

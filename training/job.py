@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ingest.cursor import FeedShare
 from ingest.dataset import DatasetManifest, Split
-from ingest.feed import FeedShare
 from ingest.order import Order
 from penstock.config import OnResume, resume_rules
 from penstock.storage import Storage
 from training.spec import TrainSpec
 
 if TYPE_CHECKING:
-    from ingest.feed import Feed
+    from ingest.cursor import Feed
     from penstock.usercode import UserCode
 
 __all__ = ["FeedOpener", "TrainJob"]

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ingest.feed import Batch, Feed
+from ingest.cursor import Batch, Feed
 from penstock.errors import DataError
 from training.exchange import Exchange
 from training.feeds import on_device

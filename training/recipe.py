@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ingest.cursor import check_augmented
 from ingest.dataset import FeedSchema
-from ingest.feed import check_augmented
 from ingest.row_generator import RowGenerator
 from penstock.errors import PenstockError, SpecError, TrainingError
 

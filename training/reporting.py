@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO
 
-from ingest.feed import Batch
+from ingest.cursor import Batch
 from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
 from training.checkpoint_writer import CheckpointWriter
 from training.group import Group

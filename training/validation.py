@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ingest.feed import Feed
+from ingest.cursor import Feed
 from training.feeds import on_device
 from training.group import Group
 from training.learner import Learner

@@ -14,7 +14,7 @@ import ray.train
 import ray.train.torch
 import torch
 
-from ingest.feed import Feed
+from ingest.cursor import Feed
 from penstock.errors import PenstockError, SpecError
 from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore
 from training.exactness import BIT_EXACT, check_identity, environment_of, judge

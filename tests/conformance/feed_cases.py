@@ -14,8 +14,9 @@ import ray
 from torch import Tensor
 
 from ingest.column_types import RaggedType
+from ingest.cursor import Batch, Feed
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from ingest.feed import Batch, Feed, open_feed
+from ingest.feed import open_feed
 from ingest.order import Order
 from ingest.ray_feed import MemoryDataset
 from ingest.shards import tensor_array, with_provenance, write_shard

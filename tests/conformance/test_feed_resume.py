@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from ingest.feed import Batch
+from ingest.cursor import Batch
 from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, streamed
 from ingest.row_generator import RowGenerator
 from ingest.spec import LengthSpec

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 import torch
 
+from ingest.cursor import share
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
-from ingest.feed import open_feed, share
+from ingest.feed import open_feed
 from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead

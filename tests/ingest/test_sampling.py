@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 from torch import Tensor
 
+from ingest.cursor import FeedShare
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
-from ingest.feed import CachedFeed, FeedShare, open_feed
+from ingest.feed import CachedFeed, open_feed
 from ingest.gather import Rows
 from ingest.order import make_order
 from ingest.row_generator import RowGenerator

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
+from ingest.cursor import Batch
 from ingest.dataset import ColumnInfo, DatasetManifest
-from ingest.feed import Batch, CachedFeed, open_feed
+from ingest.feed import CachedFeed, open_feed
 from ingest.list_batches import batch_rows_of, from_padded, padded_of
 from ingest.order import make_order
 from ingest.shards import open_shard

@@ -1,0 +1,248 @@
+"""Where is a feed, which rows of a global batch are whose, and which saved states may it continue?
+
+Rank r of W takes the contiguous part [r*b//W, (r+1)*b//W) of a global batch of b rows. A feed's state is therefore (epoch, rows
+consumed by all ranks) and what it reads; the number of ranks is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
+
+from ingest.dataset import FeedSchema, Split
+from ingest.list_batches import packed_problem
+from ingest.order import Order
+from ingest.prefetch import ahead
+from ingest.row_generator import RowGenerator
+from penstock.config import Section
+from penstock.errors import ResumeError, SpecError
+
+__all__ = ["Augment", "Batch", "Feed", "FeedCursor", "FeedShare", "FeedState", "LastBatch", "check_augmented", "share"]
+
+LastBatch = Literal["keep", "drop", "fill"]
+"""`keep` leaves the last global batch shorter, `drop` leaves its rows out of the epoch, `fill` adds the epoch's first rows."""
+Augment = Callable[[dict[str, torch.Tensor], RowGenerator], Mapping[str, torch.Tensor]]
+"""Changes the columns of one batch, with the numbers that its rows draw."""
+
+
+class Batch(NamedTuple):
+    """One rank's share of a global batch. The tensors are the caller's to keep and to change."""
+
+    columns: dict[str, torch.Tensor]
+    """Column name to tensor [rows, *shape], in the stored dtype; lists as `ColumnInfo.ragged` says."""
+    row_ids: NDArray[np.int64]
+    """Shape [rows]: number of each row in its split."""
+    rows: int
+    """Rows of this rank's share; 0 when the global batch is smaller than the world."""
+    global_rows: int
+    """Rows of the global batch."""
+    first_row: int
+    """Position in the epoch of this share's first row."""
+    position: int
+    """Rows consumed by all ranks in this epoch once this batch is done."""
+
+
+class Feed(Protocol):
+    """Anything a training loop can read: cached, in memory, or streamed."""
+
+    @property
+    def schema(self) -> FeedSchema:
+        """Columns of the batches."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch, all ranks together: those of the split, unless rows are sampled."""
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """This rank's batches of an epoch from position `start` (rows consumed by all ranks) to its end."""
+
+    def augment_with(self, augment: Augment, seed: int) -> None:
+        """Change every batch that is read from now on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the batch yielded last leaves the feed, as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Take over a saved state; returns (epoch, position) to pass to `batches`."""
+
+
+class FeedState(Section):
+    """Where a feed is, and what it reads: enough to refuse to go on with something else."""
+
+    version: Literal[1] = 1
+    fingerprint: str
+    """Of the order: its parameters and ids really generated."""
+    epoch: NonNegativeInt = 0
+    position: NonNegativeInt = 0
+    """Rows consumed by all ranks in this epoch."""
+    batch_rows: PositiveInt
+    split: Split
+    rows: NonNegativeInt
+    """Positions of an epoch."""
+    content: str
+    """Digest of the split's content."""
+    seed: int
+    shuffle: str
+    """Mode of the order."""
+    augment_seed: int | None = None
+    """None where nothing is augmented."""
+
+
+class FeedShare(NamedTuple):
+    """Which part of every global batch is read, and how far ahead."""
+
+    batch_rows: int
+    """Rows of the global batch."""
+    rank: int = 0
+    world_size: int = 1
+    prefetch: int = 2
+    """Groups of batches gathered ahead in a thread; 0 gathers when asked."""
+    last: LastBatch = "keep"
+    """What becomes of an epoch's last global batch where the rows do not fill it."""
+
+    def checked(self) -> FeedShare:
+        """Itself. Raises ValueError for numbers that make no sense."""
+        if self.batch_rows < 1 or not 0 <= self.rank < self.world_size or self.prefetch < 0:
+            raise ValueError(f"no feed can have {self}: batch_rows >= 1, 0 <= rank < world_size and prefetch >= 0 must hold")
+        if self.last not in get_args(LastBatch):
+            raise ValueError(f"last={self.last!r} is none of {', '.join(get_args(LastBatch))}")
+        return self
+
+    def positions(self, epoch_rows: int) -> int:
+        """Positions of an epoch of so many rows: fewer with `drop`, more with `fill`. Raises SpecError where none is left."""
+        if self.last == "keep" or epoch_rows % self.batch_rows == 0:
+            return epoch_rows
+        if self.last == "drop" and epoch_rows < self.batch_rows:
+            raise SpecError(
+                f"{epoch_rows} rows hold no batch of {self.batch_rows}, and the last one is dropped (train.last_batch)",
+                next_step=f"take batches of at most {epoch_rows} rows, or keep the last one",
+            )
+        return (epoch_rows // self.batch_rows + (self.last == "fill")) * self.batch_rows
+
+
+def share(global_rows: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The contiguous part [low, high) of a global batch that `rank` takes; the parts of all ranks make up the whole."""
+    return rank * global_rows // world_size, (rank + 1) * global_rows // world_size
+
+
+class FeedCursor:
+    """The part of a feed that knows where it is, and which saved states it may continue."""
+
+    def __init__(self, schema: FeedSchema, split: Split, content: str, order: Order, part: FeedShare) -> None:
+        self.schema = schema
+        self.order = order
+        self.part = part.checked()
+        self._state = FeedState(
+            fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=part.positions(order.epoch_rows),
+            content=content, seed=order.seed, shuffle=order.mode,
+        )  # fmt: skip
+        self._at = 0, 0
+        self._augment: Augment | None = None
+        self._augment_seed = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch, all ranks together."""
+        return self._state.rows
+
+    def augment_with(self, augment: Augment, seed: int) -> None:
+        """Change every batch that is read from now on, in the thread that reads ahead. Rows stay as many and where they are.
+
+        What `augment` draws from its generator follows from (seed, epoch, row), or from (seed, epoch, position) where an epoch
+        may hold a row more than once: the same after a resume and on any rank.
+        """
+        self._augment, self._augment_seed = augment, seed
+        self._state = self._state.model_copy(update={"augment_seed": seed})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
+        epoch, position = self._at
+        return self._state.model_copy(update={"epoch": epoch, "position": position}).model_dump()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Take over a saved state and return (epoch, position) to continue at.
+
+        Raises:
+            ResumeError: the state is of another dataset, order, seed, batch size or split, or of a newer version.
+        """
+        try:
+            saved = FeedState.model_validate(dict(state))
+        except ValidationError as error:
+            raise ResumeError(f"the feed's saved state cannot be read: {error}", next_step=_FRESH) from error
+        problems = [
+            f"{label}: {getattr(saved, name)} in the checkpoint, {getattr(self._state, name)} now"
+            for name, label in _MUST_MATCH.items()
+            if getattr(saved, name) != getattr(self._state, name)
+        ]
+        if problems:
+            raise ResumeError("the checkpoint was made while reading something else", problems=problems, next_step=_FRESH)
+        if saved.position > saved.rows:
+            raise ResumeError(f"the checkpoint's position {saved.position} lies beyond the split's {saved.rows} rows")
+        self._at = saved.epoch, saved.position
+        return self._at
+
+    def _handed_over(self, epoch: int, groups: Iterator[list[Batch]]) -> Iterator[Batch]:
+        """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
+        if self._augment is not None:  # one by one: what is ready is not held back by those after it
+            groups = ([self._augmented(epoch, batch)] for group in groups for batch in group)
+        with closing(ahead(groups, self.part.prefetch)) as ready:
+            for group in ready:
+                for batch in group:
+                    self._at = epoch, batch.position
+                    yield batch
+
+    def _augmented(self, epoch: int, batch: Batch) -> Batch:
+        if self._augment is None or not batch.rows:
+            return batch
+        positions = np.arange(batch.first_row, batch.first_row + batch.rows)
+        told_apart = positions if self.order.is_drawn else batch.row_ids
+        columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
+        check_augmented(columns, batch.rows, self.schema.packed)
+        return batch._replace(columns=dict(columns))
+
+    def _check_start(self, epoch: int, start: int) -> None:
+        if epoch < 0 or not 0 <= start <= self.num_rows:
+            raise ValueError(f"position {start} of epoch {epoch} is not within the split's {self.num_rows} rows")
+
+
+def check_augmented(columns: Mapping[str, Any], rows: int, packed: Collection[str] = ()) -> None:
+    """Raise SpecError unless every column is a tensor of `rows` rows, or one of `packed` with its offsets."""
+    if not isinstance(columns, Mapping):
+        raise SpecError(
+            f"augment returned a {type(columns).__name__}, not a dict of columns",
+            next_step="end it with `return` and the batch",
+        )
+    apart = {*packed, *(f"{name}_offsets" for name in packed)}
+    for name, column in columns.items():
+        if name in apart and isinstance(column, torch.Tensor):
+            continue
+        if not isinstance(column, torch.Tensor) or column.shape[:1] != (rows,):
+            found = (
+                f"a tensor of shape {list(column.shape)}" if isinstance(column, torch.Tensor) else f"a {type(column).__name__}"
+            )
+            raise SpecError(
+                f"augment made {found} of column {name!r} in a batch of {rows} rows; rows come first, as many as before"
+            )
+    problem = next(filter(None, (packed_problem(columns, name, rows) for name in packed)), None)
+    if problem is not None:
+        raise SpecError(f"augment broke a batch of {rows} rows: {problem}")
+
+
+_FRESH = "put the old value back, or start anew with `penstock run FILE --fresh`"
+
+_MUST_MATCH = {
+    "split": "split",
+    "content": "content of the dataset (digest)",
+    "rows": "rows of an epoch",
+    "batch_rows": "train.batch_rows",
+    "shuffle": "shuffle.mode",
+    "seed": "shuffle.seed",
+    "augment_seed": "seed of the augmentation",
+    "fingerprint": "fingerprint of the order (shuffle.window_rows, sample, by_length, shares, or a changed generator)",
+}
