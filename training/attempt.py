@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.config import Section
-from penstock.errors import PenstockError, TrainingError
+from penstock.errors import Interrupted, PenstockError, TrainingError
 from training.checkpoint import CheckpointStore
 from training.job import TrainJob
 from training.mailbox import Event, Failure, Resumed, Saving, Warned, WorkerStarted
@@ -82,6 +82,8 @@ class Attempt:
             return
         try:
             self._listener(events)
+        except Interrupted:
+            raise
         except Exception as error:  # whoever only listens must not stop training
             if not self._listener_failed:
                 _log.warning("the listener of training events fails: %s", error, exc_info=True)

@@ -110,6 +110,7 @@ class Mailbox:
         self._stop = False
         self._starts: dict[int, int] = {}
         self._workers: dict[int, Any] = {}
+        self._controller: Any = None
 
     def start(self, rank: int, host: str, pid: int, worker: Any) -> dict[str, Any]:
         """Register a rank's process and its actor handle."""
@@ -132,6 +133,14 @@ class Mailbox:
     def stop(self) -> None:
         """Ask the workers to save and stop. Driver only."""
         self._stop = True
+
+    def controlled_by(self, controller: Any) -> None:
+        """Register the actor handle of Ray Train's controller."""
+        self._controller = controller
+
+    def controller(self) -> Any:
+        """Actor handle of Ray Train's controller; None before it has started."""
+        return self._controller
 
     def workers(self) -> list[Any]:
         """Actor handles of the ranks that started last."""

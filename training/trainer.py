@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,9 +19,9 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from training.attempt import Attempt, TrainOutcome
+from training.controller_callbacks import NoRetryOfUserErrors, TellsTheDriver
 from training.job import TrainJob
 from training.mailbox import Event, start_mailbox
-from training.no_retry import NoRetryOfUserErrors
 from training.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -82,14 +83,16 @@ def train(
     mailbox = start_mailbox()
     attempt = Attempt(job, listener)
     fit = _Fit(_trainer(job, mailbox, _gpus_per_worker(job)))
-    fit.start()
     stopping = _Stopping(stop, mailbox)
-    while fit.is_alive() and not stopping.given_up:
-        fit.join(POLL_S)
+    try:
+        fit.start()
+        while not fit.over.wait(POLL_S) and not stopping.given_up:
+            attempt.hear(ray.get(mailbox.take.remote()))
+            stopping.pursue(attempt.saves)
         attempt.hear(ray.get(mailbox.take.remote()))
-        stopping.pursue(attempt.saves)
-    attempt.hear(ray.get(mailbox.take.remote()))
-    ray.kill(mailbox)
+    finally:
+        fit.end(mailbox)
+        ray.kill(mailbox)
     if fit.result is None and (not stop.is_set() or attempt.final_failure is not None):
         raise attempt.error(fit.error) from fit.error
     return attempt.outcome(fit.result)
@@ -113,19 +116,30 @@ def _trainer(job: TrainJob, mailbox: Any, gpus: float) -> TorchTrainer:
             ),
             # Ray prints each rank's traceback several times; `Attempt` tells the first cause, and Ray's log files hold all.
             logging_config=LoggingConfig(log_level="CRITICAL"),
-            callbacks=[NoRetryOfUserErrors()],  # type: ignore[list-item]
+            callbacks=[NoRetryOfUserErrors(), TellsTheDriver(mailbox)],  # type: ignore[list-item]
         ),
     )
 
 
 class _Fit(threading.Thread):
-    """`TorchTrainer.fit()` in a thread, because it blocks until the end."""
+    """`TorchTrainer.fit()` in a thread, because it blocks until the end.
+
+    Attributes:
+        over: set unless it runs. After a signal's exception in `join`, `is_alive` says False of a thread that lives.
+    """
 
     def __init__(self, trainer: TorchTrainer) -> None:
         super().__init__(name="penstock-fit", daemon=True)
         self._trainer = trainer
         self.result: RankResult | None = None
         self.error: Exception | None = None
+        self.over = threading.Event()
+        self.over.set()
+
+    def start(self) -> None:
+        """Begin."""
+        self.over.clear()
+        super().start()
 
     def run(self) -> None:
         """Run to the end and keep what came of it."""
@@ -133,6 +147,22 @@ class _Fit(threading.Thread):
             self.result = self._trainer.fit().return_value  # type: ignore[attr-defined]
         except Exception as error:  # carried to the thread that waits, which judges it
             self.error = error
+        finally:
+            self.over.set()
+
+    def end(self, mailbox: Any) -> None:
+        """Kill Ray Train's controller, and its workers with it, unless all is over.
+
+        A thread that is in Ray's hands while the driver disconnects ends the process with exit code 1, at once. What the
+        controller has reserved on the cluster is free again when the driver disconnects.
+        """
+        give_up_s = time.monotonic() + KILL_GRACE_S
+        with contextlib.suppress(ray.exceptions.RayError):  # then Ray is gone, and `fit` with it
+            while not self.over.is_set() and time.monotonic() < give_up_s:
+                controller = ray.get(mailbox.controller.remote(), timeout=KILL_GRACE_S)
+                if controller is not None:  # it may still be starting
+                    ray.kill(controller)
+                self.over.wait(POLL_S)
 
 
 class _Stopping:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import DataError, PenstockError
+from penstock.errors import DataError, Interrupted, PenstockError
 from tests.training.digits import make_job
 from training.attempt import Attempt
 from training.mailbox import Event, Failure, WorkerStarted
@@ -70,3 +71,11 @@ def test_restarts_are_counted(tmp_path: Path, restart: int) -> None:
     attempt = attempt_after(tmp_path, *[started(rank, n) for n in range(restart + 1) for rank in (0, 1)])
     assert attempt.outcome(None).restarts == restart
     assert attempt.outcome(None).checkpoint is None
+
+
+def test_a_stop_that_arrives_while_the_listener_works_gets_through(tmp_path: Path) -> None:
+    def listen(events: list[Event]) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        Attempt(make_job(tmp_path), listen).hear([started(0, 0)])

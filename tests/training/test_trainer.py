@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -30,10 +31,14 @@ SLOW: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """A local Ray of two CPUs."""
-    ray.shutdown()  # a cluster that tests before these left running has other resources
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    connect()
     yield
     ray.shutdown()
+
+
+def connect() -> None:
+    ray.shutdown()  # what tests before left running has other resources, or has some of them taken
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 
 
 class Watcher:
@@ -110,3 +115,32 @@ def test_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
     outcome = run(tmp_path, "deaf", listen, max_steps=2)
     assert outcome.status == "finished"
     assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
+
+
+@pytest.mark.parametrize("started", [0, 2], ids=["while Ray Train starts", "while it trains"])
+def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, started: int) -> None:
+    """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and nothing is told."""
+    watcher = Watcher()
+
+    class NeverSet(threading.Event):
+        def is_set(self) -> bool:  # asked after every poll
+            if len(watcher.pids) == started:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)  # in the middle of the next one
+            return False
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, "run", watcher, **SLOW, stop=NeverSet())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    left = [thread for thread in threading.enumerate() if thread.name == "penstock-fit"]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread in threading.enumerate() for thread in left)
+    workers = [psutil.Process(pid) for pid in watcher.pids.values() if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(workers, timeout=30)[1]
+    connect()

@@ -1,4 +1,4 @@
-"""Which failures does Ray Train not repeat? Those that a restart would only meet again.
+"""What does Ray Train's controller do for us? It does not repeat what a restart would only meet again, and it says where it is.
 
 A module of its own, and a small one: Ray Train's controller imports it before it starts a worker, and everybody waits for that.
 """
@@ -7,11 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import ray
 import ray.train
+from ray.train.v2._internal.execution.callback import ControllerCallback
 
 from penstock.errors import PenstockError
 
-__all__ = ["NoRetryOfUserErrors"]
+__all__ = ["NoRetryOfUserErrors", "TellsTheDriver"]
+
+
+class TellsTheDriver(ControllerCallback):
+    """Leaves the controller's actor handle in the mailbox: without it a driver can only wait for `fit()`, not end it."""
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Called once, before the first worker starts."""
+        self._mailbox.controlled_by.remote(ray.get_runtime_context().current_actor)
 
 
 class NoRetryOfUserErrors(ray.train.UserCallback):
