@@ -13,14 +13,13 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.contenders import limit, penstock_feed
 from benchmarks.feed_data import Rows, arrays, manifest
 from benchmarks.machine import describe
-from benchmarks.outcome import beside_the_first, save
+from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
 
 ROWS = Rows("beyond", 500_000, "uint8", (32, 32, 3))
 LIMIT_BYTES = 512 << 20
@@ -36,19 +35,14 @@ VERSIONS = ("numpy", "torch", "pyarrow")
 
 def main() -> None:
     """Measure, and write `beyond.json`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options_parser(3)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "penstock-bench"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--variant", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.variant is not None:
         print(_rate(*VARIANTS[options.variant], options.data / "beyond", options.seconds))
         return
     group = Path("/sys/fs/cgroup/memory", f"penstock-bench-{os.getpid()}")
-    _write(options.data / "beyond")
-    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
     try:
         group.mkdir()
     except OSError as error:
@@ -56,10 +50,8 @@ def main() -> None:
         return
     try:
         (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
-        for number in range(options.rounds):
-            for name in VARIANTS:
-                found[name].append(_measure(name, group, options))
-                print(f"beyond round {number + 1} {name:<40} {found[name][-1]:>12,.0f} rows/s", file=sys.stderr, flush=True)
+        _write(options.data / "beyond")
+        found = rows_per_s("beyond", VARIANTS, options.rounds, lambda name: _measure(name, group, options))
     finally:
         group.rmdir()
     result = {

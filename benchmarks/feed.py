@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from benchmarks.contenders import CONTENDERS
 from benchmarks.feed_data import TABLES, Rows, arrays
 from benchmarks.machine import describe
-from benchmarks.outcome import save
+from benchmarks.outcome import options_parser, save
 from benchmarks.ray_contenders import RAY_CONTENDERS, measure_ray
 
 VERSIONS = ("numpy", "torch", "pyarrow", "ray", "torchdata", "datasets", "pylance", "grain", "litdata", "webdataset")
@@ -36,13 +35,10 @@ NOT_ON_TABLE = ("WebDataset",)
 
 def main() -> None:
     """Measure, and write `feed.json`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options_parser(5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", choices=sorted(TABLES))
     parser.add_argument("--match", default="", help="only contenders whose name holds this text, and the limit")
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "penstock-bench"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     result: dict[str, Any] = {"machine": describe(VERSIONS), "rounds": options.rounds, "seconds": options.seconds, "tables": {}}
     for name in [options.only] if options.only else TABLES:

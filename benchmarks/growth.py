@@ -9,20 +9,19 @@ taken to the smallest size of the same round.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.machine import describe
-from benchmarks.outcome import save
+from benchmarks.outcome import options_parser, save
+from ingest.cursor import FeedShare
 from ingest.dataset import ColumnInfo, FeedSchema
-from ingest.feed import CachedFeed, FeedShare
+from ingest.feed import CachedFeed
 from ingest.gather import Rows
 from ingest.order import Order
 
@@ -33,10 +32,8 @@ COLUMN = ColumnInfo(name="x", dtype="int64")
 
 def main() -> None:
     """Measure, and write `growth.json`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options_parser(5)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     values = np.zeros(SIZES[-1], np.int64)
     values[:] = np.arange(SIZES[-1])  # real pages: the kernel gives one page of zeros to all that are only read

@@ -9,10 +9,8 @@ is the time of the last `steps` steps: every variant also runs the 200 steps bef
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +23,7 @@ import torch.distributed as dist
 from benchmarks.feed_data import Rows, arrays, manifest
 from benchmarks.loop_recipe import Net
 from benchmarks.machine import describe
-from benchmarks.outcome import beside_the_first, save
+from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
 from ingest.order import make_order
 from ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -57,21 +55,14 @@ class Quiet:
 
 def main() -> None:
     """Measure, and write `loop.json`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options_parser(5)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "penstock-bench"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     home = options.data / ROWS.name
     arrays(ROWS, home / "arrays")
     manifest(ROWS, home / "penstock")
-    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for number in range(options.rounds):
-        for name in VARIANTS:
-            seconds = _measure(name, home, options.steps)
-            found[name].append(options.steps * BATCH / seconds)
-            print(f"loop round {number + 1} {name:<40} {found[name][-1]:>12,.0f} rows/s", file=sys.stderr, flush=True)
+    rows = options.steps * BATCH
+    found = rows_per_s("loop", VARIANTS, options.rounds, lambda name: rows / _measure(name, home, options.steps))
     result = {
         "machine": describe(VERSIONS),
         "rounds": options.rounds,

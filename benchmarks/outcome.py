@@ -1,14 +1,40 @@
-"""How are measurements compared, and where do they go?"""
+"""How is measured, in rounds; how are measurements compared, and where do they go?"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["beside_the_first", "save"]
+__all__ = ["beside_the_first", "options_parser", "rows_per_s", "save"]
+
+
+def options_parser(rounds: int) -> argparse.ArgumentParser:
+    """The options that benchmarks have in common.
+
+    Args:
+        rounds: how often everything is measured unless `--rounds` says otherwise.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "penstock-bench"), help="where rows are kept")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser
+
+
+def rows_per_s(title: str, variants: Iterable[str], rounds: int, measure: Callable[[str], float]) -> dict[str, list[float]]:
+    """Measure all variants one after the other, round by round, and say each result at once: variant -> one value per round."""
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds):
+        for name, values in found.items():
+            values.append(measure(name))
+            print(f"{title} round {number + 1} {name:<40} {values[-1]:>12,.0f} rows/s", file=sys.stderr, flush=True)
+    return found
 
 
 def beside_the_first(found: Mapping[str, Sequence[float]], unit: str) -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.machine import describe
-from benchmarks.outcome import beside_the_first, save
+from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
 from ingest.materialize import materialize
 from ingest.parallel import ParallelMap, local_map, ray_map
 from ingest.preprocess import fit_preprocess
@@ -48,10 +48,7 @@ VERSIONS = ("numpy", "pyarrow", "ray")
 
 def main() -> None:
     """Measure, and write `prepare.json`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "penstock-bench"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser = options_parser(5)
     parser.add_argument("--peak", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak is not None:
@@ -72,25 +69,25 @@ def main() -> None:
 def _rounds(source: Path, scratch: Path, rounds: int) -> dict[str, list[float]]:
     import ray
 
-    found: dict[str, list[float]] = {BY_HAND: [], OURS: []}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        _by_hand(pool, source, scratch / "prepare-warm")
-        _with_penstock(source, scratch / "prepare-warm", ray_map)
-        for number in range(rounds):
-            for name in found:
-                out = scratch / "prepare-out"
-                shutil.rmtree(out, ignore_errors=True)
-                began = time.perf_counter()
-                if name == BY_HAND:
-                    _by_hand(pool, source, out)
-                else:
-                    _with_penstock(source, out, ray_map)
-                found[name].append(FILES * FILE_ROWS / (time.perf_counter() - began))
-                print(f"prepare round {number + 1} {name:<40} {found[name][-1]:>12,.0f} rows/s", file=sys.stderr, flush=True)
-                shutil.rmtree(out)
+
+        def measure(name: str) -> float:
+            out = scratch / "prepare-out"
+            shutil.rmtree(out, ignore_errors=True)
+            began = time.perf_counter()
+            if name == BY_HAND:
+                _by_hand(pool, source, out)
+            else:
+                _with_penstock(source, out, ray_map)
+            seconds = time.perf_counter() - began
+            shutil.rmtree(out)
+            return FILES * FILE_ROWS / seconds
+
+        for name in (BY_HAND, OURS):
+            measure(name)  # both are warm, and the digests of the source files are remembered
+        found = rows_per_s("prepare", (BY_HAND, OURS), rounds, measure)
     ray.shutdown()
-    shutil.rmtree(scratch / "prepare-warm")
     return found
 
 

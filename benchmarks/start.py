@@ -9,7 +9,6 @@ checks all of it; the same against a Prefect server that runs already; and the c
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.machine import describe
-from benchmarks.outcome import beside_the_first, save
+from benchmarks.outcome import beside_the_first, options_parser, save
 
 BARE = "by hand: a bare Ray Train script"
 NEW, SERVED, AGAIN = "penstock run, a new project", "the same, a Prefect server running", "the same command again, to its end"
@@ -72,9 +71,7 @@ class Diagnosis(_Recipe):
 
 def main() -> None:
     """Measure, and write `start.json`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser = options_parser(3)
     options = parser.parse_args()
     found: dict[str, list[float]] = {name: [] for name in (BARE, NEW, SERVED, AGAIN)}
     for number in range(options.rounds):
