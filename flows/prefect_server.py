@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator
@@ -28,8 +27,9 @@ from typing import IO
 from pydantic import ValidationError
 
 from penstock.config import Section
+from penstock.empty_database import copy_database, keep_database
 
-__all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "databases_folder", "serve"]
+__all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "serve"]
 
 LINGER_ENV = "PENSTOCK_SERVER_LINGER_S"
 _CHECK_EVERY_S = 0.25
@@ -187,44 +187,13 @@ async def _run(files: ServerFiles, info: ServerInfo, listener: socket.socket, li
 
 
 async def _make_database(path: Path) -> None:
-    """Make an empty database. Prefect takes 5 s for it, so every later one on this machine is a copy of the first."""
     import prefect
     from prefect.server.database import provide_database_interface
 
-    template: Path | None = None
-    # None there, or a damaged one; or (RuntimeError) a user without a home.
-    with contextlib.suppress(OSError, sqlite3.DatabaseError, RuntimeError):
-        template = databases_folder() / f"prefect-{prefect.__version__}.db"
-        _copy(template, path)
-        return
-    path.unlink(missing_ok=True)
-    await provide_database_interface().create_db()
-    if template is not None:
-        with contextlib.suppress(OSError, sqlite3.DatabaseError):  # a home that cannot be written to is no reason to fail
-            template.parent.mkdir(parents=True, exist_ok=True)
-            _copy(path, template)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a whole database; the target appears at once. Raises sqlite3.DatabaseError if the source is no sound one."""
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
-            if old.execute("PRAGMA quick_check").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError(f"{source} is damaged")
-            with contextlib.closing(sqlite3.connect(part)) as new:
-                old.backup(new)
-                new.execute("PRAGMA journal_mode=DELETE")  # Prefect turns to WAL itself; a copy alone needs no files beside it
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def databases_folder() -> Path:
-    """Where empty databases are kept to be copied: below PENSTOCK_CACHE_DIR, or in the home folder."""
-    configured = os.environ.get("PENSTOCK_CACHE_DIR")
-    home = Path(configured).expanduser() if configured else Path.home() / ".cache" / "penstock"
-    return home.absolute() / "databases"
+    name = f"prefect-{prefect.__version__}"
+    if not copy_database(name, path):
+        await provide_database_interface().create_db()
+        keep_database(name, path)
 
 
 async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,17 +107,17 @@ class MetricSet:
     schema: FeedSchema
     raw: bool
     """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""
+    device: torch.device | None = None
+    """Where the accumulators are; None leaves them where they are made."""
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
         """The metrics by name."""
-        return {name: make() for name, make in self.makers.items()}
+        return {name: make().to(self.device) for name, make in self.makers.items()}
 
     def to(self, device: torch.device) -> MetricSet:
-        """Move the accumulators."""
-        for metric in self.metrics.values():
-            metric.to(device)
-        return self
+        """The same metrics, with accumulators on `device`; nothing is made yet."""
+        return replace(self, device=device)
 
     def update(self, output: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Count in one batch's predictions.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import mlflow
 import numpy as np
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
@@ -26,6 +27,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
 from ingest.dataset import FeedSchema
+from penstock.empty_database import copy_database, keep_database
 from penstock.errors import Interrupted, ServiceError
 from training.journal import Point
 from training.mlflow_values import fit_key, fit_value
@@ -347,7 +349,7 @@ def _database_lock(tracking_uri: str) -> Iterator[None]:
 def _make_database(tracking_uri: str) -> None:
     """Create a SQLite store beside its place and rename it. The caller holds the lock.
 
-    MLflow runs dozens of migrations on a new file, which takes seconds; killed among them, it can never open that file again.
+    MLflow runs dozens of migrations on a new file; killed among them, it can never open that file again.
     """
     database = Path(tracking_uri.removeprefix("sqlite:///"))
     if not tracking_uri.startswith("sqlite:///") or database.exists():
@@ -355,7 +357,11 @@ def _make_database(tracking_uri: str) -> None:
     making = database.with_name(f"{database.name}.making")
     for left in database.parent.glob(f"{making.name}*"):
         left.unlink()
-    open_client(f"sqlite:///{making}").search_experiments(max_results=1)
+    name = f"mlflow-{mlflow.__version__}"
+    if not copy_database(name, making):
+        open_client(f"sqlite:///{making}").search_experiments(max_results=1)
+        # MLflow makes its default experiment wherever it finds none; this one's path is of this place.
+        keep_database(name, making, before="DELETE FROM experiments")
     os.replace(making, database)
 
 

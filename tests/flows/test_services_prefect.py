@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.prefect_server import LINGER_ENV, ServerFiles, ServerInfo, databases_folder
+from flows.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
 from flows.services import prefect_api
 from penstock.errors import ServiceError
 
@@ -156,12 +156,6 @@ def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
     wait_for_end(server.pid)
     client.send_signal(signal.SIGKILL)
     client.wait(60)
-
-
-@pytest.mark.parametrize("configured", ["cache", "~/cache"])
-def test_a_cache_folder_may_be_given_in_any_way(monkeypatch: pytest.MonkeyPatch, configured: str) -> None:
-    monkeypatch.setenv("PENSTOCK_CACHE_DIR", configured)
-    assert databases_folder() == (Path.home() if configured[0] == "~" else Path.cwd()) / "cache" / "databases"
 
 
 @pytest.mark.slow

@@ -47,6 +47,22 @@ class Scheduled(Digits):
         return {**batch, "image": batch["image"] + 0.1 * generator.normal(*batch["image"].shape[1:])}
 
 
+class Modules(Digits):
+    """Writes down what is loaded when the first step begins."""
+
+    def __init__(self, file, **more):
+        super().__init__(**more)
+        self.file = file
+
+    def loss(self, model, batch):
+        import sys
+        from pathlib import Path
+
+        if not Path(self.file).exists():
+            Path(self.file).write_text("\n".join(sys.modules))
+        return super().loss(model, batch)
+
+
 class Slow(Digits):
     """Takes its time, so that a test can act in the middle of an epoch."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -291,3 +293,19 @@ def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
     warned = [event.message for event in client.events if isinstance(event, Warned)]
     assert len(warned) == 1 and "the training loss is" in warned[0]
     assert newest(tmp_path, "run").metrics["train/loss"] is None
+
+
+def test_the_first_step_waits_for_no_library_that_is_needed_later_or_never(tmp_path: Path) -> None:
+    """torchmetrics brings scipy's signals and matplotlib: more than a second before the first step of every worker."""
+    script = """
+import sys
+from pathlib import Path
+from tests.training.digits import make_job, train_alone
+folder = Path(sys.argv[1])
+result = train_alone(make_job(folder, recipe="Modules", epochs=1, params={"file": str(folder / "modules")}))
+print(result.status, "torchmetrics" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["finished", "True"]
+    loaded = set((tmp_path / "modules").read_text().split())
+    assert "torch" in loaded and not loaded & {"torchmetrics", "mlflow", "prefect"}

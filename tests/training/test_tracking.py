@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -246,7 +248,8 @@ def test_a_server_that_does_not_answer_is_refused_before_anything_is_spent() -> 
 def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
     script = "import sys; from training.mlflow_backend import connect; connect(sys.argv[1], 'demo')"
-    child = subprocess.Popen([sys.executable, "-c", script, uri], cwd=Path(__file__).parents[2])
+    environment = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}  # no database to copy
+    child = subprocess.Popen([sys.executable, "-c", script, uri], cwd=Path(__file__).parents[2], env=environment)
     making = tmp_path / "mlflow" / "mlflow.db.making"
     while not (making.exists() and making.stat().st_size > 50_000):  # some tables are there, most are not
         assert child.poll() is None, "the database was made before it could be killed"
@@ -258,3 +261,25 @@ def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp
     assert tracker.close("FINISHED") == 0
     assert [step for step, _ in history(uri, tracker.run_id, "train/loss")] == [1, 2]
     assert not making.exists()
+
+
+def test_an_empty_database_is_made_once_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+
+    def made(name: str) -> set[str]:
+        database = tmp_path / name / "mlflow.db"
+        tracker = open_tracker(f"sqlite:///{database}")
+        train(tracker, range(1, 3))
+        assert tracker.close("FINISHED") == 0
+        with sqlite3.connect(database) as connection:
+            places = [place for (place,) in connection.execute("SELECT artifact_location FROM experiments")]
+            assert len(places) == 2 and not any("first" in place for place in places if name != "first")
+            return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+
+    tables = made("first")
+    (kept,) = (tmp_path / "cache" / "databases").iterdir()
+    with sqlite3.connect(kept) as template:
+        assert template.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+        template.execute("CREATE TABLE seen (x)")
+    template.close()
+    assert made("second") == tables | {"seen"}

@@ -1,0 +1,62 @@
+"""Are empty databases copied whole or not at all, and is a machine that cannot keep them no worse off?"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from penstock.empty_database import copy_database, databases_folder, keep_database
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database with one row."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    return database(tmp_path / "made.db", "CREATE TABLE t (x); INSERT INTO t VALUES (7)")
+
+
+def database(path: Path, script: str) -> Path:
+    connection = sqlite3.connect(path)
+    connection.executescript(script)
+    connection.close()
+    return path
+
+
+def rows(path: Path) -> list[tuple[int]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("SELECT x FROM t").fetchall()
+    finally:
+        connection.close()
+
+
+def test_what_was_kept_is_copied_without_what_belonged_to_its_place(made: Path, tmp_path: Path) -> None:
+    assert not copy_database("db-1", tmp_path / "early.db")
+    keep_database("db-1", made, before="DELETE FROM t; INSERT INTO t VALUES (8)")
+    assert copy_database("db-1", tmp_path / "new.db")
+    assert rows(tmp_path / "new.db") == [(8,)] and rows(made) == [(7,)]
+    assert not copy_database("db-2", tmp_path / "other-version.db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "made.db", "new.db"]
+
+
+def test_a_damaged_copy_is_not_used_and_can_be_replaced(made: Path, tmp_path: Path) -> None:
+    keep_database("db-1", database(tmp_path / "large.db", "CREATE TABLE t (x); INSERT INTO t VALUES (zeroblob(90000))"))
+    (kept,) = databases_folder().iterdir()
+    kept.write_bytes(kept.read_bytes()[:9000])
+    assert not copy_database("db-1", tmp_path / "new.db") and not (tmp_path / "new.db").exists()
+    keep_database("db-1", made)
+    assert copy_database("db-1", tmp_path / "new.db") and rows(tmp_path / "new.db") == [(7,)]
+
+
+def test_where_nothing_can_be_kept_nothing_fails(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(made))  # a file
+    keep_database("db-1", made)
+    assert not copy_database("db-1", tmp_path / "new.db") and rows(made) == [(7,)]
+
+
+@pytest.mark.parametrize("configured", ["cache", "~/cache"])
+def test_the_cache_folder_may_be_given_in_any_way(monkeypatch: pytest.MonkeyPatch, configured: str) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", configured)
+    assert databases_folder() == (Path.home() if configured[0] == "~" else Path.cwd()) / "cache" / "databases"
