@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from flows.services import prefect_api, telemetry_off
+from flows.cpus import cpus_needed
+from flows.services import prefect_api, ray_ahead, telemetry_off
 from flows.spec_file import LoadedSpec, load_spec
 from penstock.errors import Interrupted, PenstockError
 from penstock.lease import refuse_if_held
+from penstock.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
-from tasks.runs import lease_path
+from tasks.runs import Ledger, lease_path
 
 __all__ = ["run_pipeline"]
 
@@ -31,26 +35,49 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
     # Loading torch, Ray and MLflow takes as long as the server takes to start: both at once.
     threading.Thread(target=_load_ahead, daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
-    with prefect_api(loaded.state_dir):
-        # Prefect reads its settings when imported, so it comes after the server's address is known.
-        from flows.pipeline import RunRequest, last_result, pipeline
+    with stopping_on_signals(StopRequest()), ray_ahead(loaded.state_dir) as start_ray:
 
-        request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
-        state = pipeline(request, return_state=True)
-        if state.is_cancelled():
-            stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))
-            return _raise(stopped, last_result)
-        if state.is_failed() or state.is_crashed():
-            error = state.result(raise_on_failure=False)
-            if isinstance(error, PenstockError):
-                return _raise(error, last_result)
-            raise error if isinstance(error, BaseException) else RuntimeError(str(state.message))
-        return dict(last_result)
+        def meanwhile() -> None:
+            if _will_need_ray(loaded, fresh, until):
+                start_ray(cpus_needed(loaded.spec))
+
+        with prefect_api(loaded.state_dir, meanwhile):
+            return _call_flow(loaded, overrides, fresh, until)
+
+
+def _call_flow(loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None) -> dict[str, Any]:
+    # Prefect reads its settings when imported, so it comes after the server's address is known.
+    from flows.pipeline import RunRequest, last_result, pipeline
+
+    request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
+    state = pipeline(request, return_state=True)
+    if state.is_cancelled():
+        stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))
+        return _raise(stopped, last_result)
+    if state.is_failed() or state.is_crashed():
+        error = state.result(raise_on_failure=False)
+        if isinstance(error, PenstockError):
+            return _raise(error, last_result)
+        raise error if isinstance(error, BaseException) else RuntimeError(str(state.message))
+    return dict(last_result)
+
+
+def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
+    """Whether an embedded Ray will surely be needed: there is work, as far as one look at a local storage tells."""
+    spec = loaded.spec
+    if os.environ.get("RAY_ADDRESS") or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
+        return False
+    with contextlib.suppress(OSError, PenstockError):  # the flow looks again, and tells
+        current = Ledger(Storage(spec.storage)).current_run(spec.name)
+        return fresh or current is None or current.status != "done"
+    return False
 
 
 def _load_ahead() -> None:
     for name in ("training.trainer", "training.tracking"):
         importlib.import_module(name)
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field
 from flows.cancel_watch import cancel_becomes_sigterm
 from flows.command_line import run_command
 from flows.console import make_reporter
+from flows.cpus import cpus_needed, cpus_refused
 from flows.decisions import Continue, Refuse, choose_run, past_of
 from flows.environment import describe_environment, git_commit
 from flows.flow_runs import name_flow_run
@@ -30,8 +31,6 @@ from flows.preflight import (
     check_resources,
     check_room,
     check_storage,
-    cpus_needed,
-    cpus_refused,
     gpus_refused,
 )
 from flows.repair import MLFLOW_STATUS, close_attempts, repair_run
@@ -59,7 +58,6 @@ from tasks.train import train
 from training.checkpoint import CheckpointStore
 from training.journal import read_journal
 from training.tracking import Tracker
-from training.trainer import WORKER_ENVIRONMENT
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
 
@@ -171,9 +169,7 @@ def _begin(
         if started.is_set():
             return
         reporter.say("  connecting to Ray")
-        cluster = stack.enter_context(
-            ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec), env_vars=WORKER_ENVIRONMENT)
-        )
+        cluster = stack.enter_context(ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec)))
         started.set()
         # A signal while Ray starts ends up in Ray's hands.
         stopping.check()

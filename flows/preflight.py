@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from ingest.ray_feed import streams_cpus
+from flows.cpus import held_by_workers
 from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
@@ -23,8 +23,6 @@ __all__ = [
     "check_resources",
     "check_room",
     "check_storage",
-    "cpus_needed",
-    "cpus_refused",
     "gpus_refused",
 ]
 
@@ -127,9 +125,9 @@ def check_machine(spec: PipelineSpec) -> None:
         return
     # Two workers are allowed to share one CPU: that is how a pipeline is tried out.
     cpus = max(2, len(os.sched_getaffinity(0)))
-    if _held_by_workers(spec) > cpus:
+    if held_by_workers(spec) > cpus:
         raise PreflightError(
-            f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs need {_held_by_workers(spec):g} CPUs; this "
+            f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs need {held_by_workers(spec):g} CPUs; this "
             f"machine has {len(os.sched_getaffinity(0))}",
             next_step="lower train.workers or train.cpus_per_worker, or set RAY_ADDRESS to a cluster that has as many",
         )
@@ -147,37 +145,6 @@ def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
         f"there are {gpus:g}",
         next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes what there is",
     )
-
-
-def cpus_needed(spec: PipelineSpec) -> float:
-    """CPUs a run needs at once: its workers, and some beside them for data tasks, at least one."""
-    return _held_by_workers(spec) + max(1.0, _needed_by_streams(spec))
-
-
-def cpus_refused(spec: PipelineSpec, cluster_cpus: float) -> PreflightError | None:
-    """The refusal if a cluster of so many CPUs cannot hold the workers and their streams; None if it can.
-
-    With `cache: disk` and `memory` all rows are prepared before the workers start, and reading them takes no tasks.
-    """
-    workers, streams = _held_by_workers(spec), _needed_by_streams(spec)
-    if workers + streams <= cluster_cpus:
-        return None
-    extra, advice = "", "lower train.workers or train.cpus_per_worker, or add nodes"
-    if streams:
-        extra, advice = f" plus {streams:g} for the tasks of their streams", f"use materialize.cache: disk or memory, {advice}"
-    return PreflightError(
-        f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs{extra} need {workers + streams:g} CPUs; "
-        f"the Ray cluster has {cluster_cpus:g}: they would wait for each other without end",
-        next_step=advice,
-    )
-
-
-def _held_by_workers(spec: PipelineSpec) -> float:
-    return spec.train.workers * spec.train.cpus_per_worker
-
-
-def _needed_by_streams(spec: PipelineSpec) -> float:
-    return streams_cpus(spec.train.workers) if spec.materialize.cache == "none" else 0.0
 
 
 def check_recipe(project: Project) -> None:

@@ -36,6 +36,11 @@ _LONGEST_ROOT = 40
 _OBJECT_STORE_BYTES = 2 << 30
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes 127.0.0.1 the node's address on Linux too, as it is elsewhere; then Ray's servers listen there and on nothing else."""
+_WORKERS = {
+    # DDP warns that find_unused_parameters costs time; training/learner.py says why it is worth it.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+"""Set in every worker. Ray Train's own way of setting it would start all workers anew."""
 _PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_REQUEST_CHECKSUM_CALCULATION", "PENSTOCK_")
 """Prefixes of variables that travel to a remote cluster's workers. Keys and secrets do not: Ray's dashboard would show them, so
 the nodes have their own. A cluster on this machine inherits everything."""
@@ -56,24 +61,24 @@ def _resources() -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def join_ray(address: str, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
+def join_ray(address: str) -> Iterator[RayCluster]:
     """Connect to a running cluster for the block. Our packages travel along, so its nodes need our dependencies only."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     packages = [str(_source_root() / name) for name in ("penstock", "ingest", "training")]
-    runtime_env = {"env_vars": {**passed_on, **env_vars}, "py_modules": packages}
+    runtime_env = {"env_vars": {**passed_on, **_WORKERS}, "py_modules": packages}
     with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
         yield RayCluster(address, embedded=False, **_resources())
 
 
 @contextlib.contextmanager
-def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float, env_vars: Mapping[str, str]) -> Iterator[RayCluster]:
+def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterator[RayCluster]:
     """Start a cluster for the block. Its logs are kept in `state_dir`/ray-cluster/logs until the next one ends."""
     cpus = max(num_cpus or len(os.sched_getaffinity(0)), math.ceil(min_cpus))
     port = _free_port()
     address = f"127.0.0.1:{port}"
     # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.
     # With its address the workers' State API cannot mistake another cluster on this machine for ours.
-    inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port), **env_vars}
+    inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port), **_WORKERS}
     with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
         settings = {
             "address": "local",
@@ -102,6 +107,9 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
         except Interrupted:
             ray.shutdown()
             raise
+        except SystemExit as error:  # Ray's own handler, which it installs before it is ready
+            ray.shutdown()
+            raise Interrupted(signal.SIGTERM) from error
         except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
             ray.shutdown()
             raise ServiceError(

@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +27,7 @@ from penstock.errors import ServiceError
 if TYPE_CHECKING:
     from flows.ray_local import RayCluster
 
-__all__ = ["PrefectService", "mlflow_uri", "prefect_api", "ray_cluster", "telemetry_off"]
+__all__ = ["PrefectService", "mlflow_uri", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
 
 _TELEMETRY = {
     "DO_NOT_TRACK": "true",  # MLflow honours this spelling only; Prefect's client takes it too
@@ -64,12 +64,16 @@ def mlflow_uri(state_dir: Path) -> str:
 
 
 @contextlib.contextmanager
-def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
+def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None) -> Iterator[PrefectService]:
     """Make a Prefect API available and point this process at it, through PREFECT_API_URL, for the block.
 
     Enter it before importing anything that imports Prefect: settings are read on import. The embedded server costs 4 s and
     190 MB, and nothing while another penstock process of this directory has it running. The first one on a machine takes 5 s
     more, to make the database that others copy.
+
+    Args:
+        state_dir: of the embedded server.
+        meanwhile: called once while an embedded server starts, if one has to.
 
     Raises:
         ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
@@ -86,7 +90,7 @@ def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
     files = ServerFiles(state_dir)
     files.prepare()
     with files.open_lock("clients") as use:
-        server = _use_server(files, use.fileno())
+        server = _use_server(files, use.fileno(), meanwhile)
         with _environment({**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}):
             try:
                 yield PrefectService(server.url, server.ui_url, embedded=True)
@@ -98,7 +102,7 @@ def prefect_api(state_dir: Path) -> Iterator[PrefectService]:
                 _flush_events()
 
 
-def _use_server(files: ServerFiles, use: int) -> ServerInfo:
+def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -> ServerInfo:
     """Register as a client and return the running server, starting it if there is none."""
     with files.locked("start"):
         fcntl.flock(use, fcntl.LOCK_SH)
@@ -109,7 +113,9 @@ def _use_server(files: ServerFiles, use: int) -> ServerInfo:
             if files.is_free("server"):
                 if child is not None and child.poll() is not None:
                     break
-                child = child or _spawn_server(files)
+                if child is None:
+                    child = _spawn_server(files)
+                    meanwhile()
             elif info is not None and _answers(f"{info.url}/health"):
                 return info
             time.sleep(0.05)
@@ -197,20 +203,22 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def ray_cluster(
-    state_dir: Path, *, num_cpus: int | None = None, min_cpus: float = 1, env_vars: Mapping[str, str] | None = None
-) -> Iterator[RayCluster]:
+def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float = 1) -> Iterator[RayCluster]:
     """Connect this process to Ray for the block: to RAY_ADDRESS if set, else to a cluster of its own on 127.0.0.1.
 
     Args:
         state_dir: keeps the logs of the embedded cluster that ended last.
         num_cpus: logical CPUs of an embedded cluster; None takes those this process may use.
         min_cpus: at least so many logical CPUs, so that two workers and a data task fit on a laptop of two cores.
-        env_vars: set in every worker.
 
     Raises:
         ServiceError: RAY_ADDRESS does not answer, or the embedded cluster does not start.
     """
+    if _started_ahead:
+        cluster, ending = _started_ahead.pop()
+        with ending:
+            yield cluster
+        return
     telemetry_off()
     # Importing Ray takes a second; commands that need no cluster do without.
     from flows.ray_local import join_ray, local_ray
@@ -218,11 +226,33 @@ def ray_cluster(
     address = os.environ.get("RAY_ADDRESS")
     if address:
         _check_ray(address)
-        with join_ray(address, env_vars or {}) as cluster:
+        with join_ray(address) as cluster:
             yield cluster
     else:
-        with local_ray(state_dir, num_cpus, min_cpus, env_vars or {}) as cluster:
+        with local_ray(state_dir, num_cpus, min_cpus) as cluster:
             yield cluster
+
+
+_started_ahead: list[tuple[RayCluster, contextlib.ExitStack]] = []
+
+
+@contextlib.contextmanager
+def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
+    """Give the block a function that starts an embedded cluster of `min_cpus` now; the next `ray_cluster` takes it over.
+
+    Whatever hinders the start is for `ray_cluster` to meet again, and to tell. A cluster that nobody took ends with the block.
+    """
+
+    def start(min_cpus: float) -> None:
+        with contextlib.suppress(ServiceError), contextlib.ExitStack() as ending:
+            cluster = ending.enter_context(ray_cluster(state_dir, min_cpus=min_cpus))
+            _started_ahead.append((cluster, ending.pop_all()))
+
+    try:
+        yield start
+    finally:
+        while _started_ahead:
+            _started_ahead.pop()[1].close()
 
 
 def _check_ray(address: str) -> None:

@@ -50,11 +50,6 @@ _KNOBS = {
     # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-WORKER_ENVIRONMENT = {
-    # DDP warns that find_unused_parameters costs time; training/learner.py says why it is worth it.
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-}
-"""For whoever starts or joins the cluster: Ray Train's own way of setting it would start all workers anew."""
 
 
 def train(

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from flows.cpus import cpus_needed, cpus_refused
 from flows.preflight import (
     FREE_AFTER_BYTES,
     check_machine,
     check_resources,
     check_room,
     check_storage,
-    cpus_needed,
-    cpus_refused,
 )
 from flows.spec_file import load_spec
 from penstock.errors import PreflightError

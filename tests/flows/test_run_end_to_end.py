@@ -158,6 +158,23 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     assert not alive
 
 
+def test_a_signal_while_the_servers_start_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "early", epochs=1, files=1)
+    command = Command("run", str(file), "--json")
+    children: dict[int, psutil.Process] = {}
+
+    def ray_starts() -> bool:
+        children.update({child.pid: child for child in psutil.Process(command.process.pid).children(recursive=True)})
+        return any(child.is_running() and child.name() == "gcs_server" for child in children.values())
+
+    command.wait_for("Ray's start", ray_starts)
+    command.process.send_signal(signal.SIGTERM)
+    stopped = command.finish(code=143)
+    assert stopped["status"] == "interrupted" and stopped["error"]["next"] == f"penstock run {file}"
+    assert not psutil.wait_procs(children.values(), timeout=90)[1]
+    assert not (file.parent / ".penstock" / "runs").exists()
+
+
 def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
     file = make_project(tmp_path / "twice", epochs=60, files=2)
     command = Command("run", str(file), "--json", *PAUSED)

@@ -34,13 +34,13 @@ def listening(process):
         return []
 
 signal.signal(signal.SIGTERM, mine)
-with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5, env_vars={"MARK": "seen"}) as cluster:
+with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
     import ray
 
     @ray.remote(num_cpus=3)
     def look():
         import training
-        return os.environ["MARK"], os.environ.get("RAY_AUTH_MODE"), os.environ["RAY_ADDRESS"], training.__name__
+        return os.environ["TORCH_CPP_LOG_LEVEL"], os.environ.get("RAY_AUTH_MODE"), os.environ["RAY_ADDRESS"], training.__name__
 
     seen = ray.get(look.remote())
     family = psutil.Process().children(recursive=True)
@@ -86,7 +86,7 @@ def wait_until_gone(pids: list[int], limit_s: float = 90) -> None:
 
 def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: Path) -> None:
     driver, facts = start_driver(tmp_path)
-    assert facts["seen"] == ["seen", "token", facts["address"], "training"]
+    assert facts["seen"] == ["ERROR", "token", facts["address"], "training"]
     assert {str(host).removeprefix("::ffff:") for host in facts["hosts"]} == {"127.0.0.1"}  # type: ignore[attr-defined]
     assert facts["cpus"] == 3.0 and facts["kept"] is True
     assert facts["same_group"] == [], "a SIGTERM to the driver's group would end Ray before the checkpoint"
@@ -113,3 +113,24 @@ def test_a_configured_cluster_that_is_not_there_is_named(tmp_path: Path, monkeyp
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(ServiceError, match=r"RAY_ADDRESS=127\.0\.0\.1:9 does not answer"), ray_cluster(tmp_path):
         pass
+
+
+def test_a_cluster_started_ahead_is_taken_over_or_ends_with_the_block(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+import ray
+from flows.services import ray_ahead, ray_cluster
+
+with ray_ahead(Path(sys.argv[1])) as start:
+    start(98.5)
+    with ray_cluster(Path(sys.argv[1])) as cluster:
+        print(cluster.num_cpus, ray.is_initialized())
+    print(ray.is_initialized())
+    start(1)
+    print(ray.is_initialized())
+print(ray.is_initialized())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["99.0", "True", "False", "True", "False"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.preflight import cpus_needed, cpus_refused
+from flows.cpus import cpus_needed, cpus_refused
 from flows.spec_file import load_spec
 from ingest.dataset import DatasetManifest, FeedSchema
 from tasks.materialize import STAGE
