@@ -9,10 +9,11 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 import PIL
@@ -155,8 +156,8 @@ def build_unit(job: UnitJob) -> UnitResult:
     started = time.monotonic()
     # The record goes first: from here on the shards are not to be believed.
     job.storage.delete(record_path(job.key))
-    with _scratch(job) as folder:
-        maker = _UnitMaker(job, folder)
+    with _scratch(job) as folder, ThreadPoolExecutor(2, "penstock-shard") as pool:
+        maker = _UnitMaker(job, folder, pool)
         for split, rows in prepared_rows(job.data, job.steps, job.fitted, job.snapshot, job.code, job.files):
             maker.add(split, rows)
         if maker.problems and job.data.invalid == "error":
@@ -167,13 +168,18 @@ def build_unit(job: UnitJob) -> UnitResult:
 
 
 class _UnitMaker:
-    """Collects prepared rows per split and writes a shard whenever one is full."""
+    """Collects prepared rows per split and writes a shard whenever one is full.
 
-    def __init__(self, job: UnitJob, folder: Path) -> None:
-        self._job, self._folder = job, folder
+    A shard's digest is taken, and the shard sent to its place, while the next rows are prepared.
+    """
+
+    def __init__(self, job: UnitJob, folder: Path, pool: ThreadPoolExecutor) -> None:
+        self._job, self._folder, self._pool = job, folder, pool
         self._file_index = {file.uri: index for index, file in enumerate(job.files)}
         self._buffers = {split: ShardBuffer(job.shard_bytes) for split in SPLITS}
         self._shards: dict[Split, list[ShardInfo]] = {split: [] for split in SPLITS}
+        self._written: Counter[Split] = Counter()
+        self._on_its_way: Callable[[], None] | None = None
         self._schema: tuple[pa.Schema, str] | None = None
         self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in SPLITS}
         self._filtered = 0
@@ -199,6 +205,7 @@ class _UnitMaker:
         for split in SPLITS:
             for tables in self._buffers[split].finish():
                 self._write(split, tables)
+        self._arrive()
         dropped: Counter[str] = Counter()
         for problem in self.problems:
             dropped[f"{problem.reason}: {problem.column}"] += problem.rows
@@ -220,16 +227,30 @@ class _UnitMaker:
         )
 
     def _write(self, split: Split, tables: list[pa.Table]) -> None:
-        name = f"{split}-{len(self._shards[split]):05d}.arrow"
+        name = f"{split}-{self._written[split]:05d}.arrow"
+        self._written[split] += 1
         local = self._folder / name
         rows = write_shard(local, tables)
-        path = f"units/{self._job.key}/{name}"
-        info = ShardInfo(
-            path=path, split=split, rows=rows, size_bytes=local.stat().st_size, digest=file_digest(local), unit=self._job.key
-        )
-        self._job.storage.put_file(local, path)
-        local.unlink(missing_ok=True)
-        self._shards[split].append(info)
+        self._arrive()
+        path, size_bytes = f"units/{self._job.key}/{name}", local.stat().st_size
+        handle = open(local, "rb")  # noqa: SIM115 - the thread that reads it closes it; the name may move meanwhile
+        digest = self._pool.submit(_digest_and_close, handle)
+        sent = self._pool.submit(self._job.storage.put_file, local, path)
+
+        def arrive() -> None:
+            sent.result()
+            local.unlink(missing_ok=True)
+            self._shards[split].append(
+                ShardInfo(path=path, split=split, rows=rows, size_bytes=size_bytes, digest=digest.result(), unit=self._job.key)
+            )
+
+        self._on_its_way = arrive
+
+    def _arrive(self) -> None:
+        """Wait for the shard before: one at a time lies there unsent."""
+        if self._on_its_way is not None:
+            arrive, self._on_its_way = self._on_its_way, None
+            arrive()
 
     def _check_schema(self, schema: pa.Schema, place: str) -> None:
         if self._schema is None:
@@ -251,6 +272,11 @@ class _UnitMaker:
         for value, row, count in zip(values.tolist(), first.tolist(), counts.tolist(), strict=True):
             known = seen.get(value) or ClassCount(label=value, rows=0, place=rows.origin.place(row))
             seen[value] = known.model_copy(update={"rows": known.rows + count})
+
+
+def _digest_and_close(handle: IO[bytes]) -> str:
+    with handle:
+        return file_digest(handle)
 
 
 def schema_difference(first: tuple[ColumnInfo, ...], second: tuple[ColumnInfo, ...]) -> tuple[str, str] | None:

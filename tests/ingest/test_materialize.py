@@ -198,6 +198,25 @@ def test_a_commit_record_that_does_not_parse_is_no_commit(tmp_path: Path, conten
     assert calls(tmp_path) == [10]
 
 
+@pytest.mark.parametrize("shard", [0, 1], ids=["the first of two shards", "the last shard"])
+def test_a_shard_that_cannot_be_put_in_its_place_ends_the_unit_uncommitted(tmp_path: Path, shard: int) -> None:
+    source, small = Source.of(tmp_path, parts(1)), MaterializeSpec(shard_bytes=120)
+    manifest = source.materialize(spec=small)
+    assert len(manifest.shards) == 2
+    home = source.storage.local_path(f"units/{manifest.shards[0].unit}")
+    (home / "unit.json").unlink()
+    place = home / f"train-{shard:05d}.arrow"
+    place.unlink()
+    (place / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError, match=place.name):
+        source.materialize(spec=small)
+    assert not (home / "unit.json").exists()
+    assert [path for path in home.iterdir() if path.name.startswith(".build")] == []
+    (place / "in the way").rmdir()
+    place.rmdir()
+    assert source.materialize(spec=small) == manifest
+
+
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     import socket
     import subprocess
