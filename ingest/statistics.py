@@ -71,6 +71,8 @@ class Tally:
     def see(self, question: Question, column: pa.ChunkedArray) -> None:
         """Take in more rows."""
         if not question.is_numeric:
+            if pa.types.is_float16(column.type):
+                column = column.cast(pa.float32())  # exact; Arrow counts no float16
             if pa.types.is_floating(column.type):
                 column = column.filter(pc.is_finite(column))
             found = pc.value_counts(column.drop_null())

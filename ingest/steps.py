@@ -294,7 +294,9 @@ def columns_of_step(step: PreprocessStep, schema: pa.Schema, label: str | None) 
 def _check_type(step: PreprocessStep, name: str, kind: pa.DataType) -> None:
     if step.concatenator is not None:
         takes, advice = is_number(kind) or _is_vector(kind), "one_hot or ordinal it first, or cast it"
-    elif step.imputer is not None and step.imputer.strategy != "mean":
+    elif step.imputer is not None and step.imputer.strategy == "most_frequent":
+        takes, advice = is_text(kind) or is_number(kind), "cast it to string or a number first"
+    elif step.imputer is not None and step.imputer.strategy == "constant":
         takes, advice = not pa.types.is_nested(kind), "leave it out"
     elif step.kind in ("one_hot", "ordinal", "label_encoder"):
         takes = is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)

@@ -122,27 +122,42 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         length = f"{column.name}_length"
         values, lengths = _column(model_input, column.name), np.asarray(_column(model_input, length), np.int64)
         try:
-            padded = np.asarray(list(values), column.dtype) if len(values) else np.zeros((0, 0), column.dtype)
-        except (TypeError, ValueError) as error:
+            padded = np.asarray(list(values)) if len(values) else np.zeros((0, 0), column.dtype)
+        except ValueError as error:
             raise DataError(f"column {column.name!r} is no array [rows, longest] of {column.dtype}: {error}") from error
         if padded.ndim != 2 or lengths.shape != padded.shape[:1] or (lengths < 0).any() or (lengths > padded.shape[1]).any():
             raise DataError(
                 f"column {column.name!r} has shape {padded.shape} and lengths of shape {lengths.shape}; the model takes "
                 f"(rows, longest) and, in {length!r}, for each row from 0 to longest"
             )
-        return {column.name: torch.from_numpy(padded), length: torch.from_numpy(lengths)}
+        padded[np.arange(padded.shape[1]) >= lengths[:, None]] = 0  # whatever is there, it counts for nothing
+        return {column.name: torch.from_numpy(_cast(column, padded)), length: torch.from_numpy(lengths)}
 
     def _tensor(self, column: ColumnInfo, model_input: Any) -> torch.Tensor:
         values = _column(model_input, column.name)
         if isinstance(values, pd.Series) and column.shape:
             values = [np.asarray(value) for value in values]
-        array = np.asarray(values).astype(column.dtype, copy=False)
+        array = _cast(column, np.asarray(values))
         if array.ndim == 2 and column.shape and array.shape[1] == math.prod(column.shape):
             array = array.reshape(-1, *column.shape)
         if array.shape[1:] != tuple(column.shape):
             wanted = ", ".join(map(str, ("rows", *column.shape)))
             raise DataError(f"column {column.name!r} has shape {array.shape}; the model takes ({wanted})")
         return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _cast(column: ColumnInfo, given: np.ndarray) -> np.ndarray:
+    """The values in the column's dtype; refuses those that would become others, except by rounding to a float."""
+    try:
+        with np.errstate(invalid="ignore"):  # the comparison tells
+            cast = given.astype(column.dtype, copy=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"column {column.name!r} is no array of {column.dtype}: {error}") from error
+    changed = cast != given if np.issubdtype(cast.dtype, np.integer) else np.zeros(0, bool)
+    if np.any(changed):
+        example = given[changed][0]
+        raise DataError(f"column {column.name!r} holds {example}; the model takes {column.dtype}, which cannot hold it")
+    return cast
 
 
 def _column(model_input: Any, name: str) -> Any:

@@ -268,3 +268,16 @@ def test_what_is_applied_equals_rays_own_transform(tmp_path: Path, kind: str) ->
     expected = theirs.transform_batch(pd.DataFrame({"x": SEEN}))["x"].to_numpy()
     ours = ((SEEN - state.center) / state.scale).astype(np.float32)
     assert np.array_equal(ours, np.asarray(expected, np.float32))
+
+
+def test_the_most_frequent_value_is_learnt_of_every_kind_of_number_and_refused_of_a_date(tmp_path: Path) -> None:
+    def source(folder: str, column: pa.Array) -> Source:
+        step = {"imputer": {"columns": ["c"], "strategy": "most_frequent"}}
+        return Source.of(tmp_path / folder, {"train/a.parquet": pa.table({"c": column, "x": [1.0, 2.0, 3.0]})}, [step])
+
+    for name, kind in (("half", pa.float16()), ("float", pa.float32()), ("int", pa.int16()), ("bool", pa.bool_())):
+        (column,) = source(name, pa.array([1, 1, None]).cast(kind)).fit().steps[0].columns
+        assert column.fill == 1
+    with pytest.raises(DataError, match=r"imputer cannot take column 'c' of type date32") as refused:
+        source("date", pa.array([1, 1, None], pa.int32()).cast(pa.date32())).fit()
+    assert "cast it to string" in refused.value.next_step

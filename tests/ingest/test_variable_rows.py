@@ -258,9 +258,24 @@ def test_lists_can_be_given_as_a_model_is_asked() -> None:
         ({"tokens": [[1, 2]], "tokens_length": [3]}, "from 0 to longest"),
         ({"tokens": [[1, 2]], "tokens_length": [1, 1]}, "from 0 to longest"),
         ({"tokens": [[1, 2]]}, "no column 'tokens_length'"),
+        ({"tokens": [[1.5, 2]], "tokens_length": [2]}, "'tokens' holds 1.5; the model takes int32"),
+        ({"tokens": [[1, 2**40]], "tokens_length": [2]}, "'tokens' holds 1099511627776; the model takes int32"),
+        ({"tokens": [["one", "two"]], "tokens_length": [2]}, "'tokens' is no array of int32"),
     ):
         with pytest.raises(DataError, match=words):
             ask(tokens, wrong)
+    found = ask(tokens, {"tokens": [[1.0, float("nan")]], "tokens_length": [1]})
+    assert found["tokens"].tolist() == [[1, 0]], "what a frame with gaps looks like"
+
+
+def test_a_value_that_the_models_dtype_cannot_hold_is_refused() -> None:
+    ask = ServedModel()._tensor
+    age = ColumnInfo(name="age", dtype="uint8")
+    assert ask(age, {"age": [3.0, 255]}).tolist() == [3, 255]
+    assert ask(ColumnInfo(name="w", dtype="float32"), {"w": [0.1]}).dtype == torch.float32
+    for wrong in ([-1], [256], [0.5], [float("nan")], ["x"], [None]):
+        with pytest.raises(DataError, match="column 'age'"):
+            ask(age, {"age": wrong})
 
 
 def test_encoded_images_take_their_own_size_on_disk(prepared: tuple[Source, DatasetManifest]) -> None:
