@@ -5,14 +5,20 @@
 Two processes train a small network with DDP (gloo) on shuffled batches of 1,024 rows. By hand: tensors in memory, a permutation
 each epoch, nothing logged and nothing saved. A round measures every variant; ratios are taken inside the round. What is counted
 is the time of the last `steps` steps: every variant also runs the 200 steps before them, and that time is taken off.
+
+What logging takes is too little to see between two such measurements. It is timed where it happens, on rank 0: making the
+points of every step and handing them on, and the CPU time of packing them for the driver.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +37,7 @@ from penstock.usercode import capture
 from training.group import Group
 from training.job import TrainJob
 from training.mailbox import Event
+from training.reporting import FirstRank
 from training.spec import TrainSpec
 from training.worker import run_rank
 
@@ -46,11 +53,34 @@ VERSIONS = ("numpy", "torch", "ray")
 
 
 class Quiet:
-    """A mailbox that nobody reads and that never asks for anything."""
+    """A mailbox that packs what it is given as Ray would, keeps nothing and never asks for anything."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
     def put(self, events: list[Event]) -> bool:
         """Forget the events."""
+        began = time.thread_time()
+        pickle.dumps(events)
+        self.seconds += time.thread_time() - began
         return False
+
+
+class LoggingTimer:
+    """How long rank 0 is in `FirstRank.steps` and `FirstRank.validated`, in this process and from now on."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        for name in ("steps", "validated"):
+            setattr(FirstRank, name, self._timed(getattr(FirstRank, name)))
+
+    def _timed(self, method: Callable[..., None]) -> Callable[..., None]:
+        def timed(*args: Any) -> None:
+            began = time.perf_counter()
+            method(*args)
+            self.seconds += time.perf_counter() - began
+
+        return timed
 
 
 def main() -> None:
@@ -62,7 +92,15 @@ def main() -> None:
     arrays(ROWS, home / "arrays")
     manifest(ROWS, home / "penstock")
     rows = options.steps * BATCH
-    found = rows_per_s("loop", VARIANTS, options.rounds, lambda name: rows / _measure(name, home, options.steps))
+    shares: list[float] = []
+
+    def measure(name: str) -> float:
+        seconds, share = _measure(name, home, options.steps)
+        if VARIANTS[name] is NO_SAVE:
+            shares.append(share)
+        return rows / seconds
+
+    found = rows_per_s("loop", VARIANTS, options.rounds, measure)
     result = {
         "machine": describe(VERSIONS),
         "rounds": options.rounds,
@@ -70,12 +108,14 @@ def main() -> None:
         "batch_rows": BATCH,
         "workers": WORLD,
         "variants": beside_the_first(found, "rows_per_s"),
+        "logging_share": shares,
+        "logging_percent": 100 * statistics.median(shares),
     }
     save(options.out, "loop", result)
 
 
-def _measure(name: str, home: Path, steps: int) -> float:
-    """Seconds for `steps` steps, without the start and the steps that warm up."""
+def _measure(name: str, home: Path, steps: int) -> tuple[float, float]:
+    """Seconds for `steps` steps, without the start and the steps that warm up; and the share of logging in it."""
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as in a run: DDP warns of what training/learner.py explains
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -83,10 +123,11 @@ def _measure(name: str, home: Path, steps: int) -> float:
         ranks = [context.Process(target=_rank, args=(name, str(home), folder, rank, steps, answers)) for rank in range(WORLD)]
         for rank in ranks:
             rank.start()
-        seconds = [answers.get(timeout=900) for _ in ranks]
+        times = [answers.get(timeout=900) for _ in ranks]
         for rank in ranks:
             rank.join()
-    return float(max(seconds))
+    seconds = max(loop for loop, _ in times)
+    return seconds, max(logging for _, logging in times) / seconds
 
 
 def _rank(name: str, home: str, folder: str, rank: int, steps: int, answers: Any) -> None:
@@ -94,14 +135,15 @@ def _rank(name: str, home: str, folder: str, rank: int, steps: int, answers: Any
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
     checkpoint = VARIANTS[name]
     if checkpoint is None:
-        answers.put(_by_hand(Path(home, "arrays"), rank, steps))
+        answers.put((_by_hand(Path(home, "arrays"), rank, steps), 0.0))
     else:
-        times = []
+        timer, times = LoggingTimer(), []
         for count in (WARM_STEPS, WARM_STEPS + steps):
-            began = time.perf_counter()
-            run_rank(_job(Path(home, "penstock"), Path(folder, str(count)), count, checkpoint), Group.current(_CPU), Quiet())
-            times.append(time.perf_counter() - began)
-        answers.put(times[1] - times[0])
+            client, logged, began = Quiet(), timer.seconds, time.perf_counter()
+            run_rank(_job(Path(home, "penstock"), Path(folder, str(count)), count, checkpoint), Group.current(_CPU), client)
+            times.append((time.perf_counter() - began, timer.seconds - logged + client.seconds))
+        (warm, logging_warm), (whole, logging_whole) = times
+        answers.put((whole - warm, logging_whole - logging_warm))
     dist.destroy_process_group()
 
 
