@@ -9,7 +9,8 @@ from typing import Any
 from flows.preflight import check_machine, check_recipe, check_resources, check_room, check_storage
 from flows.sample import try_one_batch
 from flows.spec_file import load_spec
-from ingest.snapshot import read_source
+from ingest.cursor import FeedShare
+from ingest.snapshot import SourceSnapshot, read_source
 from penstock.progress import silent
 from tasks.keys import stage_keys
 from tasks.project import Project
@@ -34,6 +35,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     stage_keys(project)
     say(f"recipe     ok   {loaded.spec.train.recipe}")
     snapshot = read_source(project.source, project.files, silent)
+    _check_one_step(project, snapshot)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
     batch = try_one_batch(project, snapshot)
     warnings += check_room(project, batch["parameters"])
@@ -41,3 +43,11 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     for warning in warnings:
         say(f"warning: {warning}")
     return {"status": "done", "rows": snapshot.rows, "files": len(snapshot.files), "batch": batch, "warnings": warnings}
+
+
+def _check_one_step(project: Project, snapshot: SourceSnapshot) -> None:
+    """With `last_batch: drop`, fewer rows than a batch are no step at all; held-out rows may leave still fewer."""
+    train, counts = project.spec.train, [file.rows for file in snapshot.files if file.location == "train"]
+    if train.last_batch != "drop" or None in counts or project.spec.shuffle.sample is not None:
+        return
+    FeedShare(train.batch_rows, last="drop").positions(sum(count or 0 for count in counts))

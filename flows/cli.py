@@ -31,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_err = Console(stderr=True, highlight=False)
+_err = Console(stderr=True, highlight=False, emoji=False)
 
 File = Annotated[Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value; repeatable.")]
@@ -245,8 +245,13 @@ def _answer(
         traceback.print_exc(file=sys.stderr)
         result, exit_code = {"status": "failed", "error": {"kind": type(error).__name__, "message": str(error)}}, 1
     if as_json:
+        _answered.append(exit_code)
         print(json.dumps(result, default=str), flush=True)
     raise typer.Exit(exit_code)
+
+
+_answered: list[int] = []
+"""Exit codes for which a JSON object was printed: none, where the command line was not understood."""
 
 
 def _failure(error: PenstockError) -> dict[str, Any]:
@@ -265,4 +270,11 @@ def main() -> None:
     """Entry point of the `penstock` command."""
     # The command reports by itself; Prefect's log lines go to its server only. A default: a user's own setting wins.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == 2 and "--json" in sys.argv and not _answered:
+            message = "the command line is wrong; what is wrong with it is on stderr"
+            error = {"kind": "UsageError", "message": message, "problems": [], "next": "penstock --help"}
+            print(json.dumps({"status": "failed", "error": error}), flush=True)
+        raise

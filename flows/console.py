@@ -76,7 +76,7 @@ class TerminalReporter:
     """A live progress bar for the stage in hand."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, emoji=False)
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._started = 0.0

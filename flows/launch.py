@@ -77,7 +77,7 @@ def _load_ahead() -> None:
     for name in ("training.trainer", "training.tracking"):
         importlib.import_module(name)
     if "MLFLOW_TRACKING_URI" not in os.environ:
-        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+        importlib.import_module("training.mlflow_backend").load_sqlite()
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

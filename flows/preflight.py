@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import psutil
 import torch
 
 from flows.cpus import held_by_workers
+from ingest.shard_cache import cache_folder, configured_budget
 from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
@@ -35,11 +37,23 @@ FREE_AFTER_BYTES = 256 << 20
 
 
 def check_storage(storage: Storage) -> None:
-    """Write, read and delete a small file.
+    """Write, read and delete a small file; look at the node's cache, where rows of a remote storage go first.
 
     Raises:
-        PreflightError: naming the storage and what the store said.
+        PreflightError: naming the storage and what the store said, or the folder of the cache.
+        SpecError: PENSTOCK_CACHE_BYTES is no size.
     """
+    configured_budget()
+    if not storage.is_local:
+        folder = cache_folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise PreflightError(
+                f"the cache of shards {folder} cannot be written: {error.strerror or error}",
+                next_step="point PENSTOCK_CACHE_DIR to a folder on a local disk",
+            ) from error
     probe = f".probe-{uuid.uuid4().hex[:8]}"
     try:
         storage.write_bytes(probe, b"penstock")

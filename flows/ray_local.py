@@ -15,10 +15,8 @@ import math
 import os
 import secrets
 import shutil
-import signal
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ from typing import Any, NamedTuple
 import psutil
 import ray
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 
 from penstock.errors import Interrupted, ServiceError
 
@@ -79,6 +78,8 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
     # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.
     # With its address the workers' State API cannot mistake another cluster on this machine for ours.
     inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port), **_WORKERS}
+    if cache := os.environ.get("PENSTOCK_CACHE_DIR"):  # Ray's processes start in another folder
+        inherited["PENSTOCK_CACHE_DIR"] = os.path.abspath(os.path.expanduser(cache))
     with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
         settings = {
             "address": "local",
@@ -107,9 +108,6 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
         except Interrupted:
             ray.shutdown()
             raise
-        except SystemExit as error:  # Ray's own handler, which it installs before it is ready
-            ray.shutdown()
-            raise Interrupted(signal.SIGTERM) from error
         except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
             ray.shutdown()
             raise ServiceError(
@@ -147,16 +145,15 @@ os.register_at_fork(after_in_child=_leave_process_group)
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """`ray.init` replaces the handler of SIGTERM by one that exits at once; ours saves a checkpoint first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """`ray.init` replaces the handler of SIGTERM by one that exits at once; ours saves a checkpoint first.
+
+    Putting ours back afterwards would be too late: two signals while Ray starts leave a process that hangs and keeps its lease.
+    """
+    rays, ray_utils.set_sigterm_handler = ray_utils.set_sigterm_handler, lambda _handler: None
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        ray_utils.set_sigterm_handler = rays
 
 
 def _auth() -> dict[str, str | None]:

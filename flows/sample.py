@@ -179,7 +179,7 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
     shape: list[int] | None = None
     if recipe.can_predict:
         with torch.no_grad():
-            shape = list(recipe.predict(model.eval(), dict(batch.columns)).shape)
+            shape = list(recipe.predict(model.eval(), dict(batch.columns), batch.rows).shape)
     return {
         "rows": rows,
         "columns": {c.name: c.type_text for c in manifest.feed_schema.columns},

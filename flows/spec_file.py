@@ -66,7 +66,13 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     if not path.is_file():
         raise SpecError(f"no pipeline file at {path}", next_step="penstock init DIR makes a project to start from")
     path = path.resolve()
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{path} is no UTF-8 text: {error.reason} at byte {error.start}",
+            next_step=f"save it as UTF-8, then: penstock check {path}",
+        ) from error
     data, lines, problems = _parse(path, text)
     origins = {_dotted(p): f"{path.name}:{line}" for p, line in lines.items()}
     for override in overrides:
@@ -132,7 +138,11 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], lis
             next_step=f"correct {path.name} near that line, then: penstock check {path}",
         ) from error
     if not isinstance(data, dict) or node is None:
-        raise SpecError(f"{path.name}: a pipeline file is a mapping with name, data and train; this is {type(data).__name__}")
+        kind = "empty" if data is None else f"a {type(data).__name__}"
+        raise SpecError(
+            f"{path.name}: a pipeline file is a mapping with name, data and train; this is {kind}",
+            next_step=f"edit {path.name}, or see what one looks like: penstock init DIR",
+        )
     lines: dict[Path_, int] = {}
     problems: list[tuple[str, str]] = []
     for location, line, duplicate in _walk(node, ()):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ingest.arrow_types import first_bad_row
 from ingest.decode import decode_images
 from ingest.fitted_state import ColumnState, FittedStep
-from ingest.fixed_shape import cast_column, fixed_shape, is_number, is_whole, missing_values, numbers, single_chunk
+from ingest.fixed_shape import cast_column, fixed_shape, is_number, is_text, is_whole, missing_values, numbers, single_chunk
 from ingest.ragged_lists import ragged_lists
 from ingest.reader import shorten
 from ingest.row_problems import Origin, Reason, RowProblem
@@ -226,7 +226,9 @@ def _mask_nulls(rows: Rows, name: str) -> None:
     if not is_number(values.type):
         raise DataError(
             f"preprocess: null_mask cannot take column {name!r} of type {values.type}",
-            next_step=f"name columns of numbers; text is encoded first (ordinal: {{columns: [{name}]}})",
+            next_step=f"encode it first (ordinal: {{columns: [{name}]}})"
+            if is_text(values.type)
+            else f"it takes columns of one number a row; cast this one first, or leave it out (drop: [{name}])",
         )
     if mask in rows.table.column_names:
         raise DataError(f"preprocess: null_mask: there is a column {mask!r} already", next_step="rename it")

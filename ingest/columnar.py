@@ -111,10 +111,15 @@ def _not_readable(file: SourceFile, format: str, error: Exception) -> Exception:
         return known
     what = looks_like(file)
     if what.startswith(("a Parquet", "an Arrow")) and format in what:
-        return DataError(f"{file.uri}: cut off or damaged: it begins as {what} and cannot be read to its end ({error})")
+        return DataError(
+            f"{file.uri}: cut off or damaged: it begins as {what} and cannot be read to its end ({error})", next_step=_AGAIN
+        )
     if what:
-        return DataError(f"{file.uri}: this is {what}, not {format}")
-    return DataError(f"{file.uri}: not a {format} file, or damaged ({' '.join(str(error).split())})")
+        return DataError(f"{file.uri}: this is {what}, not {format}", next_step=_AGAIN)
+    return DataError(f"{file.uri}: not a {format} file, or damaged ({' '.join(str(error).split())})", next_step=_AGAIN)
+
+
+_AGAIN = "write or fetch the file again, or leave it out with a glob (data.train: .../part-*)"
 
 
 def _columns_of(file: SourceFile, schema: pa.Schema) -> dict[str, pa.DataType]:

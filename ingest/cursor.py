@@ -108,8 +108,12 @@ class FeedShare(NamedTuple):
 
     def checked(self) -> FeedShare:
         """Itself. Raises ValueError for numbers that make no sense."""
-        if self.batch_rows < 1 or not 0 <= self.rank < self.world_size or self.prefetch < 0:
-            raise ValueError(f"no feed can have {self}: batch_rows >= 1, 0 <= rank < world_size and prefetch >= 0 must hold")
+        for name, least in (("batch_rows", 1), ("world_size", 1), ("rank", 0), ("prefetch", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < least:
+                raise ValueError(f"{name}={value!r} is no whole number of at least {least}")
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank={self.rank} must be below world_size={self.world_size}")
         if self.last not in get_args(LastBatch):
             raise ValueError(f"last={self.last!r} is none of {', '.join(get_args(LastBatch))}")
         return self
@@ -172,9 +176,11 @@ class FeedCursor:
             ResumeError: the state is of another dataset, order, seed, batch size or split, or of a newer version.
         """
         try:
-            saved = FeedState.model_validate(dict(state))
+            saved = FeedState.model_validate(state if not isinstance(state, Mapping) else dict(state))
         except ValidationError as error:
-            raise ResumeError(f"the feed's saved state cannot be read: {error}", next_step=_FRESH) from error
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ResumeError(f"the feed's saved state cannot be read: {where}: {first['msg']}", next_step=_FRESH) from error
         problems = [
             f"{label}: {getattr(saved, name)} in the checkpoint, {getattr(self._state, name)} now"
             for name, label in _MUST_MATCH.items()
@@ -234,15 +240,15 @@ def check_augmented(columns: Mapping[str, Any], rows: int, packed: Collection[st
         raise SpecError(f"augment broke a batch of {rows} rows: {problem}")
 
 
-_FRESH = "put the old value back, or start anew with `penstock run FILE --fresh`"
+_FRESH = "put back what was there when it was saved, or start anew (of a pipeline: penstock run FILE --fresh)"
 
 _MUST_MATCH = {
     "split": "split",
     "content": "content of the dataset (digest)",
-    "rows": "rows of an epoch",
-    "batch_rows": "train.batch_rows",
-    "shuffle": "shuffle.mode",
-    "seed": "shuffle.seed",
+    "rows": "rows of an epoch (data, sample, epoch_rows, last_batch)",
+    "batch_rows": "batch_rows",
+    "shuffle": "shuffle mode",
+    "seed": "seed of the shuffle",
     "augment_seed": "seed of the augmentation",
-    "fingerprint": "fingerprint of the order (shuffle.window_rows, sample, by_length, shares, or a changed generator)",
+    "fingerprint": "fingerprint of the order (window_rows, sample, by_length, shares of a mixture, or a changed generator)",
 }

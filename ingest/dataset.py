@@ -119,6 +119,14 @@ class DatasetManifest(Section):
     """Digest over the shards' digests in order: the same rows prepared the same way give the same digest."""
     extra: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def rows_left_out(self) -> str:
+        """How many rows were left out under `data.invalid: drop` or by map_batches, and why; empty if none was."""
+        reasons: dict[str, int] = self.extra.get("dropped", {})
+        if not reasons:
+            return ""
+        return f"{sum(reasons.values()):,} ({', '.join(f'{reason}: {rows:,}' for reason, rows in reasons.items())})"
+
     def shards_of(self, split: Split) -> tuple[ShardInfo, ...]:
         """The shards of one split, in row order."""
         return tuple(shard for shard in self.shards if shard.split == split)

@@ -93,6 +93,9 @@ def _decode_all(
         try:
             pixels.append(decode_image(content, size, mode))
             errors.append("")
+        except Image.UnidentifiedImageError:  # its text names an address in memory
+            pixels.append(None)
+            errors.append("no image format that is known")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             pixels.append(None)
             errors.append(str(error) or type(error).__name__)

@@ -210,7 +210,7 @@ def _common_schema(schemas: Sequence[FeedSchema]) -> FeedSchema:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], ColumnInfo):
-        return ", ".join(map(str, value))
+        return ", ".join(f"{column} {column.ragged}" if column.ragged else str(column) for column in value)
     return repr(value)
 
 

@@ -89,8 +89,12 @@ def open_feed(
         raise SpecError("open_feed: no dataset is named")
     if epoch_rows is not None and isinstance(dataset, str):
         raise SpecError(f"open_feed: epoch_rows={epoch_rows} is for several datasets; for one give sample={{'rows': ...}}")
-    if temperature != 1.0 and (isinstance(dataset, str | Mapping) or not temperature > 0):
-        raise SpecError(f"open_feed: temperature={temperature} must be above 0, and goes with a list of datasets")
+    if temperature != 1.0 and isinstance(dataset, str | Mapping):
+        raise SpecError(f"open_feed: temperature={temperature} goes with a list of datasets, not with one or with given shares")
+    if not temperature > 0:
+        raise SpecError(f"open_feed: temperature={temperature} must be above 0")
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise SpecError(f"open_feed: columns={columns!r} is no list of names", next_step="name some, or leave it out for all")
     if mix not in ("shares", "epochs"):
         raise SpecError(f"open_feed: mix={mix!r} is neither 'shares' nor 'epochs'")
     if mix == "epochs" and epoch_rows is not None:
@@ -140,15 +144,16 @@ def open_feed(
         raise SpecError(f"open_feed: {where}{first['msg']}") from error
     if mixture is not None and (spec.mode != "global" or spec.sample is not None):
         raise SpecError(
-            f"open_feed: several datasets cannot be mixed with shuffle={spec.mode!r} or a sample",
-            next_step="leave out `shuffle` and `sample`, or open one dataset",
+            "open_feed: several datasets cannot be mixed with "
+            + ("a sample" if spec.sample is not None else f"shuffle={spec.mode!r}, only with 'global'"),
+            next_step="leave it out, or open one dataset",
         )
     order = make_order(spec, sum(shards), shards).model_copy(update={"mixture": mixture})
     part = FeedShare(batch_rows, rank, world_size, prefetch, last)
     try:
         feed = open_parts(parts, split, order=order, part=part.checked(), columns=columns)
     except (KeyError, ValueError) as error:
-        raise SpecError(f"open_feed: {error.args[0]}") from error
+        raise SpecError(f"open_feed: {error.args[0] if error.args else error}") from error
     if augment is not None:
         feed.augment_with(augment, seed)
     return feed

@@ -50,7 +50,10 @@ def ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Array
     try:
         values = plain.flatten().cast(entry)
     except pa.ArrowInvalid as error:
-        raise DataError(f"preprocess: ragged: an entry of column {name!r} does not fit dtype {entry}: {error}") from error
+        raise DataError(
+            f"preprocess: ragged: an entry of column {name!r} does not fit dtype {entry}: {error}",
+            next_step="choose a wider dtype (ragged: {dtype: int64}), or correct the entry at its source",
+        ) from error
     stored = pa.LargeListArray.from_arrays(pa.array(offsets), values, type=ragged.storage_type, mask=plain.is_null())
     return pa.ExtensionArray.from_storage(ragged, stored)
 

@@ -75,11 +75,13 @@ class RowProblem(Section):
 
 
 _ADVICE: dict[Reason, str] = {
-    "null": "fill it (imputer: {columns: [COLUMN]}; in a list, at its source) or leave the column out (drop: [COLUMN])",
-    "not finite": "fill NaN (imputer: {columns: [COLUMN]}) or leave the column out (drop: [COLUMN])",
+    "null": "fill it (imputer: {columns: [COLUMN]}; lists and images at their source), keep numbers with a mask of what is "
+    "missing (null_mask: {columns: [COLUMN]}), or leave the column out (drop: [COLUMN])",
+    "not finite": "fill NaN (imputer: {columns: [COLUMN]}), correct infinities and what is in lists at their source, or leave "
+    "the column out (drop: [COLUMN])",
     "unknown category": "correct the value, or move its rows to the train split",
     "label out of range": "correct the labels; for regression, cast: {COLUMN: float32}",
-    "broken image": "replace or delete the file",
+    "broken image": "replace the image there, or leave it out",
 }
 
 

@@ -20,16 +20,16 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from ingest.dataset import ShardInfo
 from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.storage import Storage
 
-__all__ = ["LocalShard", "NodeCache", "cache_folder", "hold_shard"]
+__all__ = ["LocalShard", "NodeCache", "cache_folder", "configured_budget", "hold_shard"]
 
 FETCH_TRIES = 3
 """A download cut short or damaged on its way is repeated this often before the shard itself is blamed."""
@@ -51,7 +51,7 @@ class LocalShard:
 def cache_folder() -> Path:
     """The node's folder for what can be fetched or computed again: PENSTOCK_CACHE_DIR, or one in the home folder."""
     configured = os.environ.get("PENSTOCK_CACHE_DIR")
-    return Path(configured) if configured else Path.home() / ".cache" / "penstock" / "shards"
+    return Path(configured).expanduser().absolute() if configured else Path.home() / ".cache" / "penstock" / "shards"
 
 
 def hold_shard(storage: Storage, shard: ShardInfo) -> LocalShard:
@@ -85,7 +85,7 @@ class NodeCache:
 
     def __init__(self, folder: Path | None = None, budget_bytes: int | None = None) -> None:
         self.folder = folder or cache_folder()
-        self._budget = _configured_budget() if budget_bytes is None else budget_bytes
+        self._budget = configured_budget() if budget_bytes is None else budget_bytes
 
     @property
     def budget_bytes(self) -> int:
@@ -178,12 +178,13 @@ class NodeCache:
         )
 
 
-def _configured_budget() -> int | None:
+def configured_budget() -> int | None:
+    """PENSTOCK_CACHE_BYTES; None where it is not set. Raises SpecError if it is no size."""
     text = os.environ.get("PENSTOCK_CACHE_BYTES")
     if not text:
         return None
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
+        return int(TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text))
     except ValidationError as error:
         raise SpecError(f"PENSTOCK_CACHE_BYTES={text!r} is no size", next_step="write it as 50000000000 or 50GB") from error
 

@@ -8,6 +8,7 @@ create one object, so a new owner reads its file back after a pause.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from penstock.config import Section
-from penstock.errors import LeaseHeldError
+from penstock.errors import LeaseHeldError, ServiceError
 from penstock.process import ProcessIdentity
 from penstock.storage import Storage
 
@@ -82,9 +83,11 @@ def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda
     finally:
         stop.set()
         thread.join(timeout=HEARTBEAT_S)
-        own = _read(storage, path, generation)
-        if _last_generation(storage, path) == generation and own is not None and own.owner == holder.owner:
-            _write(storage, path, generation, holder.model_copy(update={"released": True}))
+        # A full disk, for instance: what ended the block is the news, and a holder that is gone is replaced by itself.
+        with contextlib.suppress(OSError, ServiceError):
+            own = _read(storage, path, generation)
+            if _last_generation(storage, path) == generation and own is not None and own.owner == holder.owner:
+                _write(storage, path, generation, holder.model_copy(update={"released": True}))
 
 
 def _acquire(storage: Storage, path: str) -> tuple[int, LeaseHolder]:

@@ -59,6 +59,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         manifest = _put(ctx)
     else:
         manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
+    if manifest.rows_left_out:
+        ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
     return manifest.model_dump(mode="json"), "ran"
 
 
@@ -91,14 +93,13 @@ def _distrust(look: Look, output: dict[str, Any]) -> str | None:
 def _facts(output: dict[str, Any]) -> Facts:
     manifest = DatasetManifest.model_validate(output)
     shards, size = len(manifest.shards), sum(shard.size_bytes for shard in manifest.shards)
-    dropped = sum(unit.rows_dropped for unit in manifest.units)
-    facts = (
+    return (
         ("rows", ", ".join(f"{split} {rows:,}" for split, rows in manifest.rows.items() if rows)),
+        *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),
         ("content digest", manifest.content_digest),
     )
-    return (*facts, ("rows left out", f"{dropped:,}")) if dropped else facts
 
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:

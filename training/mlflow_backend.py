@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import importlib
 import json
 import logging
 import os
@@ -40,6 +41,7 @@ __all__ = [
     "dataset_schema",
     "describe_run",
     "ensure_run",
+    "load_sqlite",
     "open_client",
     "patiently",
     "probe",
@@ -76,6 +78,11 @@ def open_client(tracking_uri: str) -> MlflowClient:
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
     return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+
+
+def load_sqlite() -> None:
+    """Load what the first client of a SQLite store loads: half a second, which may pass while something else is waited for."""
+    importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
 
 def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowClient, str]:

@@ -131,9 +131,8 @@ class Recipe:
             )
         return loss.reshape(())
 
-    def predict(self, model: nn.Module, batch: Columns) -> Tensor:
-        """Predictions for the batch's rows, rows first."""
-        rows = len(next(iter(batch.values())))
+    def predict(self, model: nn.Module, batch: Columns, rows: int) -> Tensor:
+        """Predictions for the batch's rows, rows first. A packed column's tensor is longer than `rows`."""
         with self._blame("predict"):
             output = self._user.predict(model, batch)
         if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != rows:

@@ -97,11 +97,12 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         with torch.inference_mode():
             for start in range(0, max(rows, 1), PREDICT_ROWS):
                 part = {name: values[start : start + PREDICT_ROWS] for name, values in batch.items()}
+                count = len(next(iter(part.values())))
                 for column in self._schema.features:
                     if column.ragged:
                         part |= from_padded(column, part.pop(column.name), part.pop(f"{column.name}_length"))
                 on_device = {name: values.to(self._device) for name, values in part.items()}
-                parts.append(self._recipe.predict(self._model, on_device).detach().cpu())
+                parts.append(self._recipe.predict(self._model, on_device, count).detach().cpu())
         output = torch.cat(parts)
         if label_kind(self._schema) != "classification":
             return output.float().numpy() if output.is_floating_point() else output.numpy()

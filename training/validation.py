@@ -60,7 +60,7 @@ def run_over(
         total += recipe.loss(model, columns).double() * batch.rows
         rows += batch.rows
         if recipe.can_predict and (metrics.metrics or observe):
-            output = recipe.predict(model, columns)
+            output = recipe.predict(model, columns, batch.rows)
             metrics.update(output, columns)
             if observe:
                 observe(columns, output)

@@ -17,7 +17,7 @@ from flows.preflight import (
     check_storage,
 )
 from flows.spec_file import load_spec
-from penstock.errors import PreflightError
+from penstock.errors import PreflightError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
 from tests.drills.project import make_project
@@ -95,3 +95,20 @@ def test_what_a_cache_needs_fits_into_what_is_asked_for(tmp_path: Path, cache: s
     overrides: list[Any] = [f"materialize.cache={cache}", "shuffle.mode=windowed"]
     spec = project(tmp_path, *overrides).spec
     assert cpus_refused(spec, cpus_needed(spec)) is None
+
+
+def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Storage("memory://preflight")
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    check_storage(remote)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(PreflightError, match=r"the cache of shards .*file/cache cannot be written"):
+        check_storage(remote)
+    check_storage(Storage(str(tmp_path / "state")))  # whose rows need no cache
+    for size in ("abc", "-5", "0"):
+        monkeypatch.setenv("PENSTOCK_CACHE_BYTES", size)
+        with pytest.raises(SpecError, match=f"PENSTOCK_CACHE_BYTES='{size}' is no size"):
+            check_storage(Storage(str(tmp_path / "state")))

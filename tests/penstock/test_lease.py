@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,13 @@ def test_a_released_lease_is_free(tmp_path: Path) -> None:
     assert current_holder(storage, "lease") is None
     with hold_lease(storage, "lease") as holder:
         assert current_holder(storage, "lease") == holder
+
+
+def test_what_ended_the_block_is_told_also_where_the_lease_cannot_be_released(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="what happened"), hold_lease(Storage(str(tmp_path / "s")), "lease"):
+        shutil.rmtree(tmp_path / "s")
+        (tmp_path / "s").write_text("no folder any more")
+        raise ValueError("what happened")
 
 
 def test_the_lease_of_a_process_killed_with_sigkill_is_taken_over_at_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,17 @@ def test_predictions_for_too_few_rows_are_refused() -> None:
             return torch.zeros(3)
 
     with pytest.raises(TrainingError, match="for a batch of 4 rows"):
-        recipe_of(Short()).predict(nn.Identity(), BATCH)
+        recipe_of(Short()).predict(nn.Identity(), BATCH, 4)
+
+
+def test_a_packed_column_may_come_first_and_is_longer_than_the_batch() -> None:
+    class Sums:
+        def predict(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            edges = batch["tokens_offsets"]
+            return torch.stack([batch["tokens"][a:b].sum() for a, b in itertools.pairwise(edges)])
+
+    packed = {"tokens": torch.arange(7), "tokens_offsets": torch.tensor([0, 3, 3, 7])}
+    assert recipe_of(Sums()).predict(nn.Identity(), packed, 3).tolist() == [3, 0, 18]
 
 
 def test_an_error_of_the_users_code_shows_where_and_how_it_was_reached() -> None:

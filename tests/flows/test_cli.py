@@ -1,0 +1,38 @@
+"""Does the command keep its contract when it is called wrongly: exit codes, one JSON object, words as they were written?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def penstock(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "flows", *words], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("words", [("run", ".", "--until", "nope"), ("run", "--nope"), ("deploy", "."), ("sample",)])
+def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) -> None:
+    done = penstock(*words, "--json")
+    assert done.returncode == 2
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["status"] == "failed" and answer["error"]["kind"] == "UsageError"
+    assert penstock(*words).stdout == ""
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_bytes(b"\xff\xfe\x00bad")
+    done = penstock("check", str(file))
+    assert done.returncode == 2
+    assert f"{file} is no UTF-8 text" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_names_are_shown_as_they_are_written(tmp_path: Path) -> None:
+    assert penstock("init", str(tmp_path / "p")).returncode == 0
+    done = penstock("check", str(tmp_path / "p"), "--set", "train.recipe=nope.py:Robot")
+    assert done.returncode == 2
+    assert "nope.py:Robot" in done.stderr
