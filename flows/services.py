@@ -73,7 +73,7 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
 
     Args:
         state_dir: of the embedded server.
-        meanwhile: called once while an embedded server starts, if one has to.
+        meanwhile: called once, before the block: while an embedded server starts, if one has to.
 
     Raises:
         ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
@@ -82,6 +82,7 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
         _check_api(configured)
+        meanwhile()
         with _environment(_QUIET):
             yield PrefectService(
                 configured, os.environ.get("PREFECT_UI_URL") or configured.removesuffix("/api"), embedded=False
@@ -117,6 +118,8 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
                     child = _spawn_server(files)
                     meanwhile()
             elif info is not None and _answers(f"{info.url}/health"):
+                if child is None:
+                    meanwhile()
                 return info
             time.sleep(0.05)
     raise ServiceError(
