@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -229,6 +230,8 @@ def _answer(
         result = work()
         exit_code = code(result)
     except PenstockError as error:
+        if isinstance(error, Interrupted):
+            _on_signals(signal.SIG_IGN)  # one more must not take the answer away
         result, exit_code = _failure(error), error.exit_code
         _err.print(
             f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True
@@ -247,7 +250,14 @@ def _answer(
     if as_json:
         _answered.append(exit_code)
         print(json.dumps(result, default=str), flush=True)
+    if result["status"] == "interrupted":
+        _on_signals(signal.SIG_DFL)  # all is said; who cannot wait for Python's own end need not
     raise typer.Exit(exit_code)
+
+
+def _on_signals(action: signal.Handlers) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, action)
 
 
 _answered: list[int] = []

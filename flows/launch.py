@@ -35,21 +35,25 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
     # Loading torch, Ray and MLflow takes as long as the server takes to start: both at once.
     threading.Thread(target=_load_ahead, daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
-    with stopping_on_signals(StopRequest()), ray_ahead(loaded.state_dir) as start_ray:
+    stopping = StopRequest()
+    with stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
 
         def meanwhile() -> None:
             if _will_need_ray(loaded, fresh, until):
                 start_ray(cpus_needed(loaded.spec))
 
         with prefect_api(loaded.state_dir, meanwhile):
-            return _call_flow(loaded, overrides, fresh, until)
+            return _call_flow(loaded, overrides, fresh, until, stopping)
 
 
-def _call_flow(loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None) -> dict[str, Any]:
+def _call_flow(
+    loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None, stopping: StopRequest
+) -> dict[str, Any]:
     # Prefect reads its settings when imported, so it comes after the server's address is known.
     from flows.pipeline import RunRequest, last_result, pipeline
 
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
+    stopping.check()  # what was raised inside Ray, or inside an import, may have been swallowed there
     state = pipeline(request, return_state=True)
     if state.is_cancelled():
         stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))
