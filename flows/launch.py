@@ -67,7 +67,7 @@ def _call_flow(
 
 
 def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
-    """Whether an embedded Ray will surely be needed: there is work, as far as one look at a local storage tells."""
+    """Whether an embedded Ray will most likely be needed: there is work, as far as one look at a local storage tells."""
     spec = loaded.spec
     if os.environ.get("RAY_ADDRESS") or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
         return False

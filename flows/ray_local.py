@@ -26,6 +26,7 @@ import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
 
+from penstock.cache_dir import configured_cache
 from penstock.errors import Interrupted, ServiceError
 
 __all__ = ["RayCluster", "join_ray", "local_ray"]
@@ -78,8 +79,8 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
     # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.
     # With its address the workers' State API cannot mistake another cluster on this machine for ours.
     inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port), **_WORKERS}
-    if cache := os.environ.get("PENSTOCK_CACHE_DIR"):  # Ray's processes start in another folder
-        inherited["PENSTOCK_CACHE_DIR"] = os.path.abspath(os.path.expanduser(cache))
+    if cache := configured_cache():  # Ray's processes start in another folder
+        inherited["PENSTOCK_CACHE_DIR"] = str(cache)
     with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
         settings = {
             "address": "local",

@@ -25,6 +25,7 @@ from typing import IO, Annotated
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from ingest.dataset import ShardInfo
+from penstock.cache_dir import configured_cache
 from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.storage import Storage
@@ -50,8 +51,7 @@ class LocalShard:
 
 def cache_folder() -> Path:
     """The node's folder for what can be fetched or computed again: PENSTOCK_CACHE_DIR, or one in the home folder."""
-    configured = os.environ.get("PENSTOCK_CACHE_DIR")
-    return Path(configured).expanduser().absolute() if configured else Path.home() / ".cache" / "penstock" / "shards"
+    return configured_cache() or Path.home() / ".cache" / "penstock" / "shards"
 
 
 def hold_shard(storage: Storage, shard: ShardInfo) -> LocalShard:

@@ -10,6 +10,8 @@ import os
 import sqlite3
 from pathlib import Path
 
+from penstock.cache_dir import configured_cache
+
 __all__ = ["copy_database", "databases_folder", "keep_database"]
 
 _NO_COPY = (OSError, sqlite3.DatabaseError, RuntimeError)
@@ -18,9 +20,7 @@ _NO_COPY = (OSError, sqlite3.DatabaseError, RuntimeError)
 
 def databases_folder() -> Path:
     """Where empty databases are kept to be copied: below PENSTOCK_CACHE_DIR, or in the home folder."""
-    configured = os.environ.get("PENSTOCK_CACHE_DIR")
-    home = Path(configured).expanduser() if configured else Path.home() / ".cache" / "penstock"
-    return home.absolute() / "databases"
+    return (configured_cache() or Path.home() / ".cache" / "penstock") / "databases"
 
 
 def copy_database(name: str, target: Path) -> bool:

@@ -52,7 +52,8 @@ class TrainSpec(Section):
     """Rows of one optimizer step over all workers."""
     last_batch: Literal["keep", "drop", "fill"] = "keep"
     """The last step of an epoch, where the rows do not fill it: `keep` learns a smaller one, `drop` leaves its rows out (where
-    rows are shuffled, other ones in every epoch), `fill` adds the first rows of the epoch."""
+    rows are shuffled, other ones in every epoch), `fill` adds the first rows of the epoch. Steps by
+    length (`shuffle.by_length`) have no such step, and take `keep` only."""
     workers: Annotated[PositiveInt, OnResume.WARN] = 1
     """Ray Train workers. Changing it between attempts keeps the order of rows, not the bits."""
     gpus: Annotated[Literal["auto"] | NonNegativeInt, OnResume.WARN] = "auto"

@@ -40,7 +40,8 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
     @ray.remote(num_cpus=3)
     def look():
         import training
-        return os.environ["TORCH_CPP_LOG_LEVEL"], os.environ.get("RAY_AUTH_MODE"), os.environ["RAY_ADDRESS"], training.__name__
+        names = "TORCH_CPP_LOG_LEVEL", "PENSTOCK_CACHE_DIR", "RAY_AUTH_MODE", "RAY_ADDRESS"
+        return *map(os.environ.get, names), training.__name__
 
     seen = ray.get(look.remote())
     family = psutil.Process().children(recursive=True)
@@ -62,7 +63,11 @@ print("over", "RAY_AUTH_TOKEN" in os.environ, flush=True)
 
 def start_driver(state: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
     ours = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
-    environment = {name: value for name, value in os.environ.items() if name not in ours} | {"PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "PENSTOCK_CACHE_DIR": "near",
+    }  # of where the driver is, not of where its workers are
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(state)],
         env=environment,
@@ -86,7 +91,7 @@ def wait_until_gone(pids: list[int], limit_s: float = 90) -> None:
 
 def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: Path) -> None:
     driver, facts = start_driver(tmp_path)
-    assert facts["seen"] == ["ERROR", "token", facts["address"], "training"]
+    assert facts["seen"] == ["ERROR", str(tmp_path / "near"), "token", facts["address"], "training"]
     assert {str(host).removeprefix("::ffff:") for host in facts["hosts"]} == {"127.0.0.1"}  # type: ignore[attr-defined]
     assert facts["cpus"] == 3.0 and facts["kept"] is True
     assert facts["same_group"] == [], "a SIGTERM to the driver's group would end Ray before the checkpoint"
