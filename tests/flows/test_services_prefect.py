@@ -17,6 +17,7 @@ import pytest
 from flows.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
 from flows.services import prefect_api
 from penstock.errors import ServiceError
+from tests.penstock.databases import MARK, marked, tables_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -168,16 +169,11 @@ def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_cop
         process = launch(CLIENT, tmp_path / name)
         assert first_line(process).endswith("True")
         process.communicate("\n", timeout=60)
-        with sqlite3.connect(tmp_path / name / "prefect" / "prefect.db") as database:
-            return {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+        return tables_of(tmp_path / name / "prefect" / "prefect.db")
 
     made = tables_of_new("first")
-    (kept,) = (tmp_path / "cache" / "databases").iterdir()
-    with sqlite3.connect(kept) as template:
-        assert template.execute("SELECT count(*) FROM flow_run").fetchone() == (0,)
-        template.execute("CREATE TABLE seen (x)")
-    template.close()
-    assert tables_of_new("second") == made | {"seen"}
+    kept = marked(tmp_path / "cache", empty="flow_run")
+    assert tables_of_new("second") == made | {MARK}
     kept.write_bytes(kept.read_bytes()[:5000])
     assert tables_of_new("third") == made
     assert tables_of_new("fourth") == made, "the damaged copy has been replaced"

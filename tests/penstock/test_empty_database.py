@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from penstock.empty_database import copy_database, databases_folder, keep_database
+from tests.penstock.databases import execute
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A database with one row."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
-    return database(tmp_path / "made.db", "CREATE TABLE t (x); INSERT INTO t VALUES (7)")
+    return database(tmp_path / "made.db", "7")
 
 
-def database(path: Path, script: str) -> Path:
-    connection = sqlite3.connect(path)
-    connection.executescript(script)
-    connection.close()
+def database(path: Path, value: str) -> Path:
+    execute(path, "CREATE TABLE t (x)")
+    execute(path, f"INSERT INTO t VALUES ({value})")
     return path
 
 
 def rows(path: Path) -> list[tuple[int]]:
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute("SELECT x FROM t").fetchall()
-    finally:
-        connection.close()
+    return execute(path, "SELECT x FROM t")
 
 
 def test_what_was_kept_is_copied_without_what_belonged_to_its_place(made: Path, tmp_path: Path) -> None:
@@ -42,7 +37,7 @@ def test_what_was_kept_is_copied_without_what_belonged_to_its_place(made: Path, 
 
 
 def test_a_damaged_copy_is_not_used_and_can_be_replaced(made: Path, tmp_path: Path) -> None:
-    keep_database("db-1", database(tmp_path / "large.db", "CREATE TABLE t (x); INSERT INTO t VALUES (zeroblob(90000))"))
+    keep_database("db-1", database(tmp_path / "large.db", "zeroblob(90000)"))
     (kept,) = databases_folder().iterdir()
     kept.write_bytes(kept.read_bytes()[:9000])
     assert not copy_database("db-1", tmp_path / "new.db") and not (tmp_path / "new.db").exists()

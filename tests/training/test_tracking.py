@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from mlflow.tracking import MlflowClient
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
 from penstock.errors import ServiceError
 from penstock.storage import Storage
+from tests.penstock.databases import MARK, execute, marked, tables_of
 from tests.training.tracking_cases import checkpoint_at
 from training.journal import Point
 from training.tracking import Tracker, repair
@@ -271,15 +271,10 @@ def test_an_empty_database_is_made_once_per_machine(tmp_path: Path, monkeypatch:
         tracker = open_tracker(f"sqlite:///{database}")
         train(tracker, range(1, 3))
         assert tracker.close("FINISHED") == 0
-        with sqlite3.connect(database) as connection:
-            places = [place for (place,) in connection.execute("SELECT artifact_location FROM experiments")]
-            assert len(places) == 2 and not any("first" in place for place in places if name != "first")
-            return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        places = [place for (place,) in execute(database, "SELECT artifact_location FROM experiments")]
+        assert len(places) == 2 and not any("first" in place for place in places if name != "first")
+        return tables_of(database)
 
     tables = made("first")
-    (kept,) = (tmp_path / "cache" / "databases").iterdir()
-    with sqlite3.connect(kept) as template:
-        assert template.execute("SELECT count(*) FROM runs").fetchone() == (0,)
-        template.execute("CREATE TABLE seen (x)")
-    template.close()
-    assert made("second") == tables | {"seen"}
+    marked(tmp_path / "cache", empty="runs")
+    assert made("second") == tables | {MARK}
