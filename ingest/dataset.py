@@ -89,7 +89,7 @@ class ShardInfo(Section):
     rows: int
     size_bytes: int
     digest: str
-    """blake2b of the file (penstock.digest.file_digest)."""
+    """BLAKE3 of the file (penstock.digest.file_digest)."""
     unit: str
     """Key of the commit unit that made it."""
 

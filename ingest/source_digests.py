@@ -39,13 +39,13 @@ def content_digests(paths: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _memory() -> Iterator[sqlite3.Connection | None]:
-    """The node's table of digests; None where it cannot be kept: it saves time and nothing else."""
+    """The node's table of digests, named after their kind; None where it cannot be kept: it saves time and nothing else."""
     connection = None
     with contextlib.suppress(OSError, sqlite3.Error):
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(Path(folder, "source-digests.db"), timeout=10)
-        connection.execute("create table if not exists digests (key text primary key, digest text not null)")
+        connection.execute("create table if not exists blake3 (key text primary key, digest text not null)")
     try:
         yield connection
     finally:
@@ -60,7 +60,7 @@ def _recall(memory: sqlite3.Connection | None, keys: Sequence[str]) -> dict[str,
         return {
             key: row[0]
             for key in keys
-            if (row := memory.execute("select digest from digests where key = ?", (key,)).fetchone()) is not None
+            if (row := memory.execute("select digest from blake3 where key = ?", (key,)).fetchone()) is not None
         }
     return {}
 
@@ -69,4 +69,4 @@ def _remember(memory: sqlite3.Connection | None, digests: dict[str, str]) -> Non
     if memory is None or not digests:
         return
     with contextlib.suppress(sqlite3.Error), memory:
-        memory.executemany("insert or replace into digests values (?, ?)", digests.items())
+        memory.executemany("insert or replace into blake3 values (?, ?)", digests.items())

@@ -37,5 +37,5 @@ def fit_value(value: str, limit: int) -> str:
     """Shorten `value` to `limit` characters, ending in its length and digest, so that two long values still differ."""
     if len(value) <= limit:
         return value
-    tail = f"... ({len(value)} characters, blake2b {bytes_digest(value.encode())})"
+    tail = f"... ({len(value)} characters, BLAKE3 {bytes_digest(value.encode())})"
     return value[: limit - len(tail)] + tail

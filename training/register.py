@@ -39,7 +39,7 @@ KEY_TAG = "penstock.register_key"
 MODEL_TAG = "penstock.model_id"
 """On the version, because the registry of some stores does not give the logged model back."""
 _ENTRY = "from mlflow.models import set_model\n\nfrom training.serving import ServedModel\n\nset_model(ServedModel())\n"
-_REQUIRED = ("mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
+_REQUIRED = ("blake3", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
 """Distributions that training/serving.py reaches; user code adds its own."""
 _EXAMPLE_BYTES = 1 << 20
 
