@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from ingest.dataset import FeedSchema, Split
+from ingest.device import Arrival, Delivery, Scaling
 from ingest.list_batches import packed_problem
 from ingest.order import Order
 from ingest.prefetch import ahead
@@ -64,6 +65,9 @@ class Feed(Protocol):
 
     def augment_with(self, augment: Augment, seed: int) -> None:
         """Change every batch that is read from now on."""
+
+    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
+        """Put every batch that is read from now on on a device."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the batch yielded last leaves the feed, as JSON values."""
@@ -149,6 +153,7 @@ class FeedCursor:
         self._at = 0, 0
         self._augment: Augment | None = None
         self._augment_seed = 0
+        self._delivery: Delivery | None = None
 
     @property
     def num_rows(self) -> int:
@@ -163,6 +168,15 @@ class FeedCursor:
         """
         self._augment, self._augment_seed = augment, seed
         self._state = self._state.model_copy(update={"augment_seed": seed})
+
+    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
+        """Put every batch that is read from now on on `device`, after it was augmented; see `ingest.device`.
+
+        Raises:
+            SpecError: `as_float` does not fit the columns.
+        """
+        delivery = Delivery(device, self.schema.columns, as_float or {})
+        self._delivery = None if delivery.does_nothing else delivery
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
@@ -197,11 +211,21 @@ class FeedCursor:
         """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
         if self._augment is not None:  # one by one: what is ready is not held back by those after it
             groups = ([self._augmented(epoch, batch)] for group in groups for batch in group)
-        with closing(ahead(groups, self.part.prefetch)) as ready:
-            for group in ready:
+        with closing(ahead(self._sent(groups), self.part.prefetch)) as ready:
+            for group, arrival in ready:
+                if arrival is not None:
+                    arrival.wait()
                 for batch in group:
                     self._at = epoch, batch.position
                     yield batch
+
+    def _sent(self, groups: Iterator[list[Batch]]) -> Iterator[tuple[list[Batch], Arrival | None]]:
+        for group in groups:
+            if self._delivery is None:
+                yield group, None
+            else:
+                columns, arrival = self._delivery.send([batch.columns for batch in group])
+                yield [batch._replace(columns=own) for batch, own in zip(group, columns, strict=True)], arrival
 
     def _augmented(self, epoch: int, batch: Batch) -> Batch:
         if self._augment is None or not batch.rows:

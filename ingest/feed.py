@@ -7,16 +7,18 @@ that a step by length begins with there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ingest.by_length import Pools, find_column
 from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch, share
 from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo, Split
+from ingest.device import Scaling
 from ingest.gather import Rows
 from ingest.list_batches import cut_lists
 from ingest.order import Order
@@ -77,6 +79,12 @@ class CachedFeed(FeedCursor):
         """
         self._check_start(epoch, start)
         yield from self._handed_over(epoch, self._groups(epoch, start))
+
+    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
+        """As any feed does; for a GPU rows are gathered into pinned memory at once."""
+        super().deliver_to(device, as_float)
+        if torch.device(device).type == "cuda":
+            self._rows.pin_memory()
 
     def _groups(self, epoch: int, start: int) -> Iterator[list[Batch]]:
         """Gather some batches with one call and cut them apart: the tensors of a group share one allocation."""

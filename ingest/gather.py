@@ -70,6 +70,11 @@ class Rows:
         self._images = [column for column in self.columns if column.encoded]
         self._decoder = ImageDecoder()
 
+    def pin_memory(self) -> None:
+        """Gather into pinned memory from now on, which a GPU copies from by itself."""
+        for memory in self._memory.values():
+            memory.pinned = True
+
     def will_need(self, ids: NDArray[np.int64], own: NDArray[np.bool_]) -> None:
         """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile.
 
@@ -188,10 +193,13 @@ class _Memory:
 
     def __init__(self, column: ColumnInfo) -> None:
         self._column = column
+        self.pinned = False
         self._free: list[NDArray[Any]] = []
 
     def lend(self, rows: int) -> torch.Tensor:
         """A tensor [rows, *shape] of arbitrary values."""
+        if self.pinned:  # torch keeps such memory for later itself, until the GPU's copies from it are done
+            return torch.empty((rows, *self._column.shape), dtype=_torch_dtype(self._column.dtype), pin_memory=True)
         piece: NDArray[Any] | None = None
         while self._free and (piece is None or len(piece) < rows):
             piece = self._free.pop()

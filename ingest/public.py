@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ingest.cursor import Augment, FeedShare, LastBatch
 from ingest.dataset import DatasetManifest, Split, manifest_path
+from ingest.device import Scaling
 from ingest.feed import CachedFeed, open_parts, shards_in
 from ingest.order import make_order
 from ingest.sampling import Mixture
@@ -46,6 +47,8 @@ def open_feed(
     world_size: int | None = None,
     columns: Sequence[str] | None = None,
     augment: Augment | None = None,
+    device: torch.device | str = "cpu",
+    as_float: Mapping[str, Scaling] | None = None,
     prefetch: int = 2,
     last: LastBatch = "keep",
 ) -> CachedFeed:
@@ -74,6 +77,10 @@ def open_feed(
         columns: only these, in this order; None takes all.
         augment: changes each batch in the thread that reads ahead: `augment(columns, generator)` gives the columns back, and
             takes chance from the generator (`random`, `normal`, `integers`), so that it is exact to continue.
+        device: where batches are put. For a GPU ("cuda") rows are gathered into pinned memory, and the thread that reads ahead
+            copies them on a stream of its own while the GPU works on the batches before.
+        as_float: columns that become float32 on that device, after `augment`: `{"image": (scale, shift)}` makes
+            `values * scale + shift`. Numbers, or lists that broadcast over a row's shape from its last dimension on.
         prefetch: groups of batches gathered ahead in a thread; 0 uses no thread.
         last: what becomes of an epoch's last batch where the rows do not fill it: `keep` makes it shorter, `drop` leaves its
             rows out of the epoch, `fill` adds the epoch's first rows.
@@ -82,7 +89,8 @@ def open_feed(
         DataError: there is no such dataset or split, or a shard is missing.
         ServiceError: its store does not answer.
         DataError: several datasets do not have the same columns and classes.
-        SpecError: an unknown column, numbers that make no sense, or only one of `rank` and `world_size` is given.
+        SpecError: an unknown column, a device that is not there, numbers that make no sense, or only one of `rank` and
+            `world_size` is given.
     """
     addresses = [dataset] if isinstance(dataset, str) else list(dataset)
     if not addresses:
@@ -156,6 +164,7 @@ def open_feed(
         raise SpecError(f"open_feed: {error.args[0] if error.args else error}") from error
     if augment is not None:
         feed.augment_with(augment, seed)
+    feed.deliver_to(device, as_float)
     return feed
 
 

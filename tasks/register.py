@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ingest.list_batches import batch_rows_of, padded_of
 from ingest.order import make_order
 from ingest.spec import ShuffleSpec
@@ -67,7 +69,7 @@ def _example(ctx: RunContext) -> dict[str, Any]:
     """The first rows of the train split, without the label."""
     manifest = ctx.manifest
     as_stored = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
-    feed = open_job_feed(replace(make_job(ctx), order=as_stored), "train", 0, 1)
+    feed = open_job_feed(replace(make_job(ctx), order=as_stored), "train", 0, 1, torch.device("cpu"))
     first = next(feed.batches(0))
     rows = batch_rows_of(first.columns, 0, min(EXAMPLE_ROWS, first.rows), manifest.feed_schema.packed)
     example: dict[str, Any] = {}

@@ -87,7 +87,7 @@ def evaluate(
     for split in splits:
         if not rows_of.get(split):
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
-        feed = open_job_feed(job, split, 0, 1)
+        feed = open_job_feed(job, split, 0, 1, device)
         measured = make_metrics(names, schema, recipe).to(device)
         findings = Findings(schema)
 

@@ -1,4 +1,4 @@
-"""Which feed does a rank read, and how do its batches reach the rank's device?"""
+"""Which feed does a rank read?"""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import partial
 
 import ray
 import torch
-from torch import Tensor
 
-from ingest.cursor import Batch, Feed, LastBatch
+from ingest.cursor import Feed, LastBatch
 from ingest.dataset import Split
 from ingest.feed import open_feed
 from ingest.order import Order, make_order
@@ -19,13 +18,17 @@ from ingest.spec import ShuffleSpec
 from ingest.uncached import RowSource
 from training.job import TrainJob
 
-__all__ = ["MemoryFeeds", "StreamFeeds", "on_device", "open_job_feed"]
+__all__ = ["MemoryFeeds", "StreamFeeds", "open_job_feed"]
 
 
-def open_job_feed(job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
-    """Open this rank's feed of a split: the train split in the job's order, held-out splits as stored."""
-    if job.open_feeds is not None:
-        return job.open_feeds(job, split, rank, world_size)
+def open_job_feed(job: TrainJob, split: Split, rank: int, world_size: int, device: torch.device) -> Feed:
+    """Open this rank's feed of a split, with batches on `device`: the train split in the job's order, others as stored."""
+    feed = (job.open_feeds or _open_cached)(job, split, rank, world_size)
+    feed.deliver_to(device)
+    return feed
+
+
+def _open_cached(job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
     return open_feed(
         job.data_storage,
         job.manifest,
@@ -83,10 +86,3 @@ def _order(job: TrainJob, split: Split) -> Order:
         return job.order
     # As stored, but for what a step may hold: what is too large to learn is too large to predict.
     return make_order(ShuffleSpec(mode="none", by_length=job.order.by_length), job.manifest.rows[split])
-
-
-def on_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
-    """The batch's columns on `device`. Pinned memory is copied without waiting for the device."""
-    if device.type == "cpu":
-        return dict(batch.columns)
-    return {name: column.to(device, non_blocking=True) for name, column in batch.columns.items()}

@@ -16,7 +16,6 @@ from torch import Tensor
 from ingest.cursor import Batch, Feed
 from penstock.errors import DataError
 from training.exchange import Exchange
-from training.feeds import on_device
 from training.group import Group
 from training.job import TrainJob
 from training.learner import Learner
@@ -151,7 +150,7 @@ def _check_finite(job: TrainJob, state: TrainState, losses: list[float]) -> None
 
 
 def _learn(parts: Parts, batch: Batch) -> Tensor:
-    return parts.learner.step(on_device(batch, parts.group.device), batch.rows, batch.global_rows)
+    return parts.learner.step(batch.columns, batch.rows, batch.global_rows)
 
 
 def _finished(job: TrainJob, state: TrainState) -> bool:

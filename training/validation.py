@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ingest.cursor import Feed
-from training.feeds import on_device
 from training.group import Group
 from training.learner import Learner
 from training.metrics import MetricSet
@@ -56,7 +55,7 @@ def run_over(
     for batch in feed.batches(0):
         if batch.rows == 0:
             continue
-        columns = on_device(batch, device)
+        columns = batch.columns
         total += recipe.loss(model, columns).double() * batch.rows
         rows += batch.rows
         if recipe.can_predict and (metrics.metrics or observe):

@@ -73,8 +73,10 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     _make_deterministic(job.spec.cpus_per_worker)
     # One answer for all: a rank that left alone would let the others wait for it.
     stop = group.from_first(stop)
-    feed = open_job_feed(job, "train", group.rank, group.world_size)
-    validation = open_job_feed(job, "validation", group.rank, group.world_size) if job.manifest.rows.get("validation") else None
+    feed = open_job_feed(job, "train", group.rank, group.world_size, group.device)
+    validation = None
+    if job.manifest.rows.get("validation"):
+        validation = open_job_feed(job, "validation", group.rank, group.world_size, group.device)
     # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
