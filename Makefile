@@ -65,6 +65,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@.venv-bench/bin/python -m benchmarks.feed
 	@.venv-bench/bin/python -m benchmarks.beyond
 	@.venv-bench/bin/python -m benchmarks.loop
+	@.venv-bench/bin/python -m benchmarks.gpu
 	@.venv-bench/bin/python -m benchmarks.prepare
 	@.venv-bench/bin/python -m benchmarks.growth
 	@.venv-bench/bin/python -m benchmarks.start

@@ -22,7 +22,7 @@ from ingest.order import make_order
 from ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 
-__all__ = ["BATCH", "CONTENDERS", "Contender", "limit", "penstock_feed"]
+__all__ = ["BATCH", "CONTENDERS", "Contender", "MemoryMap", "limit", "penstock_feed"]
 
 BATCH = 256
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -80,7 +80,7 @@ def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: i
     )
 
 
-class _MemoryMap(torch.utils.data.Dataset):
+class MemoryMap(torch.utils.data.Dataset):
     """What one writes by hand: a map-style dataset that fetches a batch with one gather."""
 
     def __init__(self, rows: Rows, folder: Path) -> None:
@@ -98,7 +98,7 @@ class _MemoryMap(torch.utils.data.Dataset):
 
 
 def _loader(kind: type, rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> Batches:
-    data = _MemoryMap(rows, folder)
+    data = MemoryMap(rows, folder)
     sampler = torch.utils.data.distributed.DistributedSampler(data, world, rank, shuffle=True, seed=17)
     sampler.set_epoch(epoch)
     yield from kind(data, batch_size=BATCH, sampler=sampler, num_workers=0, collate_fn=lambda batch: batch)

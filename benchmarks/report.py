@@ -73,6 +73,13 @@ BEYOND = """\
 {rounds} rounds, nothing in memory at first.
 """
 
+GPU = """\
+## A GPU
+
+{gpu}: a small convolutional network learns from shuffled batches of {batch_rows:,} images of bytes that become floats there,
+{rounds} rounds of {steps:,} steps. The ratio is the share of the time that the GPU is busy.
+"""
+
 START = """\
 ## Start
 
@@ -97,6 +104,7 @@ def main() -> None:
         ]
     lines += _section("beyond", BEYOND, "rows/s", "rows_per_s", "of the limit")
     lines += _section("loop", LOOP, "rows/s", "rows_per_s", "of by hand")
+    lines += _section("gpu", GPU, "rows/s", "rows_per_s", "busy")
     lines += _section("prepare", PREPARE, "rows/s", "rows_per_s", "of by hand") + _memory()
     lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _growth()
     (DOCS / "performance.md").write_text("\n".join(lines).rstrip() + "\n")
