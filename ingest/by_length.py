@@ -37,7 +37,7 @@ class _Pool(NamedTuple):
 
 
 class Pools:
-    """The steps of every epoch.
+    """The steps of every epoch. Pool n holds the positions from `n * pool_rows` on.
 
     Args:
         spec: how rows are put together.
@@ -62,14 +62,14 @@ class Pools:
         self._padded = column.ragged == "padded"
         self._most = spec.batch_entries
         self._seed, self._epoch_rows, self._batch_rows = seed, epoch_rows, batch_rows
-        self._pool_rows = spec.pool_batches * batch_rows
+        self.pool_rows = spec.pool_batches * batch_rows
         self._drawn, self._lengths = ids_at, lengths
         self._pool = functools.lru_cache(maxsize=2)(self._make)
 
     def steps(self, epoch: int, start: int) -> Iterator[tuple[int, int]]:
         """(first position, position after the last) of each step of an epoch, from position `start` on."""
-        for number in range(start // self._pool_rows, -(-self._epoch_rows // self._pool_rows)):
-            first = number * self._pool_rows
+        for number in range(start // self.pool_rows, -(-self._epoch_rows // self.pool_rows)):
+            first = number * self.pool_rows
             for end in (first + self._pool(epoch, number).ends).tolist():
                 if end > start:
                     yield start, end
@@ -77,18 +77,18 @@ class Pools:
 
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
         """Row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,)."""
-        numbers = positions // self._pool_rows
+        numbers = positions // self.pool_rows
         edges = np.flatnonzero(np.diff(numbers)) + 1
         parts = [
-            self._pool(epoch, int(part[0]) // self._pool_rows).ids[part % self._pool_rows]
+            self._pool(epoch, int(part[0]) // self.pool_rows).ids[part % self.pool_rows]
             for part in np.split(positions, edges)
             if len(part)
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _make(self, epoch: int, number: int) -> _Pool:
-        first = number * self._pool_rows
-        ids = self._drawn(epoch, np.arange(first, min(first + self._pool_rows, self._epoch_rows)))
+        first = number * self.pool_rows
+        ids = self._drawn(epoch, np.arange(first, min(first + self.pool_rows, self._epoch_rows)))
         lengths = self._lengths(ids)
         # Packed rows cost what they hold, so only padded ones gain from neighbours of like length.
         by_length = np.argsort(lengths, kind="stable") if self._padded else np.arange(len(ids))

@@ -44,6 +44,10 @@ class Variable:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def copy(self) -> Variable:
+        """The same in memory of its own."""
+        return Variable(self.offsets.copy(), self.values.copy())
+
 
 class RaggedType(pa.ExtensionType):  # type: ignore[misc]
     """Lists of numbers of any length.

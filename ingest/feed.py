@@ -7,7 +7,7 @@ that a step by length begins with there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,11 +24,12 @@ from ingest.list_batches import cut_lists
 from ingest.order import Order
 from ingest.sampling import check_column, make_draws, mixed_draws
 from ingest.shard_rows import shard_rows
+from ingest.spec import LengthSpec
 from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.storage import Storage
 
-__all__ = ["CachedFeed", "open_feed", "open_parts", "select_columns", "shards_in"]
+__all__ = ["CachedFeed", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]
 
 GROUP_BYTES = 4 << 20
 """About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather."""
@@ -60,16 +61,7 @@ class CachedFeed(FeedCursor):
         self._drawn_at = self._ids_at
         self._pools: Pools | None = None
         if order.by_length is not None:
-            column = find_column(order.by_length, schema.columns)
-            self._pools = Pools(
-                order.by_length,
-                column,
-                order.seed,
-                self.num_rows,
-                part.batch_rows,
-                self._ids_at,
-                partial(rows.lengths, column.name),
-            )
+            self._pools = make_pools(order.by_length, order.seed, rows, self.num_rows, part.batch_rows, self._ids_at)
             self._ids_at = self._pools.ids_at
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -86,8 +78,7 @@ class CachedFeed(FeedCursor):
         if torch.device(device).type == "cuda":
             self._rows.pin_memory()
 
-    def _groups(self, epoch: int, start: int) -> Iterator[list[Batch]]:
-        """Gather some batches with one call and cut them apart: the tensors of a group share one allocation."""
+    def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:
         announced = start if self._rows.ahead_rows else self.num_rows
         for cuts in self._cuts(epoch, start):
             while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
@@ -95,20 +86,7 @@ class CachedFeed(FeedCursor):
                 # By the ids before they are put into steps by length, which open shards to find the lengths.
                 self._rows.will_need(self._drawn_at(epoch, np.arange(announced, upto)), self._is_own(announced, upto))
                 announced = upto
-            shares = [share(stop - begin, self.part.rank, self.part.world_size) for begin, stop in cuts]
-            own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
-            ids = self._ids_at(epoch, np.concatenate([np.arange(low, high) for low, high in own]))
-            sizes = [high - low for low, high in own]
-            columns = {name: tensor.split(sizes) for name, tensor in self._rows.take(ids).items()}
-            lists = [cut_lists(self.schema[name], packed, sizes) for name, packed in self._rows.take_lists(ids).items()]
-            group, taken = [], 0
-            for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, own, strict=True)):
-                tensors = {name: parts[index] for name, parts in columns.items()}
-                for cut in lists:
-                    tensors.update(cut[index])
-                group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, low, stop))
-                taken += high - low
-            yield group
+            yield gathered(self._rows, self.part, cuts, partial(self._ids_at, epoch))
 
     def _is_own(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Which positions of [start, stop) this rank reads; all of them where steps differ in their rows."""
@@ -133,6 +111,37 @@ class CachedFeed(FeedCursor):
         for first in range(start, self.num_rows, batch_rows * count):
             stop = min(first + batch_rows * count, self.num_rows)
             yield [(begin, min(begin + batch_rows, stop)) for begin in range(first, stop, batch_rows)]
+
+
+def make_pools(spec: LengthSpec, seed: int, rows: Rows, epoch_rows: int, batch_rows: int, ids_at: IdsAt) -> Pools:
+    """The steps by length of every epoch over `rows`. Raises SpecError where there is no such column of lists."""
+    column = find_column(spec, rows.columns)
+    return Pools(spec, column, seed, epoch_rows, batch_rows, ids_at, partial(rows.lengths, column.name))
+
+
+def gathered(
+    rows: Rows, part: FeedShare, cuts: Sequence[tuple[int, int]], ids_at: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> list[Batch]:
+    """Gather one rank's share of some global batches with one call and cut them apart: they share one allocation.
+
+    Args:
+        cuts: first and end position of each global batch.
+        ids_at: ascending positions -> row ids.
+    """
+    shares = [share(stop - begin, part.rank, part.world_size) for begin, stop in cuts]
+    own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
+    ids = ids_at(np.concatenate([np.arange(low, high) for low, high in own]))
+    sizes = [high - low for low, high in own]
+    columns = {name: tensor.split(sizes) for name, tensor in rows.take(ids).items()}
+    lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
+    group, taken = [], 0
+    for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, own, strict=True)):
+        tensors = {name: parts[index] for name, parts in columns.items()}
+        for cut in lists:
+            tensors.update(cut[index])
+        group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, low, stop))
+        taken += high - low
+    return group
 
 
 def _filled(ids_at: IdsAt, epoch_rows: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

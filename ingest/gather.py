@@ -20,7 +20,7 @@ from ingest.dataset import ColumnInfo
 from ingest.list_batches import Packed
 from ingest.variable_rows import ImageDecoder, Places, places_of, take_lists
 
-__all__ = ["Block", "Rows", "empty_tensors"]
+__all__ = ["Block", "Rows"]
 
 Block = Mapping[str, np.ndarray | Variable]
 
@@ -115,23 +115,26 @@ class Rows:
             self._decoder.decode(image, self._places(image, ids), tensors[image.name])
         return tensors
 
-    def take_lists(self, ids: NDArray[np.int64]) -> dict[str, Packed]:
-        """The columns of lists of rows `ids`, by name; their tensors are the caller's."""
-        if not self._lists:
-            return {}
+    def take_lists(self, ids: NDArray[np.int64]) -> list[tuple[ColumnInfo, Packed]]:
+        """The columns of lists of rows `ids`; their tensors are the caller's."""
         if not len(ids):
             empty = np.zeros(1, np.int64)
-            return {c.name: Packed(torch.from_numpy(np.empty(0, np.dtype(c.dtype))), empty) for c in self._lists}
-        return {column.name: take_lists(self._places(column, ids)) for column in self._lists}
+            return [(c, Packed(torch.from_numpy(np.empty(0, np.dtype(c.dtype))), empty)) for c in self._lists]
+        return [(column, take_lists(self._places(column, ids))) for column in self._lists]
 
     def lengths(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many entries rows `ids` have in a column of lists: int64, shape (n,) to (n,)."""
         column = next(column for column in self._lists if column.name == name)
         return self._places(column, ids).lengths
 
+    def let_go(self, before: int) -> None:
+        """Close blocks of which all rows lie before row `before`, for nobody gathers those any more."""
+        for index in [index for index in self._opened if self._ends[index] <= before]:
+            del self._opened[index]
+
     def _places(self, column: ColumnInfo, ids: NDArray[np.int64]) -> Places:
         blocks = np.searchsorted(self._ends, ids, side="right")
-        opened = {index: self._block(index) for index in np.flatnonzero(np.bincount(blocks)).tolist()}
+        opened = {index: self._block(index) for index in _distinct(blocks).tolist()}
         views: Any = {index: block[column.name] for index, block in opened.items()}
         return places_of(views, column.dtype, blocks, ids - self._starts[blocks])._replace(held=list(opened.values()))
 
@@ -154,19 +157,19 @@ class Rows:
 
     def _take_scattered(self, ids: NDArray[np.int64], blocks: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
         """Copy each row in one pass from wherever it lies: in one address space, an address is an index."""
-        needed = np.flatnonzero(np.bincount(blocks)).tolist()
-        opened: list[Any] = [self._block(block) for block in needed]  # held until the copies are made
+        needed = _distinct(blocks)
+        opened: list[Any] = [self._block(block) for block in needed.tolist()]  # held until the copies are made
         local = ids - self._starts[blocks]
-        addresses = np.zeros(len(self._ends), np.int64)
+        addresses = np.zeros(needed[-1] - needed[0] + 1, np.int64)
         for name, tensor in tensors.items():
             begins = [block[name].ctypes.data for block in opened]
             first, end = min(begins), max(begin + block[name].nbytes for begin, block in zip(begins, opened, strict=True))
-            addresses[needed] = begins
+            addresses[needed - needed[0]] = begins
             row_bytes = tensor[0].nbytes
             memory = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first)))
             # Row i of this view is the `row_bytes` bytes from `first + i` on. What lies between the blocks is never read.
             rows_at = memory.as_strided((end - first - row_bytes + 1, row_bytes), (1, 1))
-            at = torch.from_numpy(addresses[blocks] - first + local * row_bytes)
+            at = torch.from_numpy(addresses[blocks - needed[0]] - first + local * row_bytes)
             torch.index_select(rows_at, 0, at, out=tensor.view(torch.uint8).view(len(ids), row_bytes))
 
     def _block(self, index: int) -> Block:
@@ -183,6 +186,12 @@ class Rows:
 
     def _open_bytes(self) -> int:
         return sum(self._block_bytes[index] for index in self._opened)
+
+
+def _distinct(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The blocks that occur, ascending. Of a stream's many a batch needs neighbours: those before them cost nothing."""
+    first = blocks.min()
+    return np.flatnonzero(np.bincount(blocks - first)) + first
 
 
 class _Memory:
@@ -213,12 +222,3 @@ class _Memory:
     def _take_back(self, piece: NDArray[Any]) -> None:
         if len(self._free) < self.KEPT:
             self._free.append(piece)
-
-
-def empty_tensors(columns: Sequence[ColumnInfo], rows: int) -> dict[str, torch.Tensor]:
-    """Uninitialised tensors [rows, *shape], one per column."""
-    return {c.name: torch.empty((rows, *c.shape), dtype=_torch_dtype(c.dtype)) for c in columns}
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, np.dtype(name))).dtype

@@ -9,7 +9,8 @@ a state continues only if the content is the same.
   order only with `preserve_order`, which `streamed` sets.
 - Each rank runs the whole pipeline and keeps its share, so W workers prepare every row W times. Nothing couples the ranks: none
   can hold up another, and no rows are dropped to make shares equal, as Ray Data's own `streaming_split` does.
-- Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; no order of the whole split.
+- Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; no order of the whole split. Steps
+  by length hold two pools of rows (`shuffle.by_length.pool_batches`) besides. Images that stay encoded are held encoded.
 - A resume prepares the epoch's rows from the start again and skips those already consumed.
 - Ray tasks need CPUs that the training workers do not hold, or the first batch never comes (Ray Data gives up only after 30
   minutes). A stream runs at most `tasks` of them at a time, because a task that waits for its reader keeps its CPUs: without a
@@ -18,23 +19,26 @@ a state continues only if the content is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
-import torch
 from numpy.typing import NDArray
 
-from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch, share
+from ingest.by_length import find_column
+from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch
 from ingest.dataset import ColumnInfo, FeedSchema, Split
-from ingest.feed import CachedFeed, select_columns
-from ingest.gather import Rows, empty_tensors
+from ingest.feed import CachedFeed, gathered, make_pools, select_columns
+from ingest.gather import Block, Rows
 from ingest.order import Order
 from ingest.parallel import quiet_ray_data, raising_the_original
+from ingest.shards import column_view, columns_of, contiguous
 from ingest.splitmix import hash_words
 from penstock.errors import DataError, SpecError
 
@@ -55,7 +59,6 @@ STREAMS_PER_RANK = 2
 """A rank reads the validation split while its place in the train split stays open."""
 
 T = TypeVar("T")
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class MemoryDataset:
     schema: FeedSchema
     split: Split
     blocks: tuple[Any, ...]
-    """Object references; each is a dict of column name to array [rows, *shape]."""
+    """Object references, each of a `Block`."""
     block_rows: tuple[int, ...]
+    size_bytes: int
+    """About what the blocks take together."""
     content: str
     """Digest of the values, block by block; the same rows in the same blocks give the same."""
 
@@ -92,7 +97,8 @@ class MemoryFeed(CachedFeed):
         last: LastBatch = "keep",
     ) -> None:
         schema = select_columns(dataset.schema, columns)
-        rows = Rows(schema.columns, dataset.block_rows, lambda index: ray.get(dataset.blocks[index]))
+        list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.ragged for column in schema.columns) else 0
+        rows = Rows(schema.columns, dataset.block_rows, lambda index: ray.get(dataset.blocks[index]), list_bytes=list_bytes)
         part = FeedShare(batch_rows, rank, world_size, prefetch, last)
         super().__init__(schema, dataset.split, dataset.content, rows, order, part)
 
@@ -103,7 +109,7 @@ def streamed(
     """Describe a Ray Data pipeline that prepares `items` (source files, or commit units) in order, one task each.
 
     Args:
-        tables_of: gives an item's prepared rows as tables of fixed-shape columns; must give equal rows every time.
+        tables_of: gives an item's prepared rows as tables of columns as a shard holds them; must give equal rows every time.
         num_cpus: CPUs one task asks for.
         tasks: how many may run at a time; the order of rows does not depend on it.
 
@@ -132,14 +138,6 @@ def streams_cpus(ranks: int) -> float:
 def stream_tasks(ranks: int, free_cpus: float) -> int:
     """How many tasks each stream of `ranks` ranks may run at a time, one CPU's work each, in `free_cpus`; at least 1."""
     return max(1, int(free_cpus / (ranks * STREAMS_PER_RANK)))
-
-
-class _Window(NamedTuple):
-    """Consecutive rows of the stream, and the order in which they are read."""
-
-    first: int
-    arrays: Arrays
-    order: NDArray[np.int64]
 
 
 class StreamFeed(FeedCursor):
@@ -176,7 +174,10 @@ class StreamFeed(FeedCursor):
             )
         part = FeedShare(batch_rows, rank, world_size, prefetch)
         super().__init__(select_columns(schema, columns), split, content, order, part)
+        if order.by_length is not None:
+            find_column(order.by_length, self.schema.columns)
         self._make_dataset = make_dataset
+        self._window_rows = order.window_rows if order.mode == "windowed" else batch_rows
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on; the rows before are prepared and skipped.
@@ -188,53 +189,64 @@ class StreamFeed(FeedCursor):
         if start < self.num_rows:
             yield from self._handed_over(epoch, self._batches(epoch, start))
 
-    def _batches(self, epoch: int, start: int) -> Iterator[list[Batch]]:
-        """Cut the windows into batches; a batch may take rows of several windows."""
-        position, pieces = start, list[tuple[NDArray[np.int64], Arrays]]()
-        for window in self._windows(epoch, start):
-            end = window.first + len(window.order)
-            while position < self.num_rows:
-                rows = min(self.part.batch_rows, self.num_rows - position)
-                low, high = share(rows, self.part.rank, self.part.world_size)
-                taken = window.order[max(position + low - window.first, 0) : max(min(position + high, end) - window.first, 0)]
-                if len(taken):
-                    pieces.append((window.first + taken, {name: a.take(taken, axis=0) for name, a in window.arrays.items()}))
-                if position + rows > end:
-                    break
-                yield [self._batch(pieces, rows, position + low, position + rows)]
-                position, pieces = position + rows, []
+    def _batches(self, epoch: int, start: int) -> Generator[list[Batch]]:
+        """Gather batches one by one, for the next one may be long in coming."""
+        batch_rows, sizes = self.part.batch_rows, [self._window_rows] * (self.num_rows // self._window_rows)
+        with ExitStack() as held:
+            windows = enumerate(held.enter_context(closing(self._windows())))
 
-    def _batch(self, pieces: list[tuple[NDArray[np.int64], Arrays]], global_rows: int, first: int, position: int) -> Batch:
-        if not pieces:
-            return Batch(empty_tensors(self.schema.columns, 0), np.empty(0, np.int64), 0, global_rows, first, position)
-        ids = np.concatenate([piece_ids for piece_ids, _ in pieces])
-        names = [column.name for column in self.schema.columns]
-        tensors = {name: torch.from_numpy(np.concatenate([arrays[name] for _, arrays in pieces])) for name in names}
-        return Batch(tensors, ids, len(ids), global_rows, first, position)
+            def block(index: int) -> Block:
+                # Asked for in rising order. Windows that are passed over were consumed before, or are for other ranks.
+                table = next(table for number, table in windows if number == index)
+                return {name: column_view(contiguous(table.column(name))) for name in table.column_names}
 
-    def _windows(self, epoch: int, start: int) -> Iterator[_Window]:
-        """Windows that reach beyond `start`. Their bounds are counted from the epoch's first row, so a resume sees the same."""
+            rows = Rows(self.schema.columns, [*sizes, self.num_rows % self._window_rows], block)
+            held.callback(rows.let_go, self.num_rows)  # the pools, which hold `rows`, wait for the garbage collection
+            pool_rows, ids_at = 1, self._ids_at
+            firsts = range(start, self.num_rows, batch_rows)
+            cuts: Iterator[tuple[int, int]] = ((first, min(first + batch_rows, self.num_rows)) for first in firsts)
+            if self.order.by_length is not None:
+                pools = make_pools(self.order.by_length, self.order.seed, rows, self.num_rows, batch_rows, ids_at)
+                pool_rows, ids_at, cuts = pools.pool_rows, pools.ids_at, pools.steps(epoch, start)
+            for begin, stop in cuts:
+                rows.let_go(begin - begin % pool_rows)
+                yield gathered(rows, self.part, [(begin, stop)], partial(ids_at, epoch))
+            for _ in windows:  # to the stream's end, where its rows are counted
+                pass
+
+    def _windows(self) -> Generator[pa.Table]:
+        """The rows of an epoch, cut up from its first row on, so that a resume sees the same windows."""
         first = 0
-        window_rows = self.order.window_rows if self.order.mode == "windowed" else self.part.batch_rows
-        for arrays, rows in _regrouped(self._arrays(), window_rows):
-            if first + rows > self.num_rows:
+        for window in _regrouped(self._tables(), self._window_rows):
+            missing = self.num_rows - first
+            if window.num_rows > missing:
                 raise self._wrong_rows(f"more than {self.num_rows}")
-            if first + rows > start:
-                yield _Window(first, arrays, self._order_within(epoch, first // window_rows, rows))
-            first += rows
+            if window.num_rows < min(self._window_rows, missing):
+                raise self._wrong_rows(f"only {first + window.num_rows}")
+            yield window
+            first += window.num_rows
         if first < self.num_rows:
             raise self._wrong_rows(f"only {first}")
 
-    def _order_within(self, epoch: int, window: int, rows: int) -> NDArray[np.int64]:
-        if self.order.mode == "none":
-            return np.arange(rows, dtype=np.int64)
-        # The window's number takes part in the seed, so that every window of an epoch has an order of its own.
-        return Order(mode="global", seed=hash_words(self.order.seed, window), rows=rows).ids(epoch, 0, rows)
+    def _ids_at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row ids, counted in the stream, at ascending positions."""
+        if self.order.mode == "none" or not len(positions):
+            return positions
+        windows = positions // self._window_rows
+        parts = np.split(positions, np.flatnonzero(np.diff(windows)) + 1)
+        return np.concatenate([self._ids_within(epoch, int(part[0]) // self._window_rows, part) for part in parts])
 
-    def _arrays(self) -> Iterator[Arrays]:
+    def _ids_within(self, epoch: int, window: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        first = window * self._window_rows
+        rows = min(self._window_rows, self.num_rows - first)
+        # The window's number takes part in the seed, so that every window of an epoch has an order of its own.
+        order = Order(mode="global", seed=hash_words(self.order.seed, window), rows=rows)
+        return first + order.ids_at(epoch, positions - first)
+
+    def _tables(self) -> Iterator[pa.Table]:
         with raising_the_original():
             for table in self._make_dataset().iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-                yield table_columns(table, self.schema.columns)
+                yield select_prepared(table, self.schema.columns)
 
     def _wrong_rows(self, found: str) -> DataError:
         return DataError(
@@ -243,52 +255,32 @@ class StreamFeed(FeedCursor):
         )
 
 
-def table_columns(table: pa.Table, columns: Sequence[ColumnInfo]) -> Arrays:
-    """Arrays [rows, *shape] of a prepared table's columns, each contiguous and in its column's dtype.
+def select_prepared(table: pa.Table, columns: Sequence[ColumnInfo]) -> pa.Table:
+    """Only `columns` of a prepared table, so that tables of different files can be put together.
 
     Raises:
-        DataError: a column is missing or has another shape or dtype.
+        DataError: a column is missing or is another one.
     """
-    arrays: Arrays = {}
+    stored = {info.name: info for info in columns_of(table.schema)}
     for column in columns:
-        if column.name not in table.column_names:
+        if column.name not in stored:
             raise DataError(f"prepared rows lack column {column.name!r}; they have {table.column_names}")
-        chunks = [_chunk_array(chunk) for chunk in table.column(column.name).chunks]
-        values = np.concatenate(chunks) if chunks else np.empty((0, *column.shape), column.dtype)
-        if values.dtype == np.bool_:
-            values = values.astype(np.uint8)
-        if values.shape[1:] != column.shape or values.dtype != np.dtype(column.dtype):
-            raise DataError(
-                f"column {column.name!r} of prepared rows is {values.dtype}{list(values.shape[1:])} per row, "
-                f"the schema says {column.dtype}{list(column.shape)}"
-            )
-        arrays[column.name] = values
-    return arrays
+        if stored[column.name] != column:
+            raise DataError(f"prepared rows have a column {stored[column.name]}, the schema says {column}")
+    return pa.table({column.name: table.column(column.name) for column in columns})
 
 
-def _chunk_array(chunk: pa.Array) -> np.ndarray:
-    if hasattr(chunk, "to_numpy_ndarray"):
-        return chunk.to_numpy_ndarray()
-    return chunk.to_numpy(zero_copy_only=False)
-
-
-def _regrouped(parts: Iterable[Arrays], rows: int) -> Iterator[tuple[Arrays, int]]:
-    """Cut a stream of column arrays into pieces of exactly `rows` rows (the last may be shorter), whatever the parts' sizes."""
-    held: list[Arrays] = []
+def _regrouped(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Cut a stream of tables into tables of exactly `rows` rows (the last may be shorter), whatever the sizes they come in."""
+    held: list[pa.Table] = []
     count = 0
-    for part in parts:
-        size = len(next(iter(part.values())))
+    for table in tables:
         taken = 0
-        while taken < size:
-            step = min(size - taken, rows - count)
-            held.append({name: values[taken : taken + step] for name, values in part.items()})
-            taken, count = taken + step, count + step
+        while taken < table.num_rows:
+            held.append(table.slice(taken, rows - count))
+            taken, count = taken + held[-1].num_rows, count + held[-1].num_rows
             if count == rows:
-                yield _joined(held), count
+                yield pa.concat_tables(held)
                 held, count = [], 0
     if count:
-        yield _joined(held), count
-
-
-def _joined(parts: Sequence[Arrays]) -> Arrays:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        yield pa.concat_tables(held)

@@ -22,7 +22,9 @@ __all__ = [
     "PROVENANCE_COLUMNS",
     "ShardBuffer",
     "ShardReader",
+    "column_view",
     "columns_of",
+    "contiguous",
     "open_shard",
     "tensor_array",
     "with_provenance",
@@ -89,28 +91,42 @@ def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
     # The field's nullability and the schema's metadata are part of the bytes, so both are fixed here.
     schema = pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
     columns_of(schema)
-    batch = pa.RecordBatch.from_arrays([_contiguous(column) for column in table.columns], schema=schema)
+    batch = pa.RecordBatch.from_arrays([contiguous(column) for column in table.columns], schema=schema)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(batch)
     return int(batch.num_rows)
 
 
-def _contiguous(column: pa.ChunkedArray) -> pa.Array:
+def contiguous(column: pa.ChunkedArray) -> pa.Array:
+    """A prepared column as one array of its plain values alone.
+
+    Raises:
+        DataError: a value is null.
+    """
     # Rebuilt from the plain values: a slice would carry its offset, and a validity bitmap its bytes, into the file.
     if isinstance(column.type, RaggedType | ImageType):
         if any(chunk.storage.null_count for chunk in column.chunks):
-            raise DataError(f"a column of type {column.type} still holds nulls when its shard is written")
+            raise DataError(f"a column of type {column.type} still holds nulls after it was prepared")
         return variable_array(column.type, [variable_view(chunk) for chunk in column.chunks])
     if not isinstance(column.type, pa.FixedShapeTensorType):
         flat = column.combine_chunks()
         if flat.null_count:
-            raise DataError(f"a column of type {column.type} still holds {flat.null_count} nulls when its shard is written")
+            raise DataError(f"a column of type {column.type} still holds {flat.null_count} nulls after it was prepared")
         return pa.array(flat.to_numpy(zero_copy_only=True))
     values = pa.concat_arrays([chunk.storage.flatten() for chunk in column.chunks])
     width = int(np.prod(column.type.shape))
     if values.null_count or len(values) != len(column) * width:
-        raise DataError(f"a column of type {column.type} still holds nulls when its shard is written")
+        raise DataError(f"a column of type {column.type} still holds nulls after it was prepared")
     return pa.ExtensionArray.from_storage(column.type, pa.FixedSizeListArray.from_arrays(values, width))
+
+
+def column_view(array: pa.Array) -> np.ndarray | Variable:
+    """One array of a shard's or of a prepared column as [rows, *shape] or a `Variable`, read-only and without a copy."""
+    if isinstance(array.type, RaggedType | ImageType):
+        return variable_view(array)
+    if not isinstance(array.type, pa.FixedShapeTensorType):
+        return as_numbers(array)
+    return as_numbers(array.storage.values).reshape(len(array), *array.type.shape)
 
 
 class ShardBuffer:
@@ -180,13 +196,7 @@ class ShardReader:
         index = self._batch.schema.get_field_index(name)
         if index < 0:
             raise KeyError(f"no column {name!r} in {self.path}; it has {self._batch.schema.names}")
-        array = self._batch.column(index)
-        if isinstance(array.type, RaggedType | ImageType):
-            return variable_view(array)
-        if not isinstance(array.type, pa.FixedShapeTensorType):
-            return as_numbers(array)
-        flat = as_numbers(array.storage.values)
-        return flat.reshape(self.rows, *array.type.shape)
+        return column_view(self._batch.column(index))
 
 
 def open_shard(path: str | Path) -> ShardReader:

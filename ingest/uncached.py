@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import ray
 
 from ingest.dataset import SPLITS, DatasetManifest, Split
 from ingest.fitted_state import FittedPreprocess
+from ingest.gather import Block
 from ingest.materialize import materialize
 from ingest.parallel import raising_the_original
 from ingest.ray_feed import MemoryDataset
@@ -36,7 +36,6 @@ __all__ = ["RowSource"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ class RowSource:
                     split=split,
                     blocks=tuple(blocks[shard.path] for shard in shards),
                     block_rows=tuple(shard.rows for shard in shards),
+                    size_bytes=sum(shard.size_bytes for shard in shards),
                     content=digest_of([shard.digest for shard in shards]),
                 )
         return manifest.model_copy(update={"shards": ()}), datasets
@@ -160,12 +160,12 @@ class _Nowhere(Storage):
 @ray.remote(num_returns="streaming")
 def _make_unit(fn: Callable[[Any], Any], job: Any, keep: bool) -> Iterator[Any]:
     """Give what came of the unit, and then, if they are to be kept, the columns of its shards in the record's order."""
-    columns: dict[str, Arrays] = {}
+    columns: dict[str, Block] = {}
 
     def take(local: Path, path: str) -> None:
         reader = open_shard(local)
         # Copied, for the file goes away and its pages with it.
-        columns[path] = {column.name: np.array(reader.column(column.name)) for column in reader.columns}
+        columns[path] = {column.name: reader.column(column.name).copy() for column in reader.columns}
 
     unit, result = fn(replace(job, storage=_Nowhere(take if keep else None)))
     yield unit, result

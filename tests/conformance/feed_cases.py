@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,15 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import ray
+from PIL import Image
 from torch import Tensor
 
-from ingest.column_types import RaggedType
+from ingest.column_types import ImageType, RaggedType
 from ingest.cursor import Batch, Feed
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from ingest.feed import open_feed
 from ingest.order import Order
 from ingest.ray_feed import MemoryDataset
-from ingest.shards import tensor_array, with_provenance, write_shard
+from ingest.shards import column_view, contiguous, tensor_array, with_provenance, write_shard
 from ingest.spec import LengthSpec
 from penstock.digest import file_digest
 from penstock.storage import Storage
@@ -44,10 +46,12 @@ LISTS = SCHEMA.model_copy(
             *SCHEMA.columns,
             ColumnInfo(name="tokens", dtype="int32", ragged="padded", pad_value=-1),
             ColumnInfo(name="marks", dtype="float32", ragged="packed"),
+            ColumnInfo(name="picture", dtype="uint8", shape=(2, 3, 3), encoded=True),
         )
     }
 )
-"""The same rows with lists: row i has the `tokens` i, i + 1, ... (as many as i % 7) and i % 3 `marks` of i."""
+"""The same rows with lists: row i has the `tokens` i, i + 1, ... (as many as i % 7), i % 3 `marks` of i, and an encoded
+`picture` all of i % 251."""
 
 
 def values_of(ids: np.ndarray) -> dict[str, np.ndarray]:
@@ -70,21 +74,39 @@ def table(ids: np.ndarray) -> pa.Table:
     return pa.table({name: tensor_array(values) for name, values in values_of(ids).items()})
 
 
-def put_dataset(block_rows: int = 200, rows: int = ROWS) -> MemoryDataset:
+def put_dataset(block_rows: int = 200, rows: int = ROWS, *, lists: bool = False) -> MemoryDataset:
     """Put the rows into Ray's object store, `block_rows` in each object."""
     parts = [np.arange(start, min(start + block_rows, rows)) for start in range(0, rows, block_rows)]
-    blocks = tuple(ray.put(values_of(ids)) for ids in parts)
-    return MemoryDataset(SCHEMA, "train", blocks, tuple(len(ids) for ids in parts), content=f"{rows} rows")
+    prepared = [(lists_table if lists else table)(ids) for ids in parts]
+    return MemoryDataset(
+        schema=LISTS if lists else SCHEMA,
+        split="train",
+        blocks=tuple(
+            ray.put({name: column_view(contiguous(t.column(name))).copy() for name in t.column_names}) for t in prepared
+        ),
+        block_rows=tuple(len(ids) for ids in parts),
+        size_bytes=sum(t.nbytes for t in prepared),
+        content=f"{rows} rows",
+    )
 
 
 def lists_table(ids: np.ndarray) -> pa.Table:
-    """Those rows with their lists."""
+    """Those rows with their lists and pictures."""
     made = table(ids)
     tokens, marks = ([list(range(i, i + i % 7)) for i in ids.tolist()], [[float(i)] * (i % 3) for i in ids.tolist()])
-    for info, lists in zip(LISTS.columns[-2:], (tokens, marks), strict=True):
+    for name, lists in (("tokens", tokens), ("marks", marks)):
+        info = LISTS[name]
         kind = RaggedType(pa.from_numpy_dtype(info.dtype), info.ragged or "padded", info.pad_value)
-        made = made.append_column(info.name, pa.ExtensionArray.from_storage(kind, pa.array(lists, kind.storage_type)))
-    return made
+        made = made.append_column(name, pa.ExtensionArray.from_storage(kind, pa.array(lists, kind.storage_type)))
+    images = pa.array([_png(i % 251) for i in ids.tolist()], pa.large_binary())
+    return made.append_column("picture", pa.ExtensionArray.from_storage(ImageType((2, 3, 3)), images))
+
+
+@functools.cache
+def _png(value: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((2, 3, 3), value, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def write_dataset(
@@ -130,21 +152,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens a cached dataset for a rank."""
+    """Opens the rows for a rank: `open_as` makes a feed of them, given an order."""
 
-    storage: Storage
-    manifest: DatasetManifest
+    open_as: Callable[..., FullFeed]
     mode: str
     by_length: LengthSpec | None = None
 
-    def __call__(self, *, seed: int = 3, batch_rows: int = BATCH_ROWS, **place: Any) -> FullFeed:
-        order = order_of(self.mode, seed, self.manifest.rows["train"]).model_copy(update={"by_length": self.by_length})
-        return open_feed(self.storage, self.manifest, "train", batch_rows=batch_rows, order=order, **place)
+    def __call__(self, *, seed: int = 3, **place: Any) -> FullFeed:
+        order = order_of(self.mode, seed).model_copy(update={"by_length": self.by_length})
+        return self.open_as(order=order, **{"batch_rows": BATCH_ROWS, **place})
 
 
-def order_of(mode: str, seed: int, rows: int = ROWS) -> Order:
+def order_of(mode: str, seed: int) -> Order:
     """An order whose windows end inside batches."""
-    return Order(mode=mode, seed=seed, rows=rows, window_rows=150 if mode == "windowed" else 0)  # type: ignore[arg-type]
+    return Order(mode=mode, seed=seed, rows=ROWS, window_rows=150 if mode == "windowed" else 0)  # type: ignore[arg-type]
 
 
 def check_values(batch: Batch) -> None:
@@ -154,6 +175,9 @@ def check_values(batch: Batch) -> None:
     if "tokens" in columns:
         lists = [columns.pop(name) for name in ("tokens", "tokens_length", "marks", "marks_offsets")]
         _check_lists(batch.row_ids, *lists)
+        picture = columns.pop("picture")
+        assert picture.shape == (batch.rows, 2, 3, 3)
+        assert (picture.numpy() == (batch.row_ids % 251)[:, None, None, None]).all()
     assert set(columns) == set(expected)
     for name, tensor in columns.items():
         assert tensor.numpy().dtype == np.dtype(SCHEMA[name].dtype)

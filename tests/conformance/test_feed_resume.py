@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from torch import Tensor
 
 from ingest.cursor import Batch
+from ingest.feed import open_feed
 from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, streamed
 from ingest.row_generator import RowGenerator
 from ingest.spec import LengthSpec
@@ -24,13 +27,14 @@ from penstock.storage import Storage
 
 from .feed_cases import (
     BATCH_ROWS,
+    LISTS,
     ROWS,
     SCHEMA,
     Case,
     FullFeed,
     Opener,
     check_values,
-    order_of,
+    lists_table,
     put_dataset,
     table,
     write_dataset,
@@ -39,49 +43,47 @@ from .feed_cases import (
 KINDS = [
     *(f"disk-{mode}-{shards}" for mode in ("none", "windowed", "global") for shards in (1, 5)),
     "remote-global-5",
-    "lists-global-5",
-    "lists-windowed-5-bylength",
+    "disk-global-5-lists",
+    "disk-windowed-5-lists-bylength",
     "memory-global",
     "memory-windowed",
-    pytest.param("stream-none", marks=pytest.mark.slow),
-    pytest.param("stream-windowed", marks=pytest.mark.slow),
+    "memory-global-lists",
+    "memory-windowed-lists-bylength",
+    *(
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in ("stream-none", "stream-windowed", "stream-windowed-lists", "stream-none-lists-bylength")
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
-def memory_dataset(ray_cluster: None) -> MemoryDataset:
-    return put_dataset()
+def memory_dataset(ray_cluster: None) -> Callable[[bool], MemoryDataset]:
+    return functools.cache(lambda lists: put_dataset(lists=lists))
 
 
 @pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     monkeypatch.setattr("ingest.feed.GROUP_BYTES", 3 * BATCH_ROWS * 34)  # an epoch takes several groups, of 3 batches and more
     place, mode, *rest = request.param.split("-")
-    if place in ("disk", "remote", "lists"):
-        monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
-        storage = Storage(f"memory://{tmp_path.name}" if place == "remote" else str(tmp_path / "storage"))
-        manifest = write_dataset(storage, tmp_path / "scratch", int(rest[0]), lists=place == "lists")
-        # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.
-        by_length = LengthSpec(column="tokens", pool_batches=5) if "bylength" in rest else None
-        yield Case(request.param, Opener(storage, manifest, mode, by_length), mode != "none")
-        if place == "remote":
-            fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
-        return
+    lists = "lists" in rest
+    # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.
+    by_length = LengthSpec(column="tokens", pool_batches=5) if "bylength" in rest else None
+    storage = Storage(f"memory://{tmp_path.name}" if place == "remote" else str(tmp_path / "storage"))
+    open_as: Callable[..., FullFeed]
     if place == "memory":
-        dataset = request.getfixturevalue("memory_dataset")
-
-        def open_memory(*, seed: int = 3, batch_rows: int = BATCH_ROWS, **part: Any) -> FullFeed:
-            return MemoryFeed(dataset, batch_rows=batch_rows, order=order_of(mode, seed), **part)
-
-        yield Case(request.param, open_memory, mode != "none")
-        return
-    request.getfixturevalue("ray_cluster")
-    make = streamed([(0, 400), (400, 401), (401, ROWS)], lambda bounds: iter([table(np.arange(*bounds))]))
-
-    def open_stream(*, seed: int = 3, batch_rows: int = BATCH_ROWS, **part: Any) -> FullFeed:
-        return StreamFeed(make, SCHEMA, "train", content="c", batch_rows=batch_rows, order=order_of(mode, seed), **part)
-
-    yield Case(request.param, open_stream, mode != "none")
+        open_as = partial(MemoryFeed, request.getfixturevalue("memory_dataset")(lists))
+    elif place == "stream":
+        request.getfixturevalue("ray_cluster")
+        made = lists_table if lists else table
+        make = streamed([(0, 400), (400, 401), (401, ROWS)], lambda bounds: iter([made(np.arange(*bounds))]))
+        open_as = partial(StreamFeed, make, LISTS if lists else SCHEMA, "train", content="c")
+    else:
+        monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+        manifest = write_dataset(storage, tmp_path / "scratch", int(rest[0]), lists=lists)
+        open_as = partial(open_feed, storage, manifest, "train")
+    yield Case(request.param, Opener(open_as, mode, by_length), shuffles=mode != "none" or by_length is not None)
+    if place == "remote":
+        fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
 
 
 def ids_of(batches: Iterator[Batch]) -> list[int]:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
-from ingest.cursor import share
+from ingest.cursor import Batch, FeedShare, share
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
-from ingest.feed import open_feed
+from ingest.feed import GROUP_BYTES, gathered, open_feed
 from ingest.gather import Rows
 from ingest.order import Order
 from ingest.prefetch import ahead
-from ingest.ray_feed import MemoryFeed, StreamFeed, streamed, table_columns
+from ingest.ray_feed import MemoryFeed, StreamFeed, select_prepared, streamed
 from ingest.shard_cache import NodeCache
+from ingest.spec import LengthSpec
 from penstock.errors import DataError, SpecError
 from penstock.storage import Storage
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
-from tests.conformance.feed_cases import ROWS, SCHEMA, check_values, order_of, put_dataset, table, tables, write_dataset
+from tests.conformance.feed_cases import (
+    LISTS,
+    ROWS,
+    SCHEMA,
+    check_values,
+    lists_table,
+    order_of,
+    put_dataset,
+    table,
+    tables,
+    write_dataset,
+)
 
 GLOBAL = order_of("global", 3)
 
@@ -202,16 +216,14 @@ def test_the_source_is_closed_when_the_reader_stops() -> None:
     assert closed.is_set()
 
 
-def test_tables_become_arrays_whatever_their_chunks() -> None:
-    whole = pa.concat_tables(tables(rows=100, cuts=7)).slice(3, 60)
-    arrays = table_columns(whole, SCHEMA.columns)
-    np.testing.assert_array_equal(arrays["x"], table_columns(table(np.arange(3, 63)), SCHEMA.columns)["x"])
-    assert arrays["image"].shape == (60, 2, 3)
+def test_tables_that_lack_a_column_or_have_another_are_no_prepared_rows() -> None:
+    whole = table(np.arange(60))
+    without = whole.drop_columns(["label"])
+    assert select_prepared(whole, SCHEMA.columns[1:]).column_names == ["image", "label"]
     with pytest.raises(DataError, match="lack column 'label'"):
-        table_columns(whole.drop_columns(["label"]), SCHEMA.columns)
-    with pytest.raises(DataError, match=r"'label' of prepared rows is float64\[\]"):
-        wrong = whole.drop_columns(["label"]).append_column("label", pa.array(np.ones(60)))
-        table_columns(wrong, SCHEMA.columns)
+        select_prepared(without, SCHEMA.columns)
+    with pytest.raises(DataError, match="have a column label: float64, the schema says label: int64"):
+        select_prepared(without.append_column("label", pa.array(np.ones(60))), SCHEMA.columns)
 
 
 def test_memory_blocks_are_read_in_other_processes(ray_cluster: None) -> None:  # noqa: F811
@@ -230,6 +242,94 @@ def test_memory_blocks_are_read_in_other_processes(ray_cluster: None) -> None:  
     assert sorted(parts[0] + parts[1]) == list(range(ROWS))
 
 
+def test_lists_in_memory_are_mapped_and_not_copied(ray_cluster: None) -> None:  # noqa: F811
+    import ray
+
+    (block, *_) = put_dataset(lists=True).blocks
+    first, second = ray.get(block), ray.get(block)
+    for name in ("tokens", "marks", "picture"):
+        for part in ("offsets", "values"):
+            here, there = getattr(first[name], part), getattr(second[name], part)
+            assert here.nbytes
+            assert here.ctypes.data == there.ctypes.data
+
+
+def test_long_lists_in_memory_are_gathered_a_few_batches_at_a_time(
+    ray_cluster: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = []
+
+    def counted(rows: Rows, part: FeedShare, cuts: Sequence[tuple[int, int]], ids_at: Any) -> list[Batch]:
+        sizes.append(len(cuts))
+        return gathered(rows, part, cuts, ids_at)
+
+    monkeypatch.setattr("ingest.feed.gathered", counted)
+    dataset = put_dataset(lists=True)
+    for size_bytes, most in ((dataset.size_bytes, 100), (ROWS * GROUP_BYTES, 1)):
+        feed = MemoryFeed(replace(dataset, size_bytes=size_bytes), batch_rows=10, order=GLOBAL, columns=["tokens"])
+        list(feed.batches(0))
+        assert max(sizes) <= most
+        assert (len(sizes) == 101) is (most == 1)
+        sizes.clear()
+
+
+LISTS_ORDERS = [
+    None,
+    LengthSpec(column="tokens", pool_batches=3),
+    LengthSpec(column="tokens", pool_batches=3, batch_entries=60),
+    LengthSpec(column="marks", pool_batches=3, batch_entries=20),
+]
+
+
+@pytest.mark.parametrize("by_length", LISTS_ORDERS, ids=str)
+def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(
+    tmp_path: Path, by_length: LengthSpec | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage(str(tmp_path / "storage"))
+    manifest = write_dataset(storage, tmp_path / "scratch", 5, lists=True)
+    order = Order(mode="none", rows=ROWS, by_length=by_length)
+    whole = list(open_feed(storage, manifest, "train", batch_rows=40, order=order).batches(1))
+    for rank, start in ((0, 0), (1, 0), (1, len(whole) // 2)):
+        place: dict[str, Any] = {"batch_rows": 40, "order": order, "rank": rank, "world_size": 2}
+        cached = open_feed(storage, manifest, "train", **place)
+        stream = StreamFeed(streamed([], iter), manifest.feed_schema, "train", content=cached.state_dict()["content"], **place)
+        monkeypatch.setattr(stream, "_tables", lambda: (lists_table(ids) for ids in np.split(np.arange(ROWS), [7, 500])))
+        first = whole[start].first_row
+        for ours, theirs in zip(stream.batches(1, first), cached.batches(1, first), strict=True):
+            assert ours.row_ids.tolist() == theirs.row_ids.tolist()
+            assert (ours.position, ours.first_row, ours.global_rows) == (theirs.position, theirs.first_row, theirs.global_rows)
+            assert ours.columns.keys() == theirs.columns.keys()
+            assert all(tensor.equal(theirs.columns[name]) for name, tensor in ours.columns.items())
+        assert stream.state_dict() == cached.state_dict()
+
+
+def test_a_stream_by_length_holds_no_more_than_two_pools_and_none_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="tokens", pool_batches=3))
+    feed = StreamFeed(streamed([], iter), LISTS, "train", content="c", batch_rows=40, order=order)
+    monkeypatch.setattr(feed, "_tables", lambda: iter([lists_table(np.arange(ROWS))]))
+    held: list[int] = []
+    let_go = Rows.let_go
+
+    def counted(rows: Rows, before: int) -> None:
+        held.append(len(rows._opened))
+        let_go(rows, before)
+        held.append(len(rows._opened))
+
+    monkeypatch.setattr(Rows, "let_go", counted)
+    batches = feed.batches(0)
+    assert len(list(islice(batches, 10))) == 10
+    batches.close()  # type: ignore[attr-defined]
+    assert max(held) == 2 * 3
+    assert held[-1] == 0
+
+
+def test_a_stream_goes_by_lists_only() -> None:
+    order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="label"))
+    with pytest.raises(SpecError, match="is no column of lists"):
+        StreamFeed(streamed([], iter), LISTS, "train", content="c", batch_rows=40, order=order)
+
+
 def test_a_stream_refuses_a_global_order() -> None:
     with pytest.raises(SpecError, match="windowed"):
         StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=5, order=GLOBAL)
@@ -239,8 +339,7 @@ def test_a_stream_refuses_a_global_order() -> None:
 def test_a_stream_of_another_length_is_an_error(given: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(mode="windowed", seed=1, rows=100, window_rows=40)
     feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=8, order=order)
-    arrays = [table_columns(part, SCHEMA.columns) for part in tables(rows=given, cuts=7)]
-    monkeypatch.setattr(feed, "_arrays", lambda: iter(arrays))
+    monkeypatch.setattr(feed, "_tables", lambda: tables(rows=given, cuts=7))
     with pytest.raises(DataError, match=words):
         list(feed.batches(0))
 
@@ -248,8 +347,7 @@ def test_a_stream_of_another_length_is_an_error(given: int, words: str, monkeypa
 def test_windows_of_a_stream_are_shuffled_each_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(mode="windowed", seed=1, rows=160, window_rows=40)
     feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=40, order=order)
-    arrays = [table_columns(part, SCHEMA.columns) for part in tables(rows=160, cuts=7)]
-    monkeypatch.setattr(feed, "_arrays", lambda: iter(arrays))
+    monkeypatch.setattr(feed, "_tables", lambda: tables(rows=160, cuts=7))
     seen = [batch.row_ids for epoch in (0, 1) for batch in feed.batches(epoch)]
     for number, ids in enumerate(seen):
         assert sorted(ids.tolist()) == list(range(number % 4 * 40, number % 4 * 40 + 40))

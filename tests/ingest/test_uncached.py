@@ -21,13 +21,20 @@ from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source
 
 
 def part(start: int, rows: int = 40) -> pa.Table:
-    return pa.table({"x": np.arange(start, start + rows, dtype=np.float32), "y": np.arange(rows) % 3})
+    """Rows with lists: as many tokens and marks as the row's number modulo 7 and 3, and the row's number in each."""
+    ids = np.arange(start, start + rows)
+    lists = {name: [[i] * (i % most) for i in ids.tolist()] for name, most in (("tokens", 7), ("marks", 3))}
+    return pa.table({"x": ids.astype(np.float32), "y": np.arange(rows) % 3, **lists})
 
 
 def source_of(folder: Path, **data: Any) -> Source:
     files = {f"train/part-{i}.parquet": part(i * 40) for i in range(3)}
     files["held/part-0.parquet"] = part(500, 7)
-    steps = [{"standard_scaler": {"columns": ["x"]}}]
+    steps = [
+        {"standard_scaler": {"columns": ["x"]}},
+        {"ragged": {"columns": ["tokens"]}},
+        {"ragged": {"columns": ["marks"], "batch": "packed"}},
+    ]
     return Source.of(folder, files, steps, label="y", **{"validation": {"fraction": 0.25}, "test": "held", **data})
 
 
@@ -53,11 +60,13 @@ def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, r
     assert set(datasets) == {"train", "validation", "test"}
     for split, dataset in datasets.items():
         order = Order(mode="global", seed=4, rows=manifest.rows[split])
+        assert dataset.size_bytes == sum(shard.size_bytes for shard in on_disk.shards_of(split))
         in_memory = MemoryFeed(dataset, batch_rows=16, order=order)
         cached = open_feed(source.storage, on_disk, split, batch_rows=16, order=order)
         assert in_memory.state_dict() == cached.state_dict()  # so either continues what the other began
         for ours, theirs in zip(in_memory.batches(1), cached.batches(1), strict=True):
             assert ours.row_ids.tolist() == theirs.row_ids.tolist()
+            assert set(theirs.columns) >= {"tokens_length", "marks_offsets"}
             for name, tensor in theirs.columns.items():
                 assert ours.columns[name].equal(tensor)
 
