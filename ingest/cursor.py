@@ -6,7 +6,7 @@ consumed by all ranks) and what it reads; the number of ranks is no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -207,10 +207,10 @@ class FeedCursor:
         self._at = saved.epoch, saved.position
         return self._at
 
-    def _handed_over(self, epoch: int, groups: Iterator[list[Batch]]) -> Iterator[Batch]:
+    def _handed_over(self, epoch: int, groups: Generator[list[Batch]]) -> Iterator[Batch]:
         """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
-        if self._augment is not None:  # one by one: what is ready is not held back by those after it
-            groups = ([self._augmented(epoch, batch)] for group in groups for batch in group)
+        if self._augment is not None:
+            groups = self._one_by_one(epoch, groups)
         with closing(ahead(self._sent(groups), self.part.prefetch)) as ready:
             for group, arrival in ready:
                 if arrival is not None:
@@ -219,13 +219,22 @@ class FeedCursor:
                     self._at = epoch, batch.position
                     yield batch
 
-    def _sent(self, groups: Iterator[list[Batch]]) -> Iterator[tuple[list[Batch], Arrival | None]]:
-        for group in groups:
-            if self._delivery is None:
-                yield group, None
-            else:
-                columns, arrival = self._delivery.send([batch.columns for batch in group])
-                yield [batch._replace(columns=own) for batch, own in zip(group, columns, strict=True)], arrival
+    def _one_by_one(self, epoch: int, groups: Generator[list[Batch]]) -> Generator[list[Batch]]:
+        """Augmented batches each alone: what is ready is not held back by those after it."""
+        with closing(groups):  # also where augmenting fails, for the error would hold them open as long as it is looked at
+            for group in groups:
+                for batch in group:
+                    yield [self._augmented(epoch, batch)]
+
+    def _sent(self, groups: Generator[list[Batch]]) -> Generator[tuple[list[Batch], Arrival | None]]:
+        """Groups on their way to the device that they are for."""
+        with closing(groups):
+            for group in groups:
+                if self._delivery is None:
+                    yield group, None
+                else:
+                    columns, arrival = self._delivery.send([batch.columns for batch in group])
+                    yield [batch._replace(columns=own) for batch, own in zip(group, columns, strict=True)], arrival
 
     def _augmented(self, epoch: int, batch: Batch) -> Batch:
         if self._augment is None or not batch.rows:

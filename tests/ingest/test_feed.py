@@ -324,6 +324,23 @@ def test_a_stream_by_length_holds_no_more_than_two_pools_and_none_in_the_end(mon
     assert held[-1] == 0
 
 
+def test_a_stream_whose_augmentation_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=40, order=order_of("none", 0))
+    closed = threading.Event()
+
+    def open_stream() -> Iterator[pa.Table]:
+        try:
+            yield from tables()
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(feed, "_tables", open_stream)
+    feed.augment_with(lambda columns, _: {}[0], seed=1)
+    with pytest.raises(KeyError) as caught:
+        next(feed.batches(0))
+    assert closed.is_set(), caught  # though the error, with all its frames, is still looked at
+
+
 def test_a_stream_goes_by_lists_only() -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="label"))
     with pytest.raises(SpecError, match="is no column of lists"):
