@@ -129,7 +129,8 @@ class LengthSpec(Section):
     """A column that a `ragged` step has made."""
     pool_batches: PositiveInt = 64
     """Rows of so many steps are looked at together. Where batches are padded they are sorted by length, so that rows of like
-    length meet; the steps then come in random order. More pads less, and mixes less."""
+    length meet; the steps then come in random order. More pads less, and mixes less. With `materialize.cache: none` each worker
+    holds the rows of two such pools."""
     batch_entries: PositiveInt | None = None
     """A step takes rows up to so many entries over all workers, padding included, and at most `train.batch_rows` rows; a row
     that has more is a step of its own. None: every step has `train.batch_rows` rows."""

@@ -133,12 +133,12 @@ class DecodeImageOptions(Section):
     mode: Literal["RGB", "L"] | None = None
     """RGB gives 3 channels, L (grey) 1; None takes `data.images.mode`."""
     keep: Literal["pixels", "encoded"] = "pixels"
-    """What the cache holds: `pixels`, the fastest to read; or the `encoded` images, which take a tenth of the disk and are
-    decoded anew by the threads that read ahead. Training sees the same either way. Needs `materialize.cache: disk`."""
+    """What the cache holds, or a stream's window: `pixels`, the fastest to read; or the `encoded` images, which take a tenth of
+    the room and are decoded anew by the threads that read ahead. Training sees the same either way."""
 
 
 class RaggedOptions(Section):
-    """Lists of numbers, of a length of its own in each row. Needs `materialize.cache: disk`."""
+    """Lists of numbers, of a length of its own in each row."""
 
     columns: Annotated[list[str], Field(min_length=1), AfterValidator(_no_repeats)]
     """Names."""

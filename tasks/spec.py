@@ -81,17 +81,6 @@ def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
     """Rules about rows that differ in length, and images that stay encoded."""
     problems: list[tuple[str, str]] = []
     steps = list(enumerate(spec.preprocess))
-    if spec.materialize.cache != "disk":
-        variable = [(number, "ragged") for number, step in steps if step.ragged is not None]
-        variable += [
-            (number, "decode_image.keep")
-            for number, step in steps
-            if step.decode_image is not None and step.decode_image.keep == "encoded"
-        ]
-        problems += [
-            (f"preprocess.{number}.{what}", f"such rows need materialize.cache: disk, not {spec.materialize.cache}")
-            for number, what in variable
-        ]
     kept = [number for number, step in steps if step.ragged or (step.decode_image and step.decode_image.keep == "encoded")]
     undone = [number for number, step in steps if step.map_batches is not None and kept and number > kept[0]]
     problems += [

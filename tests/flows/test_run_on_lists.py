@@ -138,10 +138,24 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
     assert "['age', 'age_is_null', 'marks', 'marks_length', 'picture', 'tokens', 'tokens_length'] True" in rest[0]
 
 
+def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path: Path) -> None:
+    results = []
+    for cache in ("memory", "none"):
+        file = make_project(tmp_path / cache)
+        changes = (f"materialize.cache={cache}", "shuffle.mode=none", "train.epochs=1")
+        options = [word for change in changes for word in ("--set", change)]
+        results.append(Command("run", str(file), *options, "--json").finish())
+        assert not list((file.parent / ".penstock").rglob("*.arrow"))
+    in_memory, streamed = results
+    assert in_memory["status"] == streamed["status"] == "done"
+    assert in_memory["model_uri"] == streamed["model_uri"] == "models:/lists/1"
+    assert in_memory["weights_digest"] == streamed["weights_digest"]
+    assert in_memory["metrics"] == streamed["metrics"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("materialize.cache=memory", ["preprocess.0.ragged", "preprocess.2.decode_image.keep", "need materialize.cache: disk"]),
         ("preprocess=[]", ["shuffle.by_length", "a `ragged` step makes them"]),
         ("train.last_batch=drop", ["train.last_batch", "steps by length"]),
         ("train.compile=true", ["train.compile", "another kernel"]),
