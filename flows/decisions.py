@@ -128,9 +128,12 @@ def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:
 def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
     if "train" not in current.keys:
         return []
-    before, after = current.keys["train"].inputs, keys["train"].inputs
-    names = [name for name in sorted({*before, *after}) if name.startswith(("code.", "version.", "train.recipe"))]
-    return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+    kinds = ("code.", "version.", "train.recipe")
+    before, after = (
+        {name: value for name, value in inputs.items() if name.startswith(kinds)}
+        for inputs in (current.keys["train"].inputs, keys["train"].inputs)
+    )
+    return changed_inputs(before, after)
 
 
 def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:

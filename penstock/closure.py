@@ -1,4 +1,4 @@
-"""What does a piece of user code depend on? A digest over the definitions it reaches, found by reading, never by running.
+"""What does a piece of user code depend on? Digests of all it reaches, file by file, found by reading, never by running.
 
 The walk starts at one name and follows names to definitions, through imports into other files of the project. Comments,
 docstrings, positions and definitions that are not reached do not count. What cannot be followed (star imports, `getattr` on a
@@ -95,16 +95,18 @@ class Closure:
         self._execute(path)
         self._reach(path, (name,))
 
-    def digest(self, versions: dict[str, str]) -> str:
-        """Digest of all that is reached, together with the versions of the installed packages it uses."""
+    def digests(self) -> dict[str, str]:
+        """File -> digest of what is reached in it: definitions of a module, all of a file that is named in a string."""
         modules = {
-            path: {
-                "effects": [canonical(node) for node in self._executed[path].effects],
-                "names": {name: [canonical(node) for node in nodes] for name, nodes in self._reached.get(path, {}).items()},
-            }
+            path: digest_of(
+                {
+                    "effects": [canonical(node) for node in self._executed[path].effects],
+                    "names": {name: [canonical(node) for node in nodes] for name, nodes in self._reached.get(path, {}).items()},
+                }
+            )
             for path in self._executed
         }
-        return digest_of({"version": 1, "modules": modules, "data": self.data, "versions": versions})
+        return {**modules, **self.data}
 
     def sources(self) -> list[str]:
         """Project files that importing the reached files may run: more than what counts for the digest."""

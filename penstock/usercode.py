@@ -18,6 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from penstock.closure import SHIPPED_DATA_BYTES, Closure, UserCodeError
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
@@ -41,6 +43,8 @@ class UserCode(Section):
     """Version of every installed distribution the reached code imports (or a digest of its sources, where it has none)."""
     origin: str = ""
     """The project folder it was captured from, for tracebacks."""
+    reached: dict[str, str] = Field(default_factory=dict)
+    """File -> digest of what the target reaches in it, so that a change can be told by the file's name."""
 
     def load(self) -> Any:
         """Import the code and return the object; loading equal files twice in one process gives the same object.
@@ -96,8 +100,15 @@ def capture(target: str, base_dir: Path) -> UserCode:
         if data not in files and not data.startswith("..") and file.stat().st_size <= SHIPPED_DATA_BYTES:
             content = read_source_text(file) if data.endswith(".py") else BINARY + base64.b64encode(file.read_bytes()).decode()
             files[data] = content
-    digest = digest_of({"path": path, "name": name, "closure": closure.digest(versions)})
-    return UserCode(target=f"{path}:{name}", digest=digest, files=files, versions=versions, origin=str(base_dir.resolve()))
+    reached = closure.digests()
+    return UserCode(
+        target=f"{path}:{name}",
+        digest=digest_of({"path": path, "name": name, "reached": reached, "versions": versions}),
+        files=files,
+        versions=versions,
+        origin=str(base_dir.resolve()),
+        reached=reached,
+    )
 
 
 def _project_path(module: str, target: str, base_dir: Path) -> str | None:

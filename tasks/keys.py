@@ -101,7 +101,7 @@ def _short(value: Any) -> str:
 def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     spec = project.spec
     data, train = spec.data, spec.train
-    code = {f"code.{target}": user.digest for target, user in project.transforms.items()}
+    code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images") and k not in ("label", "invalid")}
     result = {
@@ -124,7 +124,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
-            f"code.{train.recipe}": project.recipe.digest,
+            f"code.{train.recipe}": project.recipe.reached,
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
             "version.torch": _version("torch"),
         },

@@ -58,7 +58,10 @@ def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], 
             changes.append(f"{name} {before} -> {now}")
     for path in sorted({*facts.settings, *settings}):
         before, now = facts.settings.get(path), settings.get(path)
-        if before != now:
+        if isinstance(before, dict) and isinstance(now, dict):
+            names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+            changes += [f"{path} ({', '.join(names)})"] if names else []
+        elif before != now:
             changes.append(f"{path} {before} -> {now}")
     earlier = [] if facts.exactness == BIT_EXACT else [facts.exactness.removeprefix(_SAME_ORDER)]
     found = [*earlier, *changes]

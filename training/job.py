@@ -61,7 +61,7 @@ class TrainJob:
         values = self.spec.model_dump(mode="json")
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
         settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
-        return {**settings, "the recipe's code": self.code.digest}
+        return {**settings, "the recipe's code": {**self.code.reached, **self.code.versions}}
 
     @property
     def total_steps(self) -> int | None:

@@ -86,10 +86,11 @@ def test_a_changed_learning_rate_goes_on_with_a_warning() -> None:
     assert decision.warnings == ("train.learning_rate: 0.001 -> 0.5",)
 
 
-def test_a_changed_recipe_goes_on_with_a_warning() -> None:
-    decision = decide(run("killed", train(), train={"code.m.py:M": "1"}), train(), train={"code.m.py:M": "2"})
+def test_a_changed_recipe_goes_on_with_a_warning_that_names_the_file() -> None:
+    before, after = ({"code.m.py:M": {"m.py": "1", "words.txt": words}, "format": words} for words in "12")
+    decision = decide(run("killed", train(), train=before), train(), train=after)
     assert isinstance(decision, Continue)
-    assert decision.warnings == ("code.m.py:M: 1 -> 2",)
+    assert decision.warnings == ("code.m.py:M: changed words.txt",)
 
 
 def test_after_the_end_a_real_change_begins_a_new_run() -> None:

@@ -51,8 +51,19 @@ def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -
     after = keys_of(file)
     assert changed(before, after) == {"preprocess", "materialize", "shuffle", "train", "evaluate", "register"}
     named = changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs)
-    assert len(named) == 1
-    assert named[0].startswith("code.transforms.py:scale: ")
+    assert named == ["code.transforms.py:scale: changed helpers.py"]
+
+
+def test_a_file_that_the_code_names_changes_the_key_and_is_named(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    (tmp_path / "words.txt").write_text("one")
+    (tmp_path / "model.py").write_text(MODEL + "    words = open('words.txt')\n")
+    before = keys_of(file)
+    (tmp_path / "words.txt").write_text("two")
+    after = keys_of(file)
+    assert changed(before, after) == {"train", "evaluate", "register"}
+    named = changed_inputs(before["train"].inputs, after["train"].inputs)
+    assert named == ["code.model.py:Net: changed words.txt"]
 
 
 def test_comments_and_unrelated_functions_change_nothing(tmp_path: Path) -> None:

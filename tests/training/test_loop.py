@@ -225,6 +225,14 @@ def test_a_changed_learning_rate_is_applied_and_told(tmp_path: Path) -> None:
     assert third.exactness == result.exactness, "what an earlier attempt changed is not forgotten"
 
 
+def test_a_changed_recipe_is_told_by_the_file_that_changed(tmp_path: Path) -> None:
+    job = make_job(tmp_path, max_steps=3)
+    train_alone(job)
+    code = job.code.model_copy(update={"reached": {**job.code.reached, "words.txt": "other"}})
+    result = train_alone(replace(job, code=code, attempt=2))
+    assert result.exactness == "same-order: the recipe's code (words.txt)"
+
+
 def test_other_data_are_refused(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, max_steps=3))
     other = make_order(ShuffleSpec(seed=18), ROWS["train"])
