@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Discriminator, Field, PositiveInt, Tag, model_validator
 
 from penstock.config import Section
 
@@ -29,6 +29,17 @@ class SplitRule(Section):
     """Share of the rows, 0 to 1."""
     by: str = "row"
     """`row` hashes the whole row, so exact duplicates stay together; a column name hashes that column, so groups do."""
+
+
+def _held_out_kind(value: object) -> str:
+    return "SplitRule" if isinstance(value, dict | SplitRule) else "str"
+
+
+HeldOut = Annotated[
+    Annotated[SplitRule, Tag("SplitRule")] | Annotated[str, Tag("str")],
+    # By the value's form: a plain union would also report that a rule with a wrong fraction is no URI.
+    Discriminator(_held_out_kind),
+]
 
 
 class TextOptions(Section):
@@ -56,9 +67,9 @@ class DataSpec(Section):
     """Format of every source file; `json` means one object per line."""
     train: str
     """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file."""
-    validation: SplitRule | str | None = None
+    validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
-    test: SplitRule | str | None = None
+    test: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     label: str | None = None
     """The target column."""

@@ -69,6 +69,17 @@ def test_all_problems_are_reported_together_with_their_lines(tmp_path: Path) -> 
     assert any(p.startswith("pipeline.yaml:3: data.format:") and "xlsx" in p for p in found)
 
 
+def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: Path) -> None:
+    file = write(tmp_path, GOOD.replace("fraction: 0.1", "fraction: 1.5"))
+    assert problems_of(file) == ["pipeline.yaml:5: data.validation.fraction: 1.5: input should be less than 1"]
+    found = problems_of(write(tmp_path, GOOD), "data.validation=3", "data.test.part=0.1")
+    assert [problem.split(": ", 1)[1] for problem in found] == [
+        "data.validation: 3: input should be a valid string",
+        "data.test.fraction: missing; this key is needed",
+        "data.test.part: unknown key; known here: by, fraction",
+    ]
+
+
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "train.batch_rows=500", "train.workers=3")
     assert found == ["--set train.batch_rows: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
