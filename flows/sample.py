@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 import torch
 
 from ingest.by_length import find_column
-from ingest.cursor import Batch
+from ingest.cursor import Batch, FeedShare
 from ingest.dataset import DatasetManifest
-from ingest.feed import open_feed
+from ingest.feed import open_feed, open_parts
+from ingest.list_batches import batch_rows_of
 from ingest.materialize import materialize
 from ingest.order import make_order
 from ingest.parallel import local_map
@@ -148,15 +149,28 @@ def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: st
     return made[0]
 
 
+def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) -> Batch:
+    """The rows that a worker has in hand at once in a step: of its share, one of `train.accumulate` parts."""
+    train, shuffle = project.spec.train, project.spec.shuffle
+    if shuffle.by_length is not None:
+        find_column(shuffle.by_length, manifest.feed_schema.columns)
+    order = make_order(ShuffleSpec(mode="none", by_length=shuffle.by_length), manifest.rows["train"])
+    if shuffle.by_length is None or shuffle.by_length.batch_entries is None:
+        rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
+        return next(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0))
+    # How many rows fit the budget of entries is known only once the whole step is made. The last rank's share is never empty;
+    # the largest one, because a step may hold what the others left of the sample.
+    last = FeedShare(train.batch_rows, rank=train.workers - 1, world_size=train.workers)
+    steps = open_parts([(storage, manifest)], "train", order=order, part=last).batches(0)
+    batch = max(steps, key=lambda step: step.rows)
+    rows = -(-batch.rows // train.accumulate)
+    columns = batch_rows_of(batch.columns, 0, rows, manifest.feed_schema.packed)
+    return batch._replace(columns=columns, row_ids=batch.row_ids[:rows], rows=rows)
+
+
 def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
-    train = project.spec.train
-    rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
-    by_length = project.spec.shuffle.by_length
-    if by_length is not None:
-        find_column(by_length, manifest.feed_schema.columns)
-    order = make_order(ShuffleSpec(mode="none", by_length=by_length), manifest.rows["train"])
-    batch = next(iter(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0)))
-    sample = project.spec.shuffle.sample
+    train, sample = project.spec.train, project.spec.shuffle.sample
+    batch = _first_batch(project, storage, manifest)
     if sample is not None:
         check_column(sample, manifest.feed_schema.columns)
     recipe = load_recipe(project.recipe, train.params)
@@ -181,7 +195,7 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
         with torch.no_grad():
             shape = list(recipe.predict(model.eval(), dict(batch.columns), batch.rows).shape)
     return {
-        "rows": rows,
+        "rows": batch.rows,
         "columns": {c.name: c.type_text for c in manifest.feed_schema.columns},
         "parameters": sum(p.numel() for p in model.parameters()),
         "loss": value,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.check import check_pipeline
@@ -89,6 +91,49 @@ def test_augmentation_from_its_generator_is_tried_and_passes(tmp_path: Path) -> 
 def test_values_that_are_no_numbers_are_no_chance(tmp_path: Path) -> None:
     method = "    def augment(self, batch, generator): return {**batch, 'extra': batch['mean'] * float('nan')}\n"
     assert try_one_batch(project(tmp_path, "\n" + method))["rows"] == 32
+
+
+LISTS = """\
+name: lists
+data: {format: parquet, train: rows.parquet, label: label}
+preprocess: [{ragged: {columns: [tokens]}}]
+shuffle: {by_length: {column: tokens}}
+train: {recipe: model.py:Reader, batch_rows: 256, workers: 2, accumulate: 2}
+"""
+
+READER = """\
+import torch
+
+
+class Reader:
+    def build_model(self, schema):
+        return torch.nn.EmbeddingBag(9, schema.num_classes)
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+
+    def predict(self, model, batch):
+        return model(batch["tokens"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows"),
+    [
+        ("null", 64),
+        ("400", 10),  # of 40 rows with 10 entries each: half for a worker, half of that at once
+        ("9", 1),  # a row beyond the budget is a step of its own, in which one worker has nothing to do
+        ("100000", 64),  # never more than train.batch_rows
+    ],
+)
+def test_a_step_by_entries_is_tried_as_large_as_a_real_one(tmp_path: Path, budget: str, rows: int) -> None:
+    table = pa.table({"tokens": [[row % 9] * 10 for row in range(400)], "label": [row % 2 for row in range(400)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "model.py").write_text(READER)
+    (tmp_path / "pipeline.yaml").write_text(LISTS)
+    loaded = load_spec(tmp_path, [f"shuffle.by_length.batch_entries={budget}"])
+    found = try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+    assert (found["rows"], found["predict_shape"]) == (rows, [rows, 2])
 
 
 def test_a_column_to_sample_by_must_be_there(tmp_path: Path) -> None:
