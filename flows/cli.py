@@ -1,7 +1,7 @@
 """The `penstock` command: verbs, `--json`, and exit codes. Scripts rely on all three.
 
-Logs and progress go to stderr; with `--json` the last line of stdout is one JSON object. Heavy libraries are imported inside
-the verbs, so that `penstock --help` and `penstock schema` answer at once.
+Logs and progress go to stderr; with `--json` stdout holds one JSON object and nothing else, whatever user code prints. Heavy
+libraries are imported inside the verbs, so that `penstock --help` and `penstock schema` answer at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -36,7 +36,7 @@ _err = Console(stderr=True, highlight=False, emoji=False)
 
 File = Annotated[Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value; repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
 
 
 class Template(StrEnum):
@@ -226,6 +226,7 @@ def _answer(
     again: str = "",
 ) -> None:
     """Do the work, report in the form asked for, and exit with the code the contract gives."""
+    stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
         result = work()
         exit_code = code(result)
@@ -249,10 +250,19 @@ def _answer(
         result, exit_code = {"status": "failed", "error": {"kind": type(error).__name__, "message": str(error)}}, 1
     if as_json:
         _answered.append(exit_code)
-        print(json.dumps(result, default=str), flush=True)
+        print(json.dumps(result, default=str), file=stdout, flush=True)
     if result["status"] == "interrupted":
         _on_signals(signal.SIG_DFL)  # all is said; who cannot wait for Python's own end need not
     raise typer.Exit(exit_code)
+
+
+def _stdout_for_the_answer() -> TextIO:
+    """Keep stdout for the JSON object. What a recipe, a library or a child process prints from now on goes to stderr."""
+    sys.stdout.flush()
+    kept = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115
+    os.dup2(2, 1)  # for what does not go through Python: compiled code, children, what Ray's workers say
+    sys.stdout = sys.stderr
+    return kept
 
 
 def _on_signals(action: signal.Handlers) -> None:

@@ -31,6 +31,17 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     assert f"{file} is no UTF-8 text" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_what_user_code_prints_stays_out_of_the_answer(tmp_path: Path) -> None:
+    assert penstock("init", str(tmp_path / "p")).returncode == 0
+    noise = "import os\nprint('said in Python')\nos.system('echo said by a child')\nclass Robot: print('said in a class')\n"
+    (tmp_path / "p" / "noisy.py").write_text(noise)
+    done = penstock("check", str(tmp_path / "p"), "--set", "train.recipe=noisy.py:Robot", "--json")
+    assert done.returncode == 2
+    (line,) = done.stdout.splitlines()
+    assert "build_model" in json.dumps(json.loads(line)["error"])
+    assert {"said in Python", "said by a child", "said in a class"} <= set(done.stderr.splitlines())
+
+
 def test_names_are_shown_as_they_are_written(tmp_path: Path) -> None:
     assert penstock("init", str(tmp_path / "p")).returncode == 0
     done = penstock("check", str(tmp_path / "p"), "--set", "train.recipe=nope.py:Robot")
