@@ -202,13 +202,14 @@ class _Memory:
 
     def __init__(self, column: ColumnInfo) -> None:
         self._column = column
+        self._dtype = torch.from_numpy(np.empty(0, np.dtype(column.dtype))).dtype
         self.pinned = False
         self._free: list[NDArray[Any]] = []
 
     def lend(self, rows: int) -> torch.Tensor:
         """A tensor [rows, *shape] of arbitrary values."""
         if self.pinned:  # torch keeps such memory for later itself, until the GPU's copies from it are done
-            return torch.empty((rows, *self._column.shape), dtype=_torch_dtype(self._column.dtype), pin_memory=True)
+            return torch.empty((rows, *self._column.shape), dtype=self._dtype, pin_memory=True)
         piece: NDArray[Any] | None = None
         while self._free and (piece is None or len(piece) < rows):
             piece = self._free.pop()
