@@ -138,8 +138,9 @@ def _begin(
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
         for warning in check_room(project, try_one_batch(project)["parameters"]):
             reporter.warn(warning)
-    close_attempts(ledger, run)
-    if current is not None and current.run != run.run:
+    if current is not None and current.run == run.run:
+        close_attempts(ledger, current)
+    elif current is not None:
         repair_run(ledger, current, tracking_uri)
     attempt = ledger.new_attempt(run.run, flow_run.get_id())
     try:

@@ -23,27 +23,42 @@ MLFLOW_STATUS: dict[Status, RunStatus] = {
 """What MLflow calls the status of a run that nobody works on."""
 
 
-def close_attempts(ledger: Ledger, run: Run) -> bool:
-    """Mark attempts without a process as ended, and their flow runs as crashed. Returns whether there was one."""
-    left = [attempt for attempt in ledger.attempts(run.run) if attempt.status == "running"]
-    for attempt in left:
-        # The run's record comes first at the end of an attempt, so it may know better how the attempt ended.
-        ended = run.status if run.status != "running" else "killed"
+def close_attempts(ledger: Ledger, run: Run) -> Status | None:
+    """Mark attempts without a process as ended, and their flow runs as crashed. Returns how the last of them ended.
+
+    Args:
+        run: as it is in the ledger.
+    """
+    ended: Status | None = None
+    for attempt in ledger.attempts(run.run):
+        if attempt.status != "running":
+            continue
+        # The run's record comes first at the end of an attempt, so it may know better; or it still tells of an earlier one.
+        knows = run.status != "running" and run.result.get("attempt") == attempt.number
+        ended = run.status if knows else "killed"
         ledger.save_attempt(run.run, attempt.model_copy(update={"status": ended, "ended": utc_now()}))
         mark_crashed(attempt)
-    return bool(left)
+    return ended
 
 
 def repair_run(ledger: Ledger, run: Run, tracking_uri: str) -> bool:
     """Close a run that no process works on, and send MLflow what it missed. Returns whether anything was to repair."""
-    if not close_attempts(ledger, run):
+    ended = close_attempts(ledger, run)
+    if ended is None:
         return False
-    if run.status == "running":
-        run = run.model_copy(update={"status": "killed"})
+    if run.status != ended:
+        run = run.model_copy(update={"status": ended})
         ledger.save_run(run)
     if run.mlflow_run_id is not None:
         own = ledger.run_storage(run.run)
         committed = CheckpointStore(own).committed()
         last = committed[0].manifest.step if committed else 0
-        repair(tracking_uri, run.mlflow_run_id, status=MLFLOW_STATUS[run.status], points=read_journal(own, last), outbox=own)
+        repair(
+            tracking_uri,
+            run.mlflow_run_id,
+            status=MLFLOW_STATUS[run.status],
+            tags={"penstock.status": run.status},
+            points=read_journal(own, last),
+            outbox=own,
+        )
     return True

@@ -53,17 +53,24 @@ def show_status(result: dict[str, Any], console: Console) -> None:
     if not result["runs"]:
         console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
     for run in result["runs"]:
-        attempts = len(run["attempts"])
         words = [
             run["status"] + (f" by {run['held_by']}" if run["held_by"] else ""),
-            f"{attempts} attempt{'s' if attempts != 1 else ''}",
+            _count(run["status"], run["attempts"]),
             f"step {run['step']:,}" if run["step"] else "",
             run["exactness"] or "",
             run["model_uri"] or "",
         ]
         console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
     for run_id in result["repaired"]:
-        console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False)
+        console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
+
+
+def _count(status: str, attempts: Sequence[dict[str, Any]]) -> str:
+    """How many attempts there were; where the newest has not come to the end and one before it has, which is which."""
+    done = [attempt["number"] for attempt in attempts if attempt["status"] == "done"]
+    if done and status != "done":  # most likely the end of fewer epochs
+        return f"in attempt {attempts[-1]['number']}, done in attempt {done[-1]}"
+    return f"{len(attempts)} attempt{'s' if len(attempts) != 1 else ''}"
 
 
 def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:

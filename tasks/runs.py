@@ -90,6 +90,7 @@ class Run(Section):
     """Stage keys of the newest attempt."""
     mlflow_run_id: str | None = None
     status: Status = "running"
+    """Of the newest attempt: one before it may have come to the end."""
     done_key: str | None = None
     """Key of the train stage when the run was last done. While it still holds, there is no unfinished training to lose."""
     result: dict[str, Any] = Field(default_factory=dict)

@@ -272,6 +272,7 @@ def repair(
     run_id: str,
     *,
     status: RunStatus,
+    tags: Mapping[str, str] | None = None,
     points: Iterable[Point] = (),
     outbox: Storage | None = None,
     drain_s: float = 10.0,
@@ -292,6 +293,8 @@ def repair(
         sender.start()
         if run.info.status == "RUNNING" and all(operation.kind != "status" for operation in left.operations):
             tracker._put("status", status=status)
+        if tags:
+            tracker.set_tags(tags)
         sender.drain(drain_s)
         sender.stop()
         return str(client.get_run(run_id).info.status)

@@ -70,7 +70,7 @@ def test_a_run_that_was_recorded_as_done_is_not_called_killed_for_its_last_secon
     ledger = Ledger(Storage(str(tmp_path)))
     run = ledger.new_run("p", {})
     ledger.new_attempt(run.run)
-    ledger.save_run(run.model_copy(update={"status": "done", "done_key": "k"}))
+    ledger.save_run(run.model_copy(update={"status": "done", "done_key": "k", "result": {"attempt": 1}}))
     assert repair_run(ledger, ledger.load_run(run.run) or run, "")
     assert [attempt.status for attempt in ledger.attempts(run.run)] == ["done"]
     unfinished = ledger.new_run("q", {})
