@@ -35,7 +35,10 @@ app = typer.Typer(
 _err = Console(stderr=True, highlight=False, emoji=False)
 
 File = Annotated[Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override one value; repeatable.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=VALUE", help="Use this value, not the file's, as in train.epochs=3; repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
 
 
@@ -61,8 +64,8 @@ class Until(StrEnum):
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(help="Folder to make.")],
-    template: Annotated[Template, typer.Option(help="Which kind of project.")] = Template.tabular,
+    directory: Annotated[Path, typer.Argument(help="Folder to put it into; made if absent.")],
+    template: Annotated[Template, typer.Option(help="The kind of data it trains on.")] = Template.tabular,
     as_json: Json = False,
 ) -> None:
     """Make a runnable project with real data."""
@@ -125,11 +128,17 @@ def run(
 
 @app.command()
 def status(
-    file: Annotated[Path | None, typer.Argument(help="A pipeline file; the current folder's .penstock without one.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A pipeline file, or a folder that holds pipeline.yaml: lists the runs of that pipeline. Without it, all runs "
+            "in the storage that pipeline.yaml in the current folder names, or in .penstock if there is no such file."
+        ),
+    ] = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs of a storage, and repair what killed processes left in Prefect and MLflow."""
+    """List runs, and correct what Prefect and MLflow say of those whose process was killed."""
 
     def work() -> dict[str, Any]:
         from flows.status import collect_status, show_status
@@ -143,11 +152,17 @@ def status(
 
 @app.command()
 def ui(
-    file: Annotated[Path | None, typer.Argument(help="A pipeline file; the current folder's .penstock without one.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A pipeline file, or a folder that holds pipeline.yaml: shows the state beside it. Without it, the state in "
+            "the current folder."
+        ),
+    ] = None,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow page on 127.0.0.1; 0 picks a free one.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Open MLflow and Prefect on the same state; Ctrl-C closes them."""
+    """Serve the MLflow and Prefect pages of a pipeline's runs and print their addresses; Ctrl-C closes them."""
 
     def work() -> dict[str, Any]:
         from flows.ui import serve_ui
@@ -161,7 +176,7 @@ def ui(
 def deploy(
     file: File,
     cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday", UTC.')],
-    pool: Annotated[str, typer.Option(help="Work pool; made as a process pool if absent.")] = "penstock",
+    pool: Annotated[str, typer.Option(help="Prefect work pool that runs it; made, of type process, if absent.")] = "penstock",
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:

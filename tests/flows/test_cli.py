@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from flows.cli import app
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
@@ -21,6 +24,16 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["status"] == "failed" and answer["error"]["kind"] == "UsageError"
     assert penstock(*words).stdout == ""
+
+
+def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    helps = {(name, param.name): param.help for name, command in commands.items() for param in command.params}
+    assert not [where for where, text in helps.items() if not text]
+    files = {name: text for (name, param), text in helps.items() if param == "file"}
+    assert files.keys() == {"check", "plan", "run", "status", "ui", "deploy"}
+    assert all("pipeline file, or a folder that holds pipeline.yaml" in text for text in files.values())
+    assert all("Without it" in files[name] for name in ("status", "ui"))
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
