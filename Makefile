@@ -62,6 +62,7 @@ imports: $(READY) ## flows -> tasks -> training -> ingest -> penstock, and nothi
 bench: $(READY) ## every benchmark beside what it is compared with (an hour; writes docs/performance.md)
 	@.ci/make-venv .venv-bench
 	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
+	@.ci/make-venv .venv-bench-mosaic benchmarks/requirements-mosaic.txt
 	@.venv-bench/bin/python -m benchmarks.feed
 	@.venv-bench/bin/python -m benchmarks.beyond
 	@.venv-bench/bin/python -m benchmarks.loop
@@ -72,5 +73,5 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@.venv-bench/bin/python -m benchmarks.report
 
 clean: ## remove the environment, the demo and every cache
-	rm -rf $(VENV) .venv-bench demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-bench-mosaic demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

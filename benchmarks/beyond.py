@@ -16,8 +16,9 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.cached_dataset import manifest
 from benchmarks.contenders import limit, penstock_feed
-from benchmarks.feed_data import Rows, arrays, manifest
+from benchmarks.feed_data import Rows, arrays
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
 

@@ -1,38 +1,28 @@
 """Who is measured, each with its documented best settings for one process on one machine?
 
-A contender is a function `(rows, folder, rank, world, epoch) -> iterator of (x, label)` tensors: this consumer's share of one
-epoch in batches of 256. It writes its own format into `folder` on its first call, which is not timed. Libraries are imported
-inside, so that one that is not installed leaves out its own line only.
+Libraries are imported inside the functions, so that one that is not installed leaves out its own line only.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.feed_data import Rows, arrays, manifest
+from benchmarks.cached_dataset import manifest
+from benchmarks.consumers import BATCH, Batches, Contender
+from benchmarks.feed_data import Rows, arrays
 from ingest.feed import open_feed
 from ingest.order import make_order
 from ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 
-__all__ = ["BATCH", "CONTENDERS", "Contender", "MemoryMap", "limit", "penstock_feed"]
-
-BATCH = 256
-Batches = Iterator[tuple[Tensor, Tensor]]
-
-
-class Contender(NamedTuple):
-    """How it is called, and the folder with its format; those that read the same format share one."""
-
-    batches: Callable[[Rows, Path, int, int, int], Batches]
-    folder: str
+__all__ = ["CONTENDERS", "MemoryMap", "limit", "penstock_feed"]
 
 
 def _own_ids(rows: Rows, rank: int, world: int, epoch: int) -> np.ndarray:

@@ -10,20 +10,16 @@ counts. In the first round one whole epoch is checked: every row comes exactly o
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
+from benchmarks.consumers import measure
 from benchmarks.contenders import CONTENDERS
 from benchmarks.feed_data import TABLES, Rows, arrays
 from benchmarks.machine import describe
+from benchmarks.mosaic import MOSAIC_CONTENDERS, measure_mosaic, mosaic_version
 from benchmarks.outcome import options_parser, save
 from benchmarks.ray_contenders import RAY_CONTENDERS, measure_ray
 
@@ -40,7 +36,9 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(TABLES))
     parser.add_argument("--match", default="", help="only contenders whose name holds this text, and the limit")
     options = parser.parse_args()
-    result: dict[str, Any] = {"machine": describe(VERSIONS), "rounds": options.rounds, "seconds": options.seconds, "tables": {}}
+    machine = describe(VERSIONS)
+    machine["versions"] |= mosaic_version()
+    result: dict[str, Any] = {"machine": machine, "rounds": options.rounds, "seconds": options.seconds, "tables": {}}
     for name in [options.only] if options.only else TABLES:
         result["tables"][name] = _measure_table(TABLES[name], options)
     save(options.out, "feed", result)
@@ -49,7 +47,7 @@ def main() -> None:
 def _measure_table(rows: Rows, options: argparse.Namespace) -> dict[str, Any]:
     home = options.data / rows.name
     arrays(rows, home / "arrays")
-    names = [*CONTENDERS, *RAY_CONTENDERS]
+    names = [*CONTENDERS, *MOSAIC_CONTENDERS, *RAY_CONTENDERS]
     names = [name for name in names if not (rows.name == "table" and name in NOT_ON_TABLE)]
     names = [name for index, name in enumerate(names) if index == 0 or options.match in name]
     found: dict[str, dict[int, list[float]]] = {name: {world: [] for world in CONSUMERS} for name in names}
@@ -92,59 +90,9 @@ def _measure(name: str, rows: Rows, home: Path, world: int, seconds: float, *, c
     """Rows per second of all consumers together."""
     if name in RAY_CONTENDERS:
         return measure_ray(name, rows, home / "parquet", world)
-    context = multiprocessing.get_context("spawn")
-    barrier, answers = context.Barrier(world), context.Queue()
-    consumers = [
-        context.Process(target=_consume, args=(name, rows.name, str(home), rank, world, seconds, check, barrier, answers))
-        for rank in range(world)
-    ]
-    for consumer in consumers:
-        consumer.start()
-    got = [answers.get(timeout=1800) for _ in consumers]
-    for consumer in consumers:
-        consumer.join()
-    failed = [answer for answer in got if isinstance(answer, str)]
-    if failed:
-        raise RuntimeError(failed[0])
-    if check:
-        seen = np.concatenate([numbers for _, numbers in got])
-        if len(seen) != rows.rows or not np.array_equal(np.sort(seen), np.arange(rows.rows)):
-            raise RuntimeError(f"an epoch held {len(seen):,} rows, {len(np.unique(seen)):,} different ones, of {rows.rows:,}")
-    return float(sum(rate for rate, _ in got))
-
-
-def _consume(
-    name: str, table: str, home: str, rank: int, world: int, seconds: float, check: bool, barrier: Any, answers: Any
-) -> None:
-    """One consumer process: check an epoch, then count rows for `seconds`."""
-    try:
-        rows, contender = TABLES[table], CONTENDERS[name]
-        # As torchrun and Ray Train do: processes that share the cores and start a thread on each stand in each other's way.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
-        folder = Path(home, contender.folder)
-        if rank:
-            barrier.wait(1800)  # the first one writes the format
-        warm = contender.batches(rows, folder, rank, world, 0)
-        first = next(warm)[1].numpy().copy()
-        if not rank and world > 1:
-            barrier.wait(1800)
-        numbers = np.concatenate([first, *(label.numpy().copy() for _, label in warm)]) if check else None
-        barrier.wait(1800)
-        count, epoch, began, deadline = 0, 1, 0.0, float("inf")
-        while time.perf_counter() < deadline:
-            for _, label in contender.batches(rows, folder, rank, world, epoch):
-                if not began:  # the start of the first epoch is not timed
-                    began = time.perf_counter()
-                    deadline = began + seconds
-                    continue
-                count += len(label)
-                if time.perf_counter() >= deadline:
-                    break
-            epoch += 1
-        answers.put((count / (time.perf_counter() - began), numbers))
-    except BaseException as error:
-        barrier.abort()
-        answers.put(f"{type(error).__name__}: {error}")
+    if name in MOSAIC_CONTENDERS:
+        return measure_mosaic(name, rows, home, world, seconds, check=check)
+    return measure(CONTENDERS[name], rows, home, world, seconds, check=check)
 
 
 if __name__ == "__main__":

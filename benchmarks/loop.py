@@ -26,7 +26,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.feed_data import Rows, arrays, manifest
+from benchmarks.cached_dataset import manifest
+from benchmarks.feed_data import Rows, arrays
 from benchmarks.loop_recipe import Net
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.contenders import BATCH
+from benchmarks.consumers import BATCH
 from benchmarks.feed_data import Rows
 from ingest.shards import tensor_array
 

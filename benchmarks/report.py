@@ -29,11 +29,12 @@ round, medians over the rounds; rates are for orientation, they belong to this m
 
 Shuffled batches of 256 rows as torch tensors, to one consumer process and to two that get half of the rows each. The limit is
 numpy gathering random rows of a memory-mapped array into fresh tensors: what the memory allows a program that does nothing
-else. In the first round a whole epoch of every contender but Ray's was checked: each row once. `benchmarks/contenders.py` and
-`benchmarks/ray_contenders.py` hold each contender's settings. What a contender delivers differs: penstock's global order is
-exact to continue at any batch on any number of ranks; LitData and Ray's local shuffle mix rows of one shard or buffer; "numpy
-take into a reused buffer" hands out the same memory for every batch. MosaicML Streaming is not among them: it needs a
-huggingface_hub that Hugging Face datasets no longer works with.
+else. In the first round a whole epoch of every contender but Ray's was checked: each row once. `benchmarks/contenders.py`,
+`benchmarks/ray_contenders.py` and `benchmarks/mosaic.py` hold each contender's settings. What a contender delivers differs:
+penstock's global order is exact to continue at any batch on any number of ranks; LitData and Ray's local shuffle mix rows of
+one shard or buffer; "numpy take into a reused buffer" hands out the same memory for every batch. MosaicML Streaming needs a
+huggingface_hub that Hugging Face datasets no longer works with, so `make bench` gives it an environment of its own, with the
+newest numpy that it allows.
 
 ![Share of the limit](images/feed.png)
 """
