@@ -29,7 +29,7 @@ from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.storage import Storage
 
-__all__ = ["CachedFeed", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]
+__all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]
 
 GROUP_BYTES = 4 << 20
 """About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather."""
@@ -100,9 +100,7 @@ class CachedFeed(FeedCursor):
 
     def _cuts(self, epoch: int, start: int) -> Iterator[list[tuple[int, int]]]:
         """First and end position of each global batch, as many of them at a time as are gathered with one call."""
-        batch_rows = self.part.batch_rows
-        local_bytes = max(1, batch_rows * self._rows.row_bytes // self.part.world_size)
-        count = min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
+        batch_rows, count = self.part.batch_rows, batches_at_once(self.part, self._rows.row_bytes)
         if self._pools is not None:
             steps = self._pools.steps(epoch, start)
             while some := list(itertools.islice(steps, count)):
@@ -111,6 +109,12 @@ class CachedFeed(FeedCursor):
         for first in range(start, self.num_rows, batch_rows * count):
             stop = min(first + batch_rows * count, self.num_rows)
             yield [(begin, min(begin + batch_rows, stop)) for begin in range(first, stop, batch_rows)]
+
+
+def batches_at_once(part: FeedShare, row_bytes: int) -> int:
+    """How many batches are gathered with one call."""
+    local_bytes = max(1, part.batch_rows * row_bytes // part.world_size)
+    return min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
 
 
 def make_pools(spec: LengthSpec, seed: int, rows: Rows, epoch_rows: int, batch_rows: int, ids_at: IdsAt) -> Pools:

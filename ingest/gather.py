@@ -20,7 +20,7 @@ from ingest.dataset import ColumnInfo
 from ingest.list_batches import Packed
 from ingest.variable_rows import ImageDecoder, Places, places_of, take_lists
 
-__all__ = ["Block", "Rows"]
+__all__ = ["Block", "Rows", "fixed_bytes"]
 
 Block = Mapping[str, np.ndarray | Variable]
 
@@ -55,7 +55,7 @@ class Rows:
     ) -> None:
         self.columns = tuple(columns)
         self.num_rows = sum(block_rows)
-        self.row_bytes = list_bytes + sum(np.dtype(c.dtype).itemsize * int(np.prod(c.shape)) for c in self.columns)
+        self.row_bytes = list_bytes + fixed_bytes(self.columns)
         self._ends = np.cumsum(np.asarray(block_rows, np.int64))
         self._starts = self._ends - np.asarray(block_rows, np.int64)
         self._open_block = open_block
@@ -186,6 +186,11 @@ class Rows:
 
     def _open_bytes(self) -> int:
         return sum(self._block_bytes[index] for index in self._opened)
+
+
+def fixed_bytes(columns: Iterable[ColumnInfo]) -> int:
+    """About what one row takes once it is gathered, whatever its lists hold."""
+    return sum(np.dtype(column.dtype).itemsize * int(np.prod(column.shape)) for column in columns)
 
 
 def _distinct(blocks: NDArray[np.int64]) -> NDArray[np.int64]:

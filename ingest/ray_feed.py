@@ -19,6 +19,7 @@ a state continues only if the content is the same.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ from numpy.typing import NDArray
 from ingest.by_length import find_column
 from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch
 from ingest.dataset import ColumnInfo, FeedSchema, Split
-from ingest.feed import CachedFeed, gathered, make_pools, select_columns
-from ingest.gather import Block, Rows
+from ingest.feed import CachedFeed, batches_at_once, gathered, make_pools, select_columns
+from ingest.gather import Block, Rows, fixed_bytes
 from ingest.order import Order
 from ingest.parallel import quiet_ray_data, raising_the_original
 from ingest.shards import column_view, columns_of, contiguous
@@ -147,7 +148,7 @@ class StreamFeed(FeedCursor):
         make_dataset: makes the pipeline (`streamed`, or any that keeps its order); the same rows in the same order each time.
         order: mode `none`, or `windowed` over `window_rows` consecutive rows of the stream; `rows` is the split's row count.
         content: digest of what the rows depend on, for example the key of the preprocess stage.
-        prefetch: batches made ahead in a thread.
+        prefetch: groups of batches made ahead in a thread.
 
     Raises:
         SpecError: an order of mode `global`.
@@ -177,7 +178,10 @@ class StreamFeed(FeedCursor):
         if order.by_length is not None:
             find_column(order.by_length, self.schema.columns)
         self._make_dataset = make_dataset
-        self._window_rows = order.window_rows if order.mode == "windowed" else batch_rows
+        # How long the lists of rows to come are nobody knows: their batches are gathered one by one.
+        lists = any(column.ragged for column in self.schema.columns)
+        self._group_batches = 1 if lists else batches_at_once(part, fixed_bytes(self.schema.columns))
+        self._window_rows = order.window_rows if order.mode == "windowed" else batch_rows * self._group_batches
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on; the rows before are prepared and skipped.
@@ -190,7 +194,7 @@ class StreamFeed(FeedCursor):
             yield from self._handed_over(epoch, self._batches(epoch, start))
 
     def _batches(self, epoch: int, start: int) -> Generator[list[Batch]]:
-        """Gather batches one by one, for the next one may be long in coming."""
+        """Gather together what ends in one window, for the next one may be long in coming."""
         batch_rows, sizes = self.part.batch_rows, [self._window_rows] * (self.num_rows // self._window_rows)
         with ExitStack() as held:
             windows = enumerate(held.enter_context(closing(self._windows())))
@@ -208,9 +212,10 @@ class StreamFeed(FeedCursor):
             if self.order.by_length is not None:
                 pools = make_pools(self.order.by_length, self.order.seed, rows, self.num_rows, batch_rows, ids_at)
                 pool_rows, ids_at, cuts = pools.pool_rows, pools.ids_at, pools.steps(epoch, start)
-            for begin, stop in cuts:
-                rows.let_go(begin - begin % pool_rows)
-                yield gathered(rows, self.part, [(begin, stop)], partial(ids_at, epoch))
+            for _, ending in itertools.groupby(cuts, lambda cut: (cut[1] - 1) // self._window_rows):
+                while group := list(itertools.islice(ending, self._group_batches)):
+                    rows.let_go(group[0][0] - group[0][0] % pool_rows)
+                    yield gathered(rows, self.part, group, partial(ids_at, epoch))
             for _ in windows:  # to the stream's end, where its rows are counted
                 pass
 

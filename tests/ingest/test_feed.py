@@ -341,6 +341,22 @@ def test_a_stream_whose_augmentation_fails_is_closed(monkeypatch: pytest.MonkeyP
     assert closed.is_set(), caught  # though the error, with all its frames, is still looked at
 
 
+def test_a_batch_of_a_stream_waits_for_no_rows_beyond_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = order_of("windowed", 1)  # of 150 rows
+    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=64, order=order, prefetch=0)
+    given: list[int] = []
+
+    def given_tables() -> Iterator[pa.Table]:
+        for part in tables(cuts=150):
+            given.append(part.num_rows)
+            yield part
+
+    monkeypatch.setattr(feed, "_tables", given_tables)
+    windows = [len(given) for _ in feed.batches(0)]
+    assert windows[:5] == [1, 1, 2, 2, 3]
+    assert windows[-1] == 7
+
+
 def test_a_stream_goes_by_lists_only() -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="label"))
     with pytest.raises(SpecError, match="is no column of lists"):
