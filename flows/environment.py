@@ -22,7 +22,8 @@ def git_commit(directory: Path) -> str | None:
 
 def describe_environment() -> str:
     """Python, platform and every installed distribution, one `name==version` a line."""
-    lines = sorted({f"{dist.name}=={dist.version}" for dist in distributions()}, key=str.lower)
+    found = (distribution.metadata for distribution in distributions())
+    lines = sorted({f"{metadata['Name']}=={metadata['Version']}" for metadata in found}, key=str.lower)
     return "\n".join([f"# Python {platform.python_version()} on {platform.platform()}", *lines]) + "\n"
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from flows.prefect_server import ServerFiles, ServerInfo
+from ingest.parallel import import_ahead
 from penstock.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
         with contextlib.suppress(ServiceError), contextlib.ExitStack() as ending:
             cluster = ending.enter_context(ray_cluster(state_dir, min_cpus=min_cpus))
             _started_ahead.append((cluster, ending.pop_all()))
+            import_ahead()
 
     try:
         yield start

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -164,15 +165,33 @@ def _check_name(file: Path, name: str, target: str) -> None:
 
 
 @functools.cache
-def _distributions() -> dict[str, list[str]]:
-    return dict(importlib.metadata.packages_distributions())
+def _distributions() -> dict[str, list[importlib.metadata.Distribution]]:
+    """Top-level module -> the distributions that bring it.
+
+    `importlib.metadata.packages_distributions` looks at every installed file, which takes a second where torch is installed.
+    """
+    found: dict[str, list[importlib.metadata.Distribution]] = {}
+    for distribution in importlib.metadata.distributions():
+        for top in _top_level(distribution):
+            found.setdefault(top, []).append(distribution)
+    return found
+
+
+def _top_level(distribution: importlib.metadata.Distribution) -> set[str]:
+    declared = (distribution.read_text("top_level.txt") or "").split()
+    if declared:
+        return set(declared)
+    record = distribution.read_text("RECORD")
+    files = map(str, distribution.files or []) if record is None else (line.split(",")[0] for line in record.splitlines())
+    return {file.split("/")[0] if "/" in file else inspect.getmodulename(file) or "" for file in files}
 
 
 def _versions(packages: set[str]) -> dict[str, str]:
     versions: dict[str, str] = {}
     for top in sorted(packages - sys.stdlib_module_names - set(sys.builtin_module_names)):
-        for distribution in sorted(set(_distributions().get(top, []))):
-            versions[distribution] = importlib.metadata.version(distribution)
+        for metadata in (distribution.metadata for distribution in _distributions().get(top, [])):
+            # Of two with one name on the path, the first is imported.
+            versions.setdefault(metadata["Name"], metadata["Version"])
         if top not in _distributions() and (source := _source_digest(top)):
             versions[top] = source
     return versions

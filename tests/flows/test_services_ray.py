@@ -122,10 +122,15 @@ def test_a_configured_cluster_that_is_not_there_is_named(tmp_path: Path, monkeyp
 
 def test_a_cluster_started_ahead_is_taken_over_or_ends_with_the_block(tmp_path: Path) -> None:
     script = """
-import sys
+import os, sys, time
 from pathlib import Path
 import ray
 from flows.services import ray_ahead, ray_cluster
+from ingest.parallel import ray_map
+
+def prepared(_):
+    time.sleep(0.1)  # so that every CPU gets some, and with it every process that waits for work
+    return "ingest.materialize" in sys.modules
 
 with ray_ahead(Path(sys.argv[1])) as start:
     start(98.5)
@@ -134,6 +139,8 @@ with ray_ahead(Path(sys.argv[1])) as start:
     print(ray.is_initialized())
     start(1)
     print(ray.is_initialized())
+    while not any(ray_map(prepared, range(4 * os.cpu_count()))):  # for ever, if no process imports ahead
+        pass
 print(ray.is_initialized())
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
