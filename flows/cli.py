@@ -259,7 +259,7 @@ def _answer(
         result, exit_code = {"status": "interrupted"}, 130
         if again:
             _err.print(f"continue with: {again}", markup=False, soft_wrap=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Not one of ours: a defect. Show it whole, and keep the contract of one JSON line.
         traceback.print_exc(file=sys.stderr)
         result, exit_code = {"status": "failed", "error": {"kind": type(error).__name__, "message": str(error)}}, 1

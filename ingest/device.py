@@ -65,16 +65,21 @@ class Delivery:
         """Start to copy the columns of some batches, in the thread that reads ahead; None where they are there already."""
         if self._stream is None:
             return [self._made(columns) for columns in batches], None
+        if any(column.is_cuda for columns in batches for column in columns.values()):
+            # An augmentation worked on the GPU. Else nothing is waited for: this thread's stream is the one that learns.
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             made = [self._made(columns) for columns in batches]
-            arrival = Arrival([column for columns in made for column in columns.values()], self._stream.record_event())
-        return made, arrival
+            sent = [column for columns in made for column in columns.values()]
+            return made, Arrival(sent, self._stream.record_event()) if sent else None
 
     def _made(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self._as_float(name, self._copied(column)) for name, column in columns.items()}
 
     def _copied(self, column: Tensor) -> Tensor:
-        if self._stream is not None and column.numel() and not column.is_pinned():
+        if self._stream is None:  # not ahead of anything: the memory it comes from may be used again at once
+            return column.to(self.device)
+        if column.device.type == "cpu" and column.numel() and not column.is_pinned():
             column = column.pin_memory()
         return column.to(self.device, non_blocking=True)
 

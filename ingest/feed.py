@@ -75,8 +75,7 @@ class CachedFeed(FeedCursor):
     def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
         """As any feed does; for a GPU rows are gathered into pinned memory at once."""
         super().deliver_to(device, as_float)
-        if torch.device(device).type == "cuda":
-            self._rows.pin_memory()
+        self._rows.pin_memory(torch.device(device).type == "cuda")
 
     def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:
         announced = start if self._rows.ahead_rows else self.num_rows

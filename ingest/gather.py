@@ -70,10 +70,10 @@ class Rows:
         self._images = [column for column in self.columns if column.encoded]
         self._decoder = ImageDecoder()
 
-    def pin_memory(self) -> None:
-        """Gather into pinned memory from now on, which a GPU copies from by itself."""
+    def pin_memory(self, wanted: bool) -> None:
+        """Gather into pinned memory from now on, which a GPU copies from by itself, or not."""
         for memory in self._memory.values():
-            memory.pinned = True
+            memory.pinned = wanted
 
     def will_need(self, ids: NDArray[np.int64], own: NDArray[np.bool_]) -> None:
         """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile.

@@ -59,6 +59,9 @@ STREAM_CPUS = 0.25
 STREAMS_PER_RANK = 2
 """A rank reads the validation split while its place in the train split stays open."""
 
+UNSHUFFLED_BATCHES = 4
+"""So many batches of a stream in its own order are gathered at once: each waits for all of them, and rows may be slow."""
+
 T = TypeVar("T")
 
 
@@ -181,6 +184,8 @@ class StreamFeed(FeedCursor):
         # How long the lists of rows to come are nobody knows: their batches are gathered one by one.
         lists = any(column.ragged for column in self.schema.columns)
         self._group_batches = 1 if lists else batches_at_once(part, fixed_bytes(self.schema.columns))
+        if order.mode != "windowed":
+            self._group_batches = min(self._group_batches, UNSHUFFLED_BATCHES)
         self._window_rows = order.window_rows if order.mode == "windowed" else batch_rows * self._group_batches
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:

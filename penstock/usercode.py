@@ -166,7 +166,7 @@ def _check_name(file: Path, name: str, target: str) -> None:
 
 @functools.cache
 def _distributions() -> dict[str, list[importlib.metadata.Distribution]]:
-    """Top-level module -> the distributions that bring it.
+    """Top-level module -> the distributions that say they bring it.
 
     `importlib.metadata.packages_distributions` looks at every installed file, which takes a second where torch is installed.
     """
@@ -189,9 +189,9 @@ def _top_level(distribution: importlib.metadata.Distribution) -> set[str]:
 def _versions(packages: set[str]) -> dict[str, str]:
     versions: dict[str, str] = {}
     for top in sorted(packages - sys.stdlib_module_names - set(sys.builtin_module_names)):
-        for metadata in (distribution.metadata for distribution in _distributions().get(top, [])):
-            # Of two with one name on the path, the first is imported.
-            versions.setdefault(metadata["Name"], metadata["Version"])
+        for name in sorted({distribution.metadata["Name"] for distribution in _distributions().get(top, [])} - {None}):
+            # Looked up by name: an upgrade that was cut off leaves a folder `~umpy-...`, which tells of another version.
+            versions[name] = importlib.metadata.version(name)
         if top not in _distributions() and (source := _source_digest(top)):
             versions[top] = source
     return versions

@@ -77,7 +77,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
         raise SpecError(
             f"train.params do not fit {code.target}: {error}", next_step="compare train.params with __init__"
         ) from error
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {_where(error)}") from error
     return Recipe(instance, code.target)
 
@@ -184,7 +184,7 @@ class Recipe:
             yield
         except PenstockError:
             raise
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code
             raise TrainingError(
                 f"{self._target}: {method}() failed: {_where(error)}",
                 problems=_user_frames(error)[:-1],

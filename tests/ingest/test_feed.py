@@ -341,8 +341,17 @@ def test_a_stream_whose_augmentation_fails_is_closed(monkeypatch: pytest.MonkeyP
     assert closed.is_set(), caught  # though the error, with all its frames, is still looked at
 
 
-def test_a_batch_of_a_stream_waits_for_no_rows_beyond_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = order_of("windowed", 1)  # of 150 rows
+@pytest.mark.parametrize(
+    ("mode", "tables_given"),
+    [
+        ("windowed", [1, 1, 2, 2, 3]),  # windows of 150 rows
+        ("none", [2, 2, 2, 2, 4]),  # a few batches of 64 rows together
+    ],
+)
+def test_a_batch_of_a_stream_waits_for_few_rows_beyond_it(
+    mode: str, tables_given: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = order_of(mode, 1)
     feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=64, order=order, prefetch=0)
     given: list[int] = []
 
@@ -353,7 +362,7 @@ def test_a_batch_of_a_stream_waits_for_no_rows_beyond_its_window(monkeypatch: py
 
     monkeypatch.setattr(feed, "_tables", given_tables)
     windows = [len(given) for _ in feed.batches(0)]
-    assert windows[:5] == [1, 1, 2, 2, 3]
+    assert windows[:5] == tables_given
     assert windows[-1] == 7
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import usercode
 from penstock.errors import SpecError
 from penstock.usercode import UserCode, UserCodeError, capture
 
@@ -333,6 +334,23 @@ def test_a_module_without_distribution_counts_by_its_source(tmp_path: Path, monk
     write(tmp_path / "project", {"m.py": "import loose_module\ndef f():\n    return loose_module.X\n"})
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
     assert capture("m.py:f", tmp_path / "project").versions["loose_module"].startswith("source:")
+
+
+def test_what_a_cut_off_upgrade_left_tells_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"installed_{letter}" for letter in "abcdefgh"]
+    for name in names:
+        for folder, version in ((name, "2.0"), (f"~{name[1:]}", "1.0")):
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            write(tmp_path / "path" / f"{folder}-{version}.dist-info", {"METADATA": metadata, "top_level.txt": name})
+        write(tmp_path / "path", {f"{name}.py": "X = 1\n"})
+    uses = "".join(f"import {name}\n" for name in names) + f"def f():\n    return {', '.join(f'{name}.X' for name in names)}\n"
+    write(tmp_path / "project", {"m.py": uses})
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    usercode._distributions.cache_clear()
+    try:
+        assert capture("m.py:f", tmp_path / "project").versions == dict.fromkeys(names, "2.0")
+    finally:
+        usercode._distributions.cache_clear()
 
 
 def test_installed_code_is_named_by_module(tmp_path: Path) -> None:

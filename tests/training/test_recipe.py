@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,15 @@ def test_an_error_of_the_users_code_shows_where_and_how_it_was_reached() -> None
         recipe_of(Deep()).loss(nn.Identity(), BATCH)
     assert caught.value.exit_code == 5
     assert len(caught.value.problems) == 1 and "in loss: return self.inner(batch)" in caught.value.problems[0]
+
+
+def test_user_code_that_wants_to_exit_is_named() -> None:
+    class Exits:
+        def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            sys.exit(2)
+
+    with pytest.raises(TrainingError, match=r"loss\(\) failed: SystemExit: 2 \(.*in loss"):
+        recipe_of(Exits()).loss(nn.Identity(), BATCH)
 
 
 def test_a_model_without_parameters_to_train_is_refused() -> None:
