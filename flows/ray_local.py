@@ -15,8 +15,10 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,6 +109,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
         try:
             ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
         except Interrupted:
+            signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
             ray.shutdown()
             raise
         except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
@@ -118,7 +121,8 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
     try:
         yield
     finally:
-        ray.shutdown()
+        with _own_signal_handlers():
+            ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -146,15 +150,20 @@ os.register_at_fork(after_in_child=_leave_process_group)
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """`ray.init` replaces the handler of SIGTERM by one that exits at once; ours saves a checkpoint first.
+    """Whatever Ray does in the block, SIGTERM still reaches our handler, which saves a checkpoint first.
 
-    Putting ours back afterwards would be too late: two signals while Ray starts leave a process that hangs and keeps its lease.
+    `ray.init` sets a Python handler that exits at once. Putting ours back afterwards would be too late: two signals while Ray
+    starts leave a process that hangs and keeps its lease. Ray's C++ core sets a handler below Python's, which aborts the
+    process 3 s after the signal, whatever it is saving then (ray-project/ray#64830); `ray.shutdown` leaves none at all (#65749).
     """
     rays, ray_utils.set_sigterm_handler = ray_utils.set_sigterm_handler, lambda _handler: None
     try:
         yield
     finally:
         ray_utils.set_sigterm_handler = rays
+        ours = signal.getsignal(signal.SIGTERM)
+        if ours is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ours)
 
 
 def _auth() -> dict[str, str | None]:

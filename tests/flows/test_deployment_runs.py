@@ -232,6 +232,8 @@ def cancelled(operator: Operator, deployed: dict[str, Any], worker: psutil.Proce
 def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, cancelled: FlowRun) -> None:
     assert cancelled.state is not None
     assert cancelled.state.is_cancelled(), f"{cancelled.state.name}: {cancelled.state.message}"
+    said = (Path(operator.environment["PENSTOCK_SERVERS"]) / "worker.log").read_text()
+    assert "status code: -" not in said, "the run's process did not end by itself"
     with operator.client() as client:
         history = [state.name for state in client.read_flow_run_states(cancelled.id)]
     assert "Crashed" not in history, history
