@@ -154,7 +154,7 @@ def _own_signal_handlers() -> Iterator[None]:
 
     `ray.init` sets a Python handler that exits at once. Putting ours back afterwards would be too late: two signals while Ray
     starts leave a process that hangs and keeps its lease. Ray's C++ core sets a handler below Python's, which aborts the
-    process 3 s after the signal, whatever it is saving then (ray-project/ray#64830); `ray.shutdown` leaves none at all (#65749).
+    process 3 s after the signal, whatever it is saving (ray-project/ray#64830); `ray.shutdown` leaves none at all (#65749).
     """
     rays, ray_utils.set_sigterm_handler = ray_utils.set_sigterm_handler, lambda _handler: None
     try:
