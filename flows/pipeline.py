@@ -7,9 +7,8 @@ records, the choice of the run to continue, and the honest status at the end.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from prefect import State, flow
@@ -58,6 +57,9 @@ from tasks.train import train
 from training.checkpoint import CheckpointStore
 from training.journal import read_journal
 from training.tracking import Tracker
+
+if TYPE_CHECKING:
+    from flows.ray_local import RayCluster
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
 
@@ -164,19 +166,20 @@ def _begin(
             ledger.save_attempt(run.run, attempt.model_copy(update=ended))
             ledger.save_run(run.model_copy(update={"status": status}))
         raise
-    started = threading.Event()
+    clusters: list[RayCluster] = []
 
-    def need_ray() -> None:
-        if started.is_set():
-            return
+    def need_ray() -> bool:
+        if clusters:
+            return clusters[0].embedded
         reporter.say("  connecting to Ray")
         cluster = stack.enter_context(ray_cluster(loaded.state_dir, min_cpus=cpus_needed(loaded.spec)))
-        started.set()
+        clusters.append(cluster)
         # A signal while Ray starts ends up in Ray's hands.
         stopping.check()
         refusal = cpus_refused(loaded.spec, cluster.num_cpus) or gpus_refused(loaded.spec, cluster.num_gpus)
         if refusal is not None:
             raise refusal
+        return cluster.embedded
 
     return RunContext(
         project=project,

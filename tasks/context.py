@@ -63,7 +63,7 @@ class RunContext:
     Attributes:
         work_storage: the run's own files, `runs/<run>` in the storage.
         state_dir: where embedded servers keep files on this machine.
-        need_ray: starts or joins the Ray cluster on the first call; later calls return at once.
+        need_ray: starts or joins the Ray cluster on the first call; later calls return at once. True: it is this process's own.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
@@ -77,7 +77,7 @@ class RunContext:
     tracker: Tracker
     reporter: Reporter
     state_dir: Path
-    need_ray: Callable[[], None]
+    need_ray: Callable[[], bool]
     stopping: StopRequest
     will_train: bool = True
     open_feeds: FeedOpener | None = None

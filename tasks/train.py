@@ -51,7 +51,7 @@ def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    ctx.need_ray()
+    own_cluster = ctx.need_ray()
     progress = ctx.reporter.progress("train")
     job = make_job(ctx)
     store = checkpoint_store(ctx.project, ctx.work_storage)
@@ -82,7 +82,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
     ctx.stopping.graceful = True
     try:
-        outcome = run_training(job, stop=ctx.stopping.stop, listener=listen)
+        outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, own_cluster=own_cluster)
     except BaseException:
         with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
             ctx.tracker.checkpoints(store.committed())

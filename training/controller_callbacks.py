@@ -1,4 +1,4 @@
-"""What does Ray Train's controller do for us? It does not repeat what a restart would only meet again, and it says where it is.
+"""What does Ray Train's controller do for us? It repeats no error that a restart would only meet again, and says where it is.
 
 A module of its own, and a small one: Ray Train's controller imports it before it starts a worker, and everybody waits for that.
 """
@@ -10,10 +10,11 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from penstock.errors import PenstockError
 
-__all__ = ["NoRetryOfUserErrors", "TellsTheDriver"]
+__all__ = ["FixedWorkers", "NoRetryOfUserErrors", "TellsTheDriver"]
 
 
 class TellsTheDriver(ControllerCallback):
@@ -38,3 +39,19 @@ class NoRetryOfUserErrors(ray.train.UserCallback):
         for _, error in sorted(worker_exceptions.items()):
             if isinstance(error, PenstockError):
                 raise error
+
+
+class FixedWorkers(FixedScalingPolicy):
+    """A number of workers that no autoscaler is asked for: what a cluster lacks that does not grow, it will not get.
+
+    Asking takes an actor, whose start the controller would wait for.
+    """
+
+    def _send_resource_request(self) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
+
+    def _cancel_resource_request(self) -> None:
+        pass

@@ -19,7 +19,7 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from training.attempt import Attempt, TrainOutcome
-from training.controller_callbacks import NoRetryOfUserErrors, TellsTheDriver
+from training.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
 from training.job import TrainJob
 from training.mailbox import Event, start_mailbox
 from training.worker import RankResult, train_loop_per_worker
@@ -57,6 +57,7 @@ def train(
     *,
     stop: threading.Event,
     listener: Callable[[list[Event]], None],
+    own_cluster: bool = False,
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
@@ -68,6 +69,7 @@ def train(
         job: what to train.
         stop: when set, the workers save at the next step and the outcome is `interrupted`.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
+        own_cluster: nobody else uses the cluster and it will not grow, so that its autoscaler need not be asked for workers.
 
     Raises:
         TrainingError: the retries are used up; the first cause is shown.
@@ -77,7 +79,9 @@ def train(
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
     attempt = Attempt(job, listener)
-    fit = _Fit(_trainer(job, mailbox, _gpus_per_worker(job)))
+    trainer = _trainer(job, mailbox, _gpus_per_worker(job))
+    trainer.own_cluster = own_cluster
+    fit = _Fit(trainer)
     stopping = _Stopping(stop, mailbox)
     try:
         fit.start()
@@ -93,9 +97,34 @@ def train(
     return attempt.outcome(fit.result)
 
 
-def _trainer(job: TrainJob, mailbox: Any, gpus: float) -> TorchTrainer:
+class _LeanTrainer(TorchTrainer):
+    """Starts no process that does nothing for us: each takes a core for 1.5 s while everybody waits for the first step.
+
+    Attributes:
+        own_cluster: as in `train`.
+    """
+
+    own_cluster = False
+
+    def _create_default_callbacks(self) -> list[Any]:
+        default = super()._create_default_callbacks()  # type: ignore[misc]  # V2's; the annotations are V1's
+        return [each for each in default if type(each).__name__ not in _NOT_NEEDED]
+
+    def _initialize_and_run_controller(self, *, scaling_policy: Any, **others: Any) -> ray.train.Result:
+        if self.own_cluster:
+            scaling_policy = FixedWorkers(scaling_policy.scaling_config)
+        return super()._initialize_and_run_controller(scaling_policy=scaling_policy, **others)  # type: ignore[misc,no-any-return]
+
+
+_NOT_NEEDED = {
+    "DatasetsCallback",  # hands out Ray Data's datasets; our feed reads shards
+    "PlacementGroupCleanerCallback",  # frees what a controller that died has reserved; the end of the driver frees it too
+}
+
+
+def _trainer(job: TrainJob, mailbox: Any, gpus: float) -> _LeanTrainer:
     resources = {"CPU": job.spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
-    return TorchTrainer(
+    return _LeanTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
         train_loop_config={"job": job, "mailbox": mailbox},
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
@@ -123,7 +152,7 @@ class _Fit(threading.Thread):
         over: set unless it runs. After a signal's exception in `join`, `is_alive` says False of a thread that lives.
     """
 
-    def __init__(self, trainer: TorchTrainer) -> None:
+    def __init__(self, trainer: _LeanTrainer) -> None:
         super().__init__(name="penstock-fit", daemon=True)
         self._trainer = trainer
         self.result: RankResult | None = None

@@ -61,13 +61,22 @@ class Watcher:
 
 
 def run(folder: Path, name: str, listener: Callable[[list[Event]], None], **more: Any) -> TrainOutcome:
-    stop = more.pop("stop", threading.Event())
-    return train(make_job(folder, run=name, **more), stop=stop, listener=listener)
+    stop, own_cluster = more.pop("stop", threading.Event()), more.pop("own_cluster", False)
+    return train(make_job(folder, run=name, **more), stop=stop, listener=listener, own_cluster=own_cluster)
+
+
+def actors_beside(pid: int) -> set[str]:
+    """Names of the actors on the node of a worker."""
+    titles = [process.cmdline()[0] for process in psutil.Process(pid).parent().children()]  # type: ignore[union-attr]
+    return {title.strip().removeprefix("ray::").split(".")[0] for title in titles}
 
 
 @pytest.mark.drill
 def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
-    whole = run(tmp_path, "whole", Watcher(), **SLOW)
+    actors: set[str] = set()
+    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
+    whole = run(tmp_path, "whole", watcher, **SLOW)
+    assert "_AutoscalingCoordinatorActor" in actors, "a cluster that others gave is asked for workers: it may grow"
     assert (whole.status, whole.step, whole.restarts, whole.exactness) == ("finished", 14, 0, "bit-exact")
 
     watcher = Watcher(at_step=8, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
@@ -93,6 +102,15 @@ def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp
     assert (second.status, second.step, second.resumed_from_step) == ("finished", 14, first.step)
     third = run(tmp_path, "run", Watcher(), **SLOW, attempt=3)
     assert third.weights_digest == second.weights_digest and third.checkpoint == second.checkpoint
+
+
+def test_no_process_starts_that_does_nothing_for_us(tmp_path: Path) -> None:
+    connect()  # the actor that is asked for workers lives as long as the cluster
+    actors: set[str] = set()
+    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
+    assert run(tmp_path, "lean", watcher, **SLOW, max_steps=2, own_cluster=True).status == "finished"
+    assert {"TrainController", "RayTrainWorker", "Mailbox"} <= actors
+    assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
 
 
 def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> None:
