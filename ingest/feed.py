@@ -31,10 +31,11 @@ from penstock.storage import Storage
 
 __all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]
 
-GROUP_BYTES = 4 << 20
+GROUP_BYTES = 16 << 20
 """About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather."""
 
-MAX_GROUP_BATCHES = 64
+MAX_GROUP_BATCHES = 128
+"""Of small rows: more of them leave the cache before they are handed over."""
 
 IdsAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 """(epoch, ascending positions) -> row ids."""

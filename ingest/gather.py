@@ -65,6 +65,8 @@ class Rows:
         self.ahead_rows = ahead_rows
         self._beyond_memory = beyond_memory
         self._opened: dict[int, Block] = {}
+        # Where each column of each block begins and ends in memory, as of when the block was opened last.
+        self._spans = {column.name: np.zeros((2, len(block_rows)), np.int64) for column in self.columns}
         self._memory = {column.name: _Memory(column) for column in self.columns if column.ragged is None}
         self._lists = [column for column in self.columns if column.ragged is not None]
         self._images = [column for column in self.columns if column.encoded]
@@ -142,7 +144,7 @@ class Rows:
         if len(self._ends) == 1:
             self._take_from(0, ids, tensors)
             return
-        blocks = np.searchsorted(self._ends, ids, side="right")
+        blocks = self._ends.searchsorted(ids, side="right")
         first = int(blocks[0])
         if (blocks == first).all():  # reading in order, or inside one group
             self._take_from(first, ids - self._starts[first], tensors)
@@ -158,23 +160,26 @@ class Rows:
     def _take_scattered(self, ids: NDArray[np.int64], blocks: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
         """Copy each row in one pass from wherever it lies: in one address space, an address is an index."""
         needed = _distinct(blocks)
-        opened: list[Any] = [self._block(block) for block in needed.tolist()]  # held until the copies are made
+        opened = [self._block(block) for block in needed.tolist()]  # held until the copies are made
         local = ids - self._starts[blocks]
-        addresses = np.zeros(needed[-1] - needed[0] + 1, np.int64)
         for name, tensor in tensors.items():
-            begins = [block[name].ctypes.data for block in opened]
-            first, end = min(begins), max(begin + block[name].nbytes for begin, block in zip(begins, opened, strict=True))
-            addresses[needed - needed[0]] = begins
+            begins, ends = self._spans[name]
+            first, end = int(begins[needed].min()), int(ends[needed].max())
             row_bytes = tensor[0].nbytes
             memory = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first)))
             # Row i of this view is the `row_bytes` bytes from `first + i` on. What lies between the blocks is never read.
             rows_at = memory.as_strided((end - first - row_bytes + 1, row_bytes), (1, 1))
-            at = torch.from_numpy(addresses[blocks - needed[0]] - first + local * row_bytes)
+            at = torch.from_numpy(begins[blocks] - first + local * row_bytes)
             torch.index_select(rows_at, 0, at, out=tensor.view(torch.uint8).view(len(ids), row_bytes))
+        del opened
 
     def _block(self, index: int) -> Block:
         if index not in self._opened:
             self._opened[index] = self._open_block(index)
+            for name, view in self._opened[index].items():
+                if isinstance(view, np.ndarray) and name in self._spans:
+                    begin = view.ctypes.data
+                    self._spans[name][:, index] = begin, begin + view.nbytes
             if self._beyond_memory:
                 for view in self._opened[index].values():
                     read_randomly(view)

@@ -186,6 +186,7 @@ def test_signals_while_the_servers_start_end_the_command_and_leave_nothing(tmp_p
     assert not (file.parent / ".penstock" / "runs").exists()
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
     file = make_project(tmp_path / "twice", epochs=60, files=2)
     command = Command("run", str(file), "--json", *PAUSED)
