@@ -64,13 +64,13 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
 	@.ci/make-venv .venv-bench-mosaic benchmarks/requirements-mosaic.txt
 	@.venv-bench/bin/python -m benchmarks.feed
-	@.venv-bench/bin/python -m benchmarks.beyond
-	@.venv-bench/bin/python -m benchmarks.loop
-	@.venv-bench/bin/python -m benchmarks.gpu
-	@.venv-bench/bin/python -m benchmarks.prepare
-	@.venv-bench/bin/python -m benchmarks.growth
-	@.venv-bench/bin/python -m benchmarks.start
-	@.venv-bench/bin/python -m benchmarks.report
+	@$(BIN)/python -m benchmarks.beyond
+	@$(BIN)/python -m benchmarks.loop
+	@$(BIN)/python -m benchmarks.gpu
+	@$(BIN)/python -m benchmarks.prepare
+	@$(BIN)/python -m benchmarks.growth
+	@$(BIN)/python -m benchmarks.start
+	@$(BIN)/python -m benchmarks.report
 
 clean: ## remove the environment, the demo and every cache
 	rm -rf $(VENV) .venv-bench .venv-bench-mosaic demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
