@@ -34,8 +34,7 @@ else. In the first round a whole epoch of every contender but Ray's was checked:
 penstock's global order is exact to continue at any batch on any number of ranks; LitData and Ray's local shuffle mix rows of
 one shard or buffer; "numpy take into a reused buffer" hands out the same memory for every batch. MosaicML Streaming needs a
 huggingface_hub that Hugging Face datasets no longer works with, so `make bench` gives it an environment of its own, with the
-newest numpy that it allows. It was added after this table was made: with images, on an Intel Xeon of two cores (2026-11-22, one
-round), its StreamingDataset delivered 0.02 and 0.01 of the limit to one and two consumers, its LocalDataset 0.03 and 0.03.
+newest numpy that it allows.
 
 ![Share of the limit](images/feed.png)
 """
