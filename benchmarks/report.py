@@ -88,6 +88,10 @@ From the command to the first optimizer step of the tabular template on two work
 {rounds} rounds. By hand: a script that reads the same rows and trains the same network with Ray Train, and records nothing.
 """
 
+FIRST_BATCH = """\
+A worker that is up and opens its share of prepared rows, those of the feed's tables above, has its first batch after {times}.
+"""
+
 
 def main() -> None:
     """Write the page and the picture from the newest results."""
@@ -107,7 +111,7 @@ def main() -> None:
     lines += _section("loop", LOOP, "rows/s", "rows_per_s", "of by hand")
     lines += _section("gpu", GPU, "rows/s", "rows_per_s", "busy")
     lines += _section("prepare", PREPARE, "rows/s", "rows_per_s", "of by hand") + _memory()
-    lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _growth()
+    lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _first_batch() + _growth()
     (DOCS / "performance.md").write_text("\n".join(lines).rstrip() + "\n")
     _draw(feed)
 
@@ -137,6 +141,14 @@ def _memory() -> list[str]:
         return []
     rows = [f"| {int(rows):,} | {peak:,.0f} |" for rows, peak in found["peak_mb"].items()]
     return [MEMORY, "| rows of the file | MB |", "|---|---|", *rows, ""]
+
+
+def _first_batch() -> list[str]:
+    found = _read("start")
+    if found is None:
+        return []
+    times = " and ".join(f"{one['median']:,.0f} ms ({name})" for name, one in found["first_batch"].items())
+    return [FIRST_BATCH.format(times=times)]
 
 
 def _read(name: str) -> dict[str, Any] | None:

@@ -2,22 +2,29 @@
 
     python -m benchmarks.start [--rounds 3] [--out benchmarks/results]
 
-Four things, one after the other in every round: a bare Ray Train script (two workers, the same rows and network, nothing
+Five things, one after the other in every round: a bare Ray Train script (two workers, the same rows and network, nothing
 saved); `penstock run` in a new project, which starts a Prefect server of its own, makes its databases, prepares the rows and
-checks all of it; the same against a Prefect server that runs already; and the command again, which reuses every stage.
+checks all of it; the same against a Prefect server that runs already; the command again, which reuses every stage; and the first batch of the feed benchmark's
+rows, from a new process with its libraries imported, as a training worker is when it opens its feed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from benchmarks.cached_dataset import manifest
+from benchmarks.contenders import penstock_feed
+from benchmarks.feed_data import TABLES, Rows
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, save
 
@@ -74,15 +81,20 @@ def main() -> None:
     parser = options_parser(3)
     options = parser.parse_args()
     found: dict[str, list[float]] = {name: [] for name in (BARE, NEW, SERVED, AGAIN)}
+    first: dict[str, list[float]] = {name: [] for name in TABLES}
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
             for name, seconds in _round(Path(folder)).items():
                 found[name].append(seconds)
                 print(f"start round {number + 1} {name:<40} {seconds:6.1f} s", file=sys.stderr, flush=True)
+        for name, values in first.items():
+            values.append(_in_a_new_process(TABLES[name], options.data / name / "penstock"))
+            print(f"start round {number + 1} first batch of {name:<25} {values[-1]:6.1f} ms", file=sys.stderr, flush=True)
     result = {
         "machine": describe(VERSIONS),
         "rounds": options.rounds,
         "variants": beside_the_first(found, "seconds"),
+        "first_batch": {name: {"ms": values, "median": statistics.median(values)} for name, values in first.items()},
     }
     save(options.out, "start", result)
 
@@ -104,6 +116,19 @@ def _round(folder: Path) -> dict[str, float]:
         run = ["-m", "flows", "run", str(served / "pipeline.yaml")]
         found[SERVED] = _first_step(run, served / "mark", {**environment, "PREFECT_API_URL": url})
     return found
+
+
+def _in_a_new_process(rows: Rows, folder: Path) -> float:
+    manifest(rows, folder)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(_first_batch, rows, folder).result()
+
+
+def _first_batch(rows: Rows, folder: Path) -> float:
+    """Milliseconds from opening prepared rows to the first batch of a global order, as one of two ranks."""
+    began = time.perf_counter()
+    next(penstock_feed(rows, folder, 0, 2, 0, mode="global", prefetch=2))
+    return (time.perf_counter() - began) * 1e3
 
 
 def _project(folder: Path, environment: dict[str, str]) -> Path:

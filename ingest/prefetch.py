@@ -1,13 +1,16 @@
 """How is work done ahead of the one who needs it, without outliving him?
 
 One thread runs an iterator and hands its items over through a bounded queue. Closing or dropping the consuming generator stops
-the thread; an exception in the thread is raised at the consumer, after the items before it.
+the thread, and so does the end of the program: a thread that Python takes away while it is inside torch aborts the process. An
+exception in the thread is raised at the consumer, after the items before it.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Generator, Iterator
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -32,6 +35,8 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
     free = threading.Semaphore(depth)
     stop = threading.Event()
     thread = threading.Thread(target=_run, args=(items, ready, free, stop), name="penstock-feed", daemon=True)
+    finish = partial(_finish, thread, free, stop)
+    atexit.register(finish)
     thread.start()
     try:
         while not isinstance(item := ready.get(), _End):
@@ -40,11 +45,16 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
         if item.error is not None:
             raise item.error
     finally:
-        stop.set()
-        free.release()
-        # A dropped generator may be found by the garbage collection of the thread itself.
-        if thread is not threading.current_thread():
-            thread.join()
+        atexit.unregister(finish)
+        finish()
+
+
+def _finish(thread: threading.Thread, free: threading.Semaphore, stop: threading.Event) -> None:
+    stop.set()
+    free.release()
+    # A dropped generator may be found by the garbage collection of the thread itself.
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 def _run(items: Iterator[T], ready: SimpleQueue[T | _End], free: threading.Semaphore, stop: threading.Event) -> None:

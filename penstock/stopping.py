@@ -12,6 +12,9 @@ from penstock.errors import Interrupted
 
 __all__ = ["StopRequest", "stop_behind", "stopping_on_signals"]
 
+_IMPORT_LOOKS_S = 0.05
+"""How long after it an import that a signal met is looked at again."""
+
 
 class StopRequest:
     """Whether this process was asked to stop.
@@ -53,20 +56,63 @@ def stopping_on_signals(request: StopRequest) -> Iterator[None]:
 
     The first signal sets `request.stop`. If the work does not look at it, or a signal comes twice, Interrupted is raised in
     the main thread. Outside the main thread nothing is installed, since Python delivers no signals there.
+
+    A first signal during an import is raised when the import is over: an exception within Python's import machinery can leave a
+    module locked, and the next import of it then waits for ever.
     """
-
-    def handle(signum: int, _frame: FrameType | None) -> None:
-        request.received.append(signum)
-        request.stop.set()
-        if not request.graceful or len(request.received) > 1:
-            raise Interrupted(request.signum)
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    handler = _Handler(request)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        handler.end()
+        for number, one_before in before.items():
+            signal.signal(number, one_before)
+
+
+class _Handler:
+    """What happens on a signal. In the main thread, but for `_repeat`."""
+
+    def __init__(self, request: StopRequest) -> None:
+        self._request = request
+        self._timer: threading.Timer | None = None
+        self._is_repeat = False
+        self._ended = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        request = self._request
+        if self._is_repeat:
+            self._is_repeat = False
+            if self._ended:
+                return
+        else:
+            request.received.append(signum)
+            request.stop.set()
+        if len(request.received) == 1 and (request.graceful or self._is_deferred(signum, frame)):
+            return
+        raise Interrupted(request.signum)
+
+    def end(self) -> None:
+        """Repeat no signal any more."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+
+    def _is_deferred(self, signum: int, frame: FrameType | None) -> bool:
+        """Whether it is an import that is interrupted; then the signal comes again."""
+        while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+            frame = frame.f_back
+        if frame is None:
+            return False
+        self._timer = threading.Timer(_IMPORT_LOOKS_S, self._repeat, (signum,))
+        self._timer.daemon = True
+        self._timer.start()
+        return True
+
+    def _repeat(self, signum: int) -> None:
+        self._is_repeat = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signum)

@@ -13,12 +13,13 @@ from tests.drills.project import Command, make_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-STEPS_PER_EPOCH = 360
+STEPS = 360
 FIRST_WINDOW_STEPS = 125
 """A checkpoint beyond them leaves a stream whole windows to skip."""
 WINDOWED = ["--set", "shuffle.mode=windowed", "--set", "shuffle.window_rows=500"]
-WINDOWED += ["--set", "train.batch_rows=4"]  # long epochs: the workers of a killed driver live on for seconds
-PAUSED = ["--set", "train.params={pause_s: 0.02}"]
+WINDOWED += ["--set", "train.batch_rows=4"]  # many steps: the workers of a killed driver live on for seconds
+PAUSE_S = "0.03"
+"""Of every step of the attempt that is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +39,15 @@ def words(cache: str, file: Path, *more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def calm(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The result of a run that nothing disturbed."""
-    file = make_project(tmp_path_factory.mktemp("calm") / "project", epochs=2, files=3)
+    file = make_project(tmp_path_factory.mktemp("calm") / "project", epochs=1, files=3)
     return Command("run", *words(cache, file), environment=server).finish()
 
 
 @pytest.fixture(scope="module")
 def killed(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run that was killed in the first epoch and continued: its file, and the result of the second attempt."""
-    file = make_project(tmp_path_factory.mktemp("killed") / "project", epochs=2, files=3)
-    command = Command("run", *words(cache, file, *PAUSED), environment=server)
+    """A run that was killed in training and continued: its file, and the result of the second attempt."""
+    file = make_project(tmp_path_factory.mktemp("killed") / "project", epochs=1, files=3)
+    command = Command("run", *words(cache, file), environment={**server, "DRILL_PAUSE_S": PAUSE_S})
     command.wait_for("a checkpoint beyond the first window", lambda: max(committed_steps(file), default=0) > FIRST_WINDOW_STEPS)
     command.kill()
     # What the kill left is repaired by the first command that looks, `run` or `status`.
@@ -54,7 +55,7 @@ def killed(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPath
     assert seen["status"] == "killed"
     history = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
     assert history.get_run(seen["mlflow_run_id"]).info.status == "KILLED"
-    return file, Command("run", *words(cache, file, *PAUSED), environment=server).finish()
+    return file, Command("run", *words(cache, file), environment=server).finish()
 
 
 def committed_steps(file: Path) -> list[int]:
@@ -79,7 +80,7 @@ def test_a_killed_training_continues_inside_its_epoch_to_the_same_weights(
     file, result = killed
     assert not list((file.parent / ".penstock").rglob("*.arrow"))
     attempt = json.loads(next((file.parent / ".penstock").glob("runs/*/attempts/*2.json")).read_text())
-    assert FIRST_WINDOW_STEPS < attempt["resumed_from_step"] < STEPS_PER_EPOCH
+    assert FIRST_WINDOW_STEPS < attempt["resumed_from_step"] < STEPS
     # Rows in memory died with the first attempt; a stream needs only what is on record.
     assert outcomes(result)["materialize"] == {"memory": "ran", "none": "reused"}[cache]
     assert outcomes(result)["train"] == "resumed"
@@ -92,16 +93,16 @@ def test_with_nothing_left_to_do_nothing_is_prepared_again(
     cache: str, server: dict[str, str], killed: tuple[Path, dict[str, Any]]
 ) -> None:
     file, result = killed
-    planned = Command("plan", *words(cache, file, *PAUSED), environment=server).finish()
+    planned = Command("plan", *words(cache, file), environment=server).finish()
     assert {stage["action"] for stage in planned["stages"]} == {"reuse"}
-    again = Command("run", *words(cache, file, *PAUSED), environment=server).finish()
+    again = Command("run", *words(cache, file), environment=server).finish()
     assert set(outcomes(again).values()) == {"reused"}
     assert again["weights_digest"] == result["weights_digest"]
 
 
 def test_the_plan_tells_whether_more_training_prepares_rows_first(cache: str, killed: tuple[Path, dict[str, Any]]) -> None:
     file, _ = killed
-    planned = Command("plan", *words(cache, file, *PAUSED, "--set", "train.epochs=3")).finish()
+    planned = Command("plan", *words(cache, file, "--set", "train.epochs=2")).finish()
     actions = {stage["name"]: stage["action"] for stage in planned["stages"]}
     assert actions["materialize"] == {"memory": "run", "none": "reuse"}[cache]
     assert actions["train"] == "resume"
@@ -111,7 +112,7 @@ def test_other_metrics_are_measured_without_training_again(
     cache: str, server: dict[str, str], killed: tuple[Path, dict[str, Any]]
 ) -> None:
     file, result = killed
-    measured = Command("run", *words(cache, file, *PAUSED, "--set", "evaluate.metrics=[accuracy]"), environment=server).finish()
+    measured = Command("run", *words(cache, file, "--set", "evaluate.metrics=[accuracy]"), environment=server).finish()
     assert outcomes(measured)["train"] == outcomes(measured)["materialize"] == "reused"
     assert outcomes(measured)["evaluate"] == "ran"
     assert measured["metrics"]["validation/accuracy"] == result["metrics"]["validation/accuracy"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -214,6 +216,17 @@ def test_the_source_is_closed_when_the_reader_stops() -> None:
     next(reading)
     reading.close()
     assert closed.is_set()
+
+
+def test_a_program_that_ends_in_the_midst_of_an_epoch_is_not_aborted() -> None:
+    script = (
+        "import itertools, torch\n"
+        "from ingest.prefetch import ahead\n"
+        "reading = ahead((torch.ones(300_000).sort() for _ in itertools.count()), 1_000_000)\n"
+        "next(reading)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_tables_that_lack_a_column_or_have_another_are_no_prepared_rows() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,26 @@ def test_while_work_saves_by_itself_only_the_second_signal_interrupts_it() -> No
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()
     assert second.value.exit_code == 143, "the first signal says why"
+
+
+def test_an_import_that_a_signal_meets_is_finished_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_to_import.py").write_text(
+        "import os, signal, time\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(0.3)\n"  # the signal is looked at several times meanwhile
+        "finished = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    request = StopRequest()
+    with stopping_on_signals(request), pytest.raises(Interrupted):
+        importlib.import_module("slow_to_import")
+        signal.pause()
+    assert sys.modules["slow_to_import"].finished and request.received == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    twice = "import os, signal\nfor _ in 'ab': os.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
+    (tmp_path / "endless.py").write_text(twice)
+    request = StopRequest()
+    with stopping_on_signals(request), pytest.raises(Interrupted):
+        importlib.import_module("endless")
+    assert len(request.received) == 2, "the second signal does not wait"
