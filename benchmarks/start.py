@@ -4,8 +4,9 @@
 
 Five things, one after the other in every round: a bare Ray Train script (two workers, the same rows and network, nothing
 saved); `penstock run` in a new project, which starts a Prefect server of its own, makes its databases, prepares the rows and
-checks all of it; the same against a Prefect server that runs already; the command again, which reuses every stage; and the first batch of the feed benchmark's
-rows, from a new process with its libraries imported, as a training worker is when it opens its feed.
+checks all of it; the same against a Prefect server that runs already; the command again, which reuses every stage; and the
+first batch of the feed benchmark's rows, from a new process with its libraries imported, as a training worker is when it opens
+its feed.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from rich.console import Console
 from flows.command_line import run_command
 from penstock import __version__
 from penstock.errors import Interrupted, PenstockError
+from penstock.garbage import collect_rarely
 
 __all__ = ["app", "main"]
 
@@ -303,6 +304,7 @@ def _failure(error: PenstockError) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point of the `penstock` command."""
+    collect_rarely()
     # The command reports by itself; Prefect's log lines go to its server only. A default: a user's own setting wins.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     try:

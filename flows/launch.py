@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,26 @@ def run_pipeline(file: Path, overrides: list[str], *, fresh: bool, until: str | 
     threading.Thread(target=_load_ahead, daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
-    with stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
+    with _stopped_not_failed(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
 
         def meanwhile() -> None:
             if _will_need_ray(loaded, fresh, until):
                 start_ray(cpus_needed(loaded.spec))
+            stopping.check()  # what was raised inside Ray may have been swallowed there
 
         with prefect_api(loaded.state_dir, meanwhile):
             return _call_flow(loaded, overrides, fresh, until, stopping)
+
+
+@contextlib.contextmanager
+def _stopped_not_failed(stopping: StopRequest) -> Iterator[None]:
+    """Prefect and Ray make errors of their own of a stop that is raised inside them."""
+    try:
+        yield
+    except Exception as error:
+        if stopping.stop.is_set() and not isinstance(error, Interrupted):
+            raise Interrupted(stopping.signum) from error
+        raise
 
 
 def _call_flow(
@@ -53,7 +66,7 @@ def _call_flow(
     from flows.pipeline import RunRequest, last_result, pipeline
 
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
-    stopping.check()  # what was raised inside Ray, or inside an import, may have been swallowed there
+    stopping.check()
     state = pipeline(request, return_state=True)
     if state.is_cancelled():
         stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))

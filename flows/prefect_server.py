@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from penstock.config import Section
 from penstock.empty_database import copy_database, keep_database
+from penstock.garbage import collect_rarely
 
 __all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "serve"]
 
@@ -232,6 +233,7 @@ def _queued_messages() -> int:
 
 def main() -> None:
     """Entry point of `python -m flows.prefect_server STATE_DIR`."""
+    collect_rarely()
     serve(Path(sys.argv[1]), float(os.environ.get(LINGER_ENV, "3")))
 
 

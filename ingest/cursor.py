@@ -7,7 +7,7 @@ consumed by all ranks) and what it reads; the number of ranks is no part of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -163,8 +163,9 @@ class FeedCursor:
     def augment_with(self, augment: Augment, seed: int) -> None:
         """Change every batch that is read from now on, in the thread that reads ahead. Rows stay as many and where they are.
 
-        What `augment` draws from its generator follows from (seed, epoch, row), or from (seed, epoch, position) where an epoch
-        may hold a row more than once: the same after a resume and on any rank.
+        What `augment` draws from its generator follows from (seed, epoch, row), or from (seed, epoch, position) where rows are
+        drawn (a sample, a mixture): the same after a resume and on any rank. What `last="fill"` adds draws as it did before. A
+        batch in which this rank has no rows is not augmented.
         """
         self._augment, self._augment_seed = augment, seed
         self._state = self._state.model_copy(update={"augment_seed": seed})
@@ -213,9 +214,9 @@ class FeedCursor:
             groups = self._one_by_one(epoch, groups)
         with closing(ahead(self._sent(groups), self.part.prefetch)) as ready:
             for group, arrival in ready:
-                if arrival is not None:
-                    arrival.wait()
                 for batch in group:
+                    if arrival is not None:
+                        arrival.wait(batch.columns.values())
                     self._at = epoch, batch.position
                     yield batch
 
@@ -241,7 +242,8 @@ class FeedCursor:
             return batch
         positions = np.arange(batch.first_row, batch.first_row + batch.rows)
         told_apart = positions if self.order.is_drawn else batch.row_ids
-        columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
+        with self._delivery.here() if self._delivery is not None else nullcontext():
+            columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
         check_augmented(columns, batch.rows, self.schema.packed)
         return batch._replace(columns=dict(columns))
 

@@ -7,7 +7,8 @@ are done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,17 +24,20 @@ Scaling = tuple[Any, Any]
 
 
 class Arrival:
-    """Some columns on their way to a GPU."""
+    """Batches on their way to a GPU."""
 
-    def __init__(self, columns: Sequence[Tensor], event: torch.cuda.Event) -> None:
-        self._columns = columns
+    def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
 
-    def wait(self) -> None:
-        """Let what the calling thread asks of the GPU from now on come after the copies; the thread itself goes on."""
-        stream = torch.cuda.current_stream(self._columns[0].device)
-        stream.wait_event(self._event)
-        for column in self._columns:
+    def wait(self, columns: Iterable[Tensor]) -> None:
+        """Let what the calling thread asks of the GPU from now on come after the copies; the thread itself goes on.
+
+        Args:
+            columns: of the batch that is taken, on the stream that will use it.
+        """
+        for column in columns:
+            stream = torch.cuda.current_stream(column.device)
+            stream.wait_event(self._event)
             # Allocated on the copying stream: the memory must not be given away before this stream, too, is done with it.
             column.record_stream(stream)
 
@@ -69,9 +73,11 @@ class Delivery:
             # An augmentation worked on the GPU. Else nothing is waited for: this thread's stream is the one that learns.
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
-            made = [self._made(columns) for columns in batches]
-            sent = [column for columns in made for column in columns.values()]
-            return made, Arrival(sent, self._stream.record_event()) if sent else None
+            return [self._made(columns) for columns in batches], Arrival(self._stream.record_event())
+
+    def here(self) -> AbstractContextManager[object]:
+        """What asks for "cuda" in the block gets this device: a thread begins with the first one."""
+        return torch.cuda.device(self.device) if self._stream is not None else nullcontext()
 
     def _made(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self._as_float(name, self._copied(column)) for name, column in columns.items()}
@@ -79,7 +85,9 @@ class Delivery:
     def _copied(self, column: Tensor) -> Tensor:
         if self._stream is None:  # not ahead of anything: the memory it comes from may be used again at once
             return column.to(self.device)
-        if column.device.type == "cpu" and column.numel() and not column.is_pinned():
+        if column.is_cuda:
+            column.record_stream(self._stream)  # made on the thread's own stream, by an augmentation
+        elif column.device.type == "cpu" and column.numel() and not column.is_pinned():
             column = column.pin_memory()
         return column.to(self.device, non_blocking=True)
 

@@ -84,19 +84,19 @@ class CachedFeed(FeedCursor):
             while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
                 upto = min(announced + self._rows.ahead_rows, self.num_rows)
                 # By the ids before they are put into steps by length, which open shards to find the lengths.
-                self._rows.will_need(self._drawn_at(epoch, np.arange(announced, upto)), self._is_own(announced, upto))
+                self._rows.will_need(self._drawn_at(epoch, self._own_positions(announced, upto)), anew=announced == start)
                 announced = upto
             yield gathered(self._rows, self.part, cuts, partial(self._ids_at, epoch))
 
-    def _is_own(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which positions of [start, stop) this rank reads; all of them where steps differ in their rows."""
-        if self._pools is not None or self.part.world_size == 1:
-            return np.ones(stop - start, np.bool_)
+    def _own_positions(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Those of [start, stop) that this rank reads; all of them where steps differ in their rows."""
         positions, batch_rows = np.arange(start, stop), self.part.batch_rows
+        if self._pools is not None or self.part.world_size == 1:
+            return positions
         first = positions - positions % batch_rows
         rows = np.minimum(batch_rows, self.num_rows - first)
-        low, high = rows * self.part.rank // self.part.world_size, rows * (self.part.rank + 1) // self.part.world_size
-        return (positions - first >= low) & (positions - first < high)
+        low, high = (rows * rank // self.part.world_size for rank in (self.part.rank, self.part.rank + 1))
+        return positions[(positions - first >= low) & (positions - first < high)]
 
     def _cuts(self, epoch: int, start: int) -> Iterator[list[tuple[int, int]]]:
         """First and end position of each global batch, as many of them at a time as are gathered with one call."""
@@ -128,6 +128,9 @@ def gathered(
 ) -> list[Batch]:
     """Gather one rank's share of some global batches with one call and cut them apart: they share one allocation.
 
+    Each batch's tensors count their changes alone (`.data`): autograd would else take a change of one batch, by its owner or by
+    an augmentation ahead, for a change of those before it.
+
     Args:
         cuts: first and end position of each global batch.
         ids_at: ascending positions -> row ids.
@@ -136,7 +139,7 @@ def gathered(
     own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
     ids = ids_at(np.concatenate([np.arange(low, high) for low, high in own]))
     sizes = [high - low for low, high in own]
-    columns = {name: tensor.split(sizes) for name, tensor in rows.take(ids).items()}
+    columns = {name: [part.data for part in tensor.split(sizes)] for name, tensor in rows.take(ids).items()}
     lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
     group, taken = [], 0
     for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, own, strict=True)):

@@ -1,11 +1,13 @@
 """How does a list of row ids become tensors? One gather per column, straight from where the rows lie, into memory used again.
 
 Rows lie in blocks (mapped shards, or arrays in Ray's object store) of contiguous columns. No Python runs per row.
+
+Several iterators may read the same rows at once, each from a thread of its own: they gather one after the other.
 """
 
 from __future__ import annotations
 
-import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,11 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ingest.after_fork import PerProcess
 from ingest.beyond_memory import read_ahead, read_randomly
 from ingest.column_types import Variable
 from ingest.dataset import ColumnInfo
 from ingest.list_batches import Packed
-from ingest.variable_rows import ImageDecoder, Places, places_of, take_lists
+from ingest.variable_rows import ImageDecoder, Places, bytes_at, places_of, take_lists
 
 __all__ = ["Block", "Rows", "fixed_bytes"]
 
@@ -35,7 +38,7 @@ class Rows:
             block is first needed, and again after it was let go.
         block_bytes: what each block takes while it is open.
         max_open_bytes: blocks beyond so many of them are let go, those used longest ago first; None keeps all.
-        fetch: told of blocks that will be opened soon.
+        fetch: told of blocks that will be opened soon, and whether those it was told of before will not.
         ahead_rows: how many rows before they are gathered a caller should say so with `will_need`; 0 for never.
         list_bytes: about what the lists of one row take.
         beyond_memory: whether the blocks are mapped files that do not fit into memory, and not read in order.
@@ -48,7 +51,7 @@ class Rows:
         open_block: Callable[[int], Block],
         block_bytes: Sequence[int] = (),
         max_open_bytes: int | None = None,
-        fetch: Callable[[Iterable[int]], None] = lambda _blocks: None,
+        fetch: Callable[[Iterable[int], bool], None] = lambda _blocks, _anew: None,
         ahead_rows: int = 0,
         list_bytes: int = 0,
         beyond_memory: bool = False,
@@ -71,22 +74,24 @@ class Rows:
         self._lists = [column for column in self.columns if column.ragged is not None]
         self._images = [column for column in self.columns if column.encoded]
         self._decoder = ImageDecoder()
+        self._alone = PerProcess(threading.RLock)
 
     def pin_memory(self, wanted: bool) -> None:
         """Gather into pinned memory from now on, which a GPU copies from by itself, or not."""
         for memory in self._memory.values():
             memory.pinned = wanted
 
-    def will_need(self, ids: NDArray[np.int64], own: NDArray[np.bool_]) -> None:
-        """Say which rows are gathered next, in order, so that their blocks can be brought near meanwhile.
+    def will_need(self, ids: NDArray[np.int64], anew: bool) -> None:
+        """Say which rows are gathered next, in order, so that their blocks and pages can be brought near meanwhile.
 
         Args:
-            own: which of them are gathered here, so that their pages are worth reading too.
+            anew: forget what was said before.
         """
         blocks, first = np.unique(np.searchsorted(self._ends, ids, side="right"), return_index=True)
-        self._fetch(int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened)
-        if self._beyond_memory:
-            self._read_ahead(np.unique(ids[own]))
+        with self._alone():
+            self._fetch([int(block) for block in blocks[np.argsort(first)] if int(block) not in self._opened], anew)
+            if self._beyond_memory:
+                self._read_ahead(np.unique(ids))
 
     def _read_ahead(self, ids: NDArray[np.int64]) -> None:
         """Bring pages near: of all blocks, or of those that are open where blocks must arrive first."""
@@ -100,7 +105,8 @@ class Rows:
 
     def column(self, name: str) -> NDArray[Any]:
         """All values of one fixed-shape column, [num_rows, *shape], in row order. Raises KeyError if there is none."""
-        return np.concatenate([self._block(index)[name] for index in range(len(self._ends))])
+        with self._alone():
+            return np.concatenate([self._block(index)[name] for index in range(len(self._ends))])
 
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Copy rows `ids` (each in [0, num_rows)) to tensors of shape [len(ids), *shape], in the columns' dtypes.
@@ -108,31 +114,35 @@ class Rows:
         The tensors are the caller's to keep and to change. Their memory is used again when nobody holds a part of it any more.
         Encoded images are decoded; columns of lists are left to `take_lists`.
         """
-        tensors = {name: memory.lend(len(ids)) for name, memory in self._memory.items()}
-        if not len(ids):
+        with self._alone():
+            tensors = {name: memory.lend(len(ids)) for name, memory in self._memory.items()}
+            if not len(ids):
+                return tensors
+            fixed = {name: tensor for name, tensor in tensors.items() if all(image.name != name for image in self._images)}
+            self._take_fixed(ids, fixed)
+            for image in self._images:
+                self._decoder.decode(image, self._places(image, ids), tensors[image.name])
             return tensors
-        fixed = {name: tensor for name, tensor in tensors.items() if all(image.name != name for image in self._images)}
-        self._take_fixed(ids, fixed)
-        for image in self._images:
-            self._decoder.decode(image, self._places(image, ids), tensors[image.name])
-        return tensors
 
     def take_lists(self, ids: NDArray[np.int64]) -> list[tuple[ColumnInfo, Packed]]:
         """The columns of lists of rows `ids`; their tensors are the caller's."""
         if not len(ids):
             empty = np.zeros(1, np.int64)
             return [(c, Packed(torch.from_numpy(np.empty(0, np.dtype(c.dtype))), empty)) for c in self._lists]
-        return [(column, take_lists(self._places(column, ids))) for column in self._lists]
+        with self._alone():
+            return [(column, take_lists(self._places(column, ids))) for column in self._lists]
 
     def lengths(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many entries rows `ids` have in a column of lists: int64, shape (n,) to (n,)."""
         column = next(column for column in self._lists if column.name == name)
-        return self._places(column, ids).lengths
+        with self._alone():
+            return self._places(column, ids).lengths
 
     def let_go(self, before: int) -> None:
         """Close blocks of which all rows lie before row `before`, for nobody gathers those any more."""
-        for index in [index for index in self._opened if self._ends[index] <= before]:
-            del self._opened[index]
+        with self._alone():
+            for index in [index for index in self._opened if self._ends[index] <= before]:
+                del self._opened[index]
 
     def _places(self, column: ColumnInfo, ids: NDArray[np.int64]) -> Places:
         blocks = np.searchsorted(self._ends, ids, side="right")
@@ -166,7 +176,7 @@ class Rows:
             begins, ends = self._spans[name]
             first, end = int(begins[needed].min()), int(ends[needed].max())
             row_bytes = tensor[0].nbytes
-            memory = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first)))
+            memory = torch.from_numpy(bytes_at(first, end - first))
             # Row i of this view is the `row_bytes` bytes from `first + i` on. What lies between the blocks is never read.
             rows_at = memory.as_strided((end - first - row_bytes + 1, row_bytes), (1, 1))
             at = torch.from_numpy(begins[blocks] - first + local * row_bytes)

@@ -37,7 +37,7 @@ def cut_lists(info: ColumnInfo, packed: Packed, sizes: Sequence[int]) -> list[di
     begin = 0
     for size in sizes:
         offsets = packed.offsets[begin : begin + size + 1]
-        values = packed.values[int(offsets[0]) : int(offsets[-1])]
+        values = packed.values[int(offsets[0]) : int(offsets[-1])].data  # counts its changes alone, see `feed.gathered`
         begin += size
         if info.ragged == "packed":
             batches.append({info.name: values, str(info.companion): torch.from_numpy(offsets - offsets[0])})

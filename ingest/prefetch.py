@@ -36,8 +36,8 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
     stop = threading.Event()
     thread = threading.Thread(target=_run, args=(items, ready, free, stop), name="penstock-feed", daemon=True)
     finish = partial(_finish, thread, free, stop)
-    atexit.register(finish)
     thread.start()
+    atexit.register(finish)
     try:
         while not isinstance(item := ready.get(), _End):
             free.release()

@@ -191,17 +191,33 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
     """A feed for code that insists on a DataLoader: one item is one batch, so give it `batch_size=None, num_workers=0`.
 
     Iterating reads one epoch, and the next time the next one, also if the loop was left early. After `load_state_dict` it goes
-    on where the state was taken.
+    on where the state was taken: for a loop that leaves every epoch early, as under Lightning's `limit_train_batches`, that is
+    inside the epoch, unless `max_batches` says that the epoch ended there.
+
+    Args:
+        feed: what is read.
+        max_batches: an epoch ends after so many batches; None for all of them.
 
     Attributes:
         epoch: which one is read next.
+
+    Raises:
+        SpecError: `max_batches` is below 1, or batches hang on the rows' lengths (`by_length` with `batch_entries`).
     """
 
-    def __init__(self, feed: CachedFeed) -> None:
+    def __init__(self, feed: CachedFeed, max_batches: int | None = None) -> None:
         super().__init__()
         self.feed = feed
         self.epoch = 0
         self._start = 0
+        self._reading = False
+        self._end = feed.num_rows
+        if max_batches is not None:
+            if max_batches < 1 or self._batches_differ:
+                raise SpecError(
+                    f"FeedDataset: max_batches={max_batches} must be 1 or more, and goes with batches of equal rows"
+                )
+            self._end = min(self._end, max_batches * feed.part.batch_rows)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Yield batches as {column name: tensor [rows, *shape]}.
@@ -212,23 +228,31 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         if torch.utils.data.get_worker_info() is not None:
             raise SpecError("a FeedDataset reads ahead in a thread of its own", next_step="DataLoader(..., num_workers=0)")
         epoch, start = self.epoch, self._start
-        self.set_epoch(epoch + 1)  # at once: whoever stops early reads the next epoch next time, too
+        self.epoch, self._start = epoch + 1, 0  # at once: whoever stops early reads the next epoch next time, too
         for batch in self.feed.batches(epoch, start):
+            self._reading = True
             yield batch.columns
+            if batch.position >= self._end:
+                return
 
     def __len__(self) -> int:
         """Batches of an epoch. Raises TypeError where that hangs on the rows (`by_length` with `batch_entries`)."""
-        if self.feed.order.by_length is not None and self.feed.order.by_length.batch_entries is not None:
+        if self._batches_differ:
             raise TypeError("the number of batches hangs on the rows' lengths")
-        return -(-self.feed.num_rows // self.feed.part.batch_rows)
+        return -(-self._end // self.feed.part.batch_rows)
+
+    @property
+    def _batches_differ(self) -> bool:
+        by_length = self.feed.order.by_length
+        return by_length is not None and by_length.batch_entries is not None
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at its first row."""
-        self.epoch, self._start = epoch, 0
+        self.epoch, self._start, self._reading = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """Where the batch yielded last leaves the feed, as JSON values; the same on every rank."""
-        return self.feed.state_dict()
+        return self.feed.state_dict() | ({} if self._reading else {"epoch": self.epoch, "position": self._start})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, also with another number of ranks.
@@ -237,5 +261,6 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
             ResumeError: the state is of another dataset, order or batch size.
         """
         self.epoch, self._start = self.feed.load_state_dict(state)
-        if self._start >= self.feed.num_rows:
+        self._reading = False
+        if self._start >= self._end:
             self.set_epoch(self.epoch + 1)

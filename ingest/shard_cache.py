@@ -11,9 +11,9 @@ checked against its hash, and on disk; what a killed process leaves is an unlock
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
+import resource
 import shutil
 import uuid
 import weakref
@@ -28,14 +28,16 @@ from ingest.dataset import ShardInfo
 from penstock.cache_dir import configured_cache
 from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
-from penstock.storage import Storage
+from penstock.storage import NO_ROOM, Storage
 
-__all__ = ["LocalShard", "NodeCache", "cache_folder", "configured_budget", "hold_shard"]
+__all__ = ["LocalShard", "NodeCache", "allow_open_files", "cache_folder", "configured_budget", "hold_shard"]
 
 FETCH_TRIES = 3
 """A download cut short or damaged on its way is repeated this often before the shard itself is blamed."""
 KEPT_FREE = 0.1
 """Share of the disk that stays free when PENSTOCK_CACHE_BYTES sets no budget."""
+_OTHER_FILES = 512
+"""Files and connections that a process has open beside shards."""
 
 _REBUILD = "run the pipeline again: the materialize stage finds damaged shards and prepares their units again"
 
@@ -94,10 +96,21 @@ class NodeCache:
             return self._budget
         self.folder.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self.folder)
-        return max(0, self._used() + disk.free - int(KEPT_FREE * disk.total))
+        return max(0, self._used() + disk.free - self._unwritten() - int(KEPT_FREE * disk.total))
 
     def hold(self, storage: Storage, shard: ShardInfo) -> LocalShard:
-        """Give a shard of a remote storage, as `hold_shard`."""
+        """Give a shard of a remote storage, as `hold_shard`. One file stays open for as long as it is held."""
+        try:
+            return self._held(storage, shard)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise self._no_room(shard) from error
+            raise PreflightError(
+                f"the node's cache in {self.folder} cannot take {storage.uri(shard.path)}: {error}",
+                next_step="mend that, or point PENSTOCK_CACHE_DIR to another folder",
+            ) from error
+
+    def _held(self, storage: Storage, shard: ShardInfo) -> LocalShard:
         target = self.folder / shard.digest[:2] / f"{shard.digest}.arrow"
         held = _hold(target, shard)
         if held is not None:
@@ -128,10 +141,6 @@ class NodeCache:
                 raise _missing(shard, uri) from error
             except (DataError, ServiceError) as error:
                 failure = error
-            except OSError as error:
-                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                failure = self._no_room(shard) if full else _not_delivered(uri, error)
-                failure.__cause__ = error
             finally:
                 part.unlink(missing_ok=True)
         assert failure is not None
@@ -150,8 +159,7 @@ class NodeCache:
         for part in self.folder.glob("*/.*.part"):
             _evict(part)  # of a process that was killed; the others are locked
         budget, disk = self.budget_bytes, shutil.disk_usage(self.folder)
-        coming = sum(_declared(part) - _stat(part)[0] for part in self.folder.glob("*/.*.part"))
-        used, free = self._used(), disk.free - coming
+        used, free = self._used(), disk.free - self._unwritten()
         if shard.size_bytes <= min(budget - used, free):
             return
         for path in sorted(self.folder.glob("*/*.arrow"), key=lambda path: _stat(path)[1]):
@@ -168,6 +176,10 @@ class NodeCache:
         coming = sum(map(_declared, self.folder.glob("*/.*.part")))
         return coming + sum(_stat(path)[0] for path in self.folder.glob("*/*.arrow"))
 
+    def _unwritten(self) -> int:
+        """Bytes of the disk that are free and spoken for."""
+        return sum(max(0, _declared(part) - _stat(part)[0]) for part in self.folder.glob("*/.*.part"))
+
     def _no_room(self, shard: ShardInfo) -> PreflightError:
         return PreflightError(
             f"{self.folder} has no room for a shard of {shard.size_bytes / 1e6:,.0f} MB: {self._used() / 1e6:,.0f} MB of the "
@@ -176,6 +188,16 @@ class NodeCache:
             next_step="raise PENSTOCK_CACHE_BYTES, point PENSTOCK_CACHE_DIR to a larger disk, or use shuffle.mode: windowed, "
             "which reads some shards at a time",
         )
+
+
+def allow_open_files(shards: int) -> bool:
+    """Let this process hold so many shards at once, as far as its hard limit goes. Returns whether it goes so far."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = shards + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft == resource.RLIM_INFINITY or soft >= needed
 
 
 def configured_budget() -> int | None:
@@ -234,10 +256,6 @@ def _declared(part: Path) -> int:
 
 def _missing(shard: ShardInfo, name: str) -> DataError:
     return DataError(f"shard {name} is missing; its dataset lists {shard.rows} rows in it", next_step=_REBUILD)
-
-
-def _not_delivered(uri: str, error: OSError) -> ServiceError:
-    return ServiceError(f"shard {uri} cannot be fetched: {error}", next_step="check the storage's endpoint")
 
 
 def _check_size(path: Path, shard: ShardInfo, name: str) -> None:

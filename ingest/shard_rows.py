@@ -7,18 +7,21 @@ goes on in a cache that is smaller than the dataset.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 
 import numpy as np
 
+from ingest.after_fork import PerProcess
 from ingest.beyond_memory import free_memory
 from ingest.column_types import Variable
 from ingest.dataset import ColumnInfo, ShardInfo
 from ingest.gather import Rows
 from ingest.order import Order
-from ingest.shard_cache import LocalShard, NodeCache, hold_shard
+from ingest.shard_cache import LocalShard, NodeCache, allow_open_files, hold_shard
 from ingest.shards import open_shard
 from penstock.errors import DataError, PreflightError
 from penstock.storage import Storage
@@ -49,7 +52,8 @@ def shard_rows(
 
     Raises:
         DataError: a local shard is missing or has another size than the manifest says.
-        PreflightError: the order needs all shards at once, and the node's cache cannot hold them.
+        PreflightError: the order needs all shards at once, and the node's cache cannot hold them, or the process may not open
+            so many files.
     """
     rows = [shard.rows for _, shard in places]
     blocks = ShardBlocks(places, columns)
@@ -67,8 +71,13 @@ def shard_rows(
     if all(storage.is_local for storage, _ in places):
         return Rows(columns, rows, blocks, ahead_rows=pages_ahead, list_bytes=list_bytes, beyond_memory=beyond)
     sizes, cache = [0 if storage.is_local else shard.size_bytes for storage, shard in places], NodeCache()
-    budget = cache.budget_bytes
+    budget, many_files = cache.budget_bytes, allow_open_files(len(places))
     if order.mode == "global":
+        if not many_files:
+            raise PreflightError(
+                f"shuffle.mode: global keeps {len(places):,} shards open, more files than a process may open here",
+                next_step="raise the limit (ulimit -n), use shuffle.mode: windowed, or larger materialize.shard_bytes",
+            )
         # Validation reads its rows one shard after the other, in the same cache and the same minutes.
         needed = sum(sizes) + (SHARDS_OPEN + SHARDS_AHEAD) * max(sizes)
         if needed > budget:
@@ -95,10 +104,10 @@ def shard_rows(
 class ShardBlocks:
     """Opens shards as blocks of column views. A view keeps its shard from being evicted.
 
-    Not to be shared between threads, but for the fetching it does itself.
+    To be used by one thread at a time, but for the fetching it does itself.
 
     Args:
-        max_ahead_bytes: shards beyond so many of them are not fetched before they are opened; None fetches all that is asked.
+        max_ahead_bytes: so much may be here and not opened yet, of shards fetched ahead; None fetches all that is asked.
     """
 
     def __init__(
@@ -109,22 +118,15 @@ class ShardBlocks:
     ) -> None:
         self._places = tuple(places)
         self._columns = tuple(columns)
-        self._max_ahead_bytes = max_ahead_bytes
-        self._coming: dict[int, Future[LocalShard]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._fetcher = PerProcess(partial(_Fetcher, self._places, max_ahead_bytes))
 
-    def fetch(self, indices: Iterable[int]) -> None:
-        """Begin to bring shards to this node; an error is raised when the shard is opened."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="penstock-fetch")
-            weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-        ahead_bytes = sum(self._places[index][1].size_bytes for index in self._coming)
-        for index in indices:
-            if index not in self._coming:
-                ahead_bytes += self._places[index][1].size_bytes
-                if self._max_ahead_bytes is not None and ahead_bytes > self._max_ahead_bytes:
-                    return
-                self._coming[index] = self._pool.submit(hold_shard, *self._places[index])
+    def fetch(self, indices: Iterable[int], anew: bool = True) -> None:
+        """Bring shards to this node, in this order and as far as there is room; an error is raised when the shard is opened.
+
+        Args:
+            anew: forget those that were asked for before.
+        """
+        self._fetcher().want(indices, anew)
 
     def __call__(self, index: int) -> dict[str, np.ndarray | Variable]:
         """Shard `index` as arrays [rows, *shape], or `Variable`, by column name.
@@ -134,7 +136,7 @@ class ShardBlocks:
             ServiceError, PreflightError: it cannot be brought here.
         """
         storage, shard = self._places[index]
-        held = self._hold(index)
+        held = self._fetcher().take(index)
         reader = open_shard(held.path)
         block = _HeldBlock(held)
         for column in self._columns:
@@ -151,16 +153,84 @@ class ShardBlocks:
             block[column.name] = view
         return block
 
-    def _hold(self, index: int) -> LocalShard:
-        coming = self._coming.pop(index, None)
+
+class _Fetcher:
+    """Brings shards to this node before they are taken, by threads of its own."""
+
+    def __init__(self, places: Sequence[tuple[Storage, ShardInfo]], max_ahead_bytes: int | None) -> None:
+        self._places = places
+        self._max_ahead_bytes = max_ahead_bytes
+        self._wanted: dict[int, None] = {}
+        self._coming: dict[int, Future[LocalShard]] = {}
+        self._busy = 0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="penstock-fetch")
+        weakref.finalize(self, self._threads.shutdown, wait=False, cancel_futures=True)
+
+    def want(self, indices: Iterable[int], anew: bool) -> None:
+        """Fetch these after those that were wanted before, or instead of them."""
+        with self._lock:
+            if anew:
+                self._give_up()
+            self._wanted.update((index, None) for index in indices if index not in self._coming)
+            self._fetch_more()
+
+    def take(self, index: int) -> LocalShard:
+        """The shard, fetched now if it was not. Raises as `hold_shard`."""
+        with self._lock:
+            self._wanted.pop(index, None)
+            coming = self._coming.pop(index, None)
         try:
-            return coming.result() if coming is not None else hold_shard(*self._places[index])
+            shard = coming.result() if coming is not None else hold_shard(*self._places[index])
         except PreflightError:
             # The cache is full of shards that were fetched ahead: this one is needed now.
-            ahead, self._coming = self._coming, {}
-            wait([future for future in ahead.values() if not future.cancel()])
-            ahead.clear()  # with them the holds on their files go
-            return hold_shard(*self._places[index])
+            with self._lock:
+                again, running = self._give_up()
+            wait(running)
+            running.clear()  # with them the holds on their files go
+            shard = hold_shard(*self._places[index])
+            with self._lock:
+                self._wanted = {**again, **self._wanted}
+        with self._lock:
+            self._fetch_more()
+        return shard
+
+    def fetched(self) -> None:
+        """A thread is free."""
+        with self._lock:
+            self._busy -= 1
+            self._fetch_more()
+
+    def _give_up(self) -> tuple[dict[int, None], list[Future[LocalShard]]]:
+        """Want nothing any more. Returns what was wanted, and what is still being fetched."""
+        wanted = {**dict.fromkeys(self._coming), **self._wanted}
+        running = [future for future in self._coming.values() if not future.cancel()]
+        self._busy -= len(self._coming) - len(running)
+        self._wanted, self._coming = {}, {}
+        return wanted, running
+
+    def _fetch_more(self) -> None:
+        """Give each free thread something to fetch, and no more than that: a program that ends waits for what was given."""
+        ahead_bytes = sum(self._places[index][1].size_bytes for index in self._coming)
+        while self._wanted and self._busy < FETCH_THREADS:
+            index = next(iter(self._wanted))
+            ahead_bytes += self._places[index][1].size_bytes
+            if self._max_ahead_bytes is not None and ahead_bytes > self._max_ahead_bytes:
+                return
+            try:
+                self._coming[index] = self._threads.submit(_fetch, weakref.ref(self), *self._places[index])
+            except RuntimeError:  # the program ends
+                return
+            del self._wanted[index]
+            self._busy += 1
+
+
+def _fetch(fetcher: weakref.ref[_Fetcher], storage: Storage, shard: ShardInfo) -> LocalShard:
+    try:
+        return hold_shard(storage, shard)
+    finally:
+        if (waiting := fetcher()) is not None:
+            waiting.fetched()
 
 
 class _HeldBlock(dict[str, np.ndarray | Variable]):

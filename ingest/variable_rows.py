@@ -5,10 +5,8 @@ No Python runs per entry of a list, and one call per image.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ingest.after_fork import PerProcess
 from ingest.column_types import Variable
 from ingest.dataset import ColumnInfo
 from ingest.decode import decode_image
@@ -85,12 +84,23 @@ def take_lists(places: Places) -> Packed:
     return Packed(torch.from_numpy(values if values.flags.writeable else values.copy()), offsets)
 
 
+class _Memory:
+    """A stretch of this process's memory, as numpy's array interface describes it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, False)}
+
+
+def bytes_at(address: int, size: int) -> NDArray[np.uint8]:
+    """The bytes at an address, not copied; whoever reads them keeps what lies there. (ctypes makes a type for each size.)"""
+    return np.asarray(_Memory(address, size))
+
+
 class ImageDecoder:
     """Decodes images by as many threads as torch has for this process; Pillow lets others run meanwhile."""
 
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="penstock-decode")
+    def __init__(self) -> None:
+        self._threads = PerProcess(lambda: ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="penstock-decode"))
 
     def decode(self, info: ColumnInfo, places: Places, out: Tensor) -> None:
         """Write decoded images to `out`, uint8 [rows, *info.shape].
@@ -98,7 +108,7 @@ class ImageDecoder:
         Raises:
             DataError: an image cannot be decoded, although it could when it was prepared.
         """
-        memory = np.ctypeslib.as_array((ctypes.c_uint8 * places.size).from_address(places.first))
+        memory = bytes_at(places.first, places.size)
         height, width, channels = info.shape
         pixels = out.numpy()
 
@@ -114,4 +124,4 @@ class ImageDecoder:
             for row in range(len(pixels)):
                 work(row)
         else:
-            list(self._pool.map(work, range(len(pixels))))
+            list(self._threads().map(work, range(len(pixels))))

@@ -7,6 +7,7 @@ fsync, rename; on an object store a put is atomic by itself. Callers write the m
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -21,7 +22,10 @@ from fsspec.spec import AbstractFileSystem
 from penstock.errors import PenstockError
 from penstock.stores import is_local, is_s3, store_problem
 
-__all__ = ["Storage", "filesystem_of"]
+__all__ = ["NO_ROOM", "Storage", "filesystem_of"]
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What the OSError of a disk without room says."""
 
 
 def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
@@ -73,13 +77,16 @@ class Storage:
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """Give a remote store's errors one face: its clients raise a dozen of their own, and few are OSErrors."""
+        """Give a remote store's errors one face: its clients raise a dozen of their own, and few are OSErrors.
+
+        That this machine's disk is full, where a file is fetched to, is no error of the store's.
+        """
         try:
             yield
         except (FileNotFoundError, PenstockError):
             raise
         except Exception as error:  # every store's library has classes of its own
-            if self.is_local or isinstance(error, ValueError):
+            if self.is_local or isinstance(error, ValueError) or getattr(error, "errno", None) in NO_ROOM:
                 raise
             raise store_problem(self.uri(path), error) from error
 

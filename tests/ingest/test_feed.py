@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ from tests.conformance.feed_cases import (
     put_dataset,
     table,
     tables,
+    values_of,
     write_dataset,
 )
 
@@ -108,6 +110,64 @@ def test_remote_shards_are_fetched_once_and_named_by_content(
     names = {path.name for path in (tmp_path / "cache").rglob("*.arrow")}
     assert names == {f"{shard.digest}.arrow" for shard in manifest.shards}
     assert not list((tmp_path / "cache").rglob(".*.part"))
+
+
+@pytest.mark.parametrize("mode", ["none", "windowed"])
+def test_a_rank_fetches_its_own_shards_and_all_of_them_ahead_of_need(
+    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    manifest = write_dataset(remote, tmp_path / "many", 40)  # far more of them than may be on their way at once
+    fetched: list[str] = []
+    get_file = Storage.get_file
+
+    def noted(self: Storage, path: str, local: Path) -> None:
+        fetched.append(threading.current_thread().name.rpartition("_")[0])
+        get_file(self, path, local)
+
+    monkeypatch.setattr(Storage, "get_file", noted)
+    for mine, rank in enumerate((0, 3)):
+        order = order_of(mode, 5 + mine)
+        feed = open_feed(remote, manifest, "train", batch_rows=ROWS, order=order, rank=rank, world_size=4)
+        (batch,) = feed.batches(0)
+        needed = {shard_of(manifest, row) for row in batch.row_ids.tolist()}
+        assert len(fetched) == len(needed), "no other rank's shards" if len(fetched) > len(needed) else "all of its own"
+        if mode == "none":  # where shards are opened in the order in which they were asked for
+            assert set(fetched) == {"penstock-fetch"}, "a shard was fetched by who needed it"
+        shutil.rmtree(tmp_path / "cache")
+        fetched.clear()
+
+
+def shard_of(manifest: DatasetManifest, row: int) -> int:
+    return int(np.searchsorted(np.cumsum([shard.rows for shard in manifest.shards]), row, side="right"))
+
+
+def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = write_dataset(remote, tmp_path / "many", 30)
+    monkeypatch.setattr("ingest.feed.MAX_GROUP_BATCHES", 1)
+    rows = [shard.rows for shard in manifest.shards]
+    order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=100, shards=tuple(rows))
+    # So small that shards are let go all the time, while others gather from them.
+    monkeypatch.setattr("ingest.shard_cache.NodeCache.budget_bytes", 20 * max(shard.size_bytes for shard in manifest.shards))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(10):
+            feed = open_feed(remote, manifest, "train", batch_rows=20, order=order)
+            for batches in zip(*(feed.batches(epoch) for epoch in range(6)), strict=True):
+                for batch in batches:
+                    check_values(batch)
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_change_of_one_batch_is_no_change_of_another(storage: Storage, manifest: DatasetManifest, prefetch: int) -> None:
+    feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
+    weights = torch.ones(5, requires_grad=True)
+    losses = [(batch.columns["x"].div_(2) * weights).sum() for batch in feed.batches(0)]  # each keeps its batch for backward
+    torch.stack(losses).sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == (values_of(np.arange(ROWS))["x"].sum(0, dtype=np.float64) / 2).tolist()
 
 
 @pytest.mark.s3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -97,6 +98,34 @@ def test_an_epoch_that_is_left_early_is_followed_by_the_next_one(dataset: str) -
     data = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
     firsts = [rows_of(next(iter(data))) for _ in range(2)]
     assert firsts == [rows_of(next(data.feed.batches(epoch)).columns) for epoch in (0, 1)] and firsts[0] != firsts[1]
+
+
+def test_an_epoch_that_ends_early_by_rule_ends_there_for_a_state_too(dataset: str) -> None:
+    def opened() -> FeedDataset:
+        return FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3), max_batches=2)
+
+    calm = opened()
+    assert len(calm) == 2
+    whole = [[rows_of(batch) for batch in calm] for _ in range(3)]
+    assert [len(epoch) for epoch in whole] == [2, 2, 2]
+    for cut in range(7):  # after so many batches, also none
+        before, after = opened(), opened()
+        epochs = (batch for _ in range(3) for batch in before)
+        seen = [rows_of(batch) for batch in itertools.islice(epochs, cut)]
+        after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+        while len(seen) < 6:
+            seen += [rows_of(batch) for batch in after]
+        assert seen == [batch for epoch in whole for batch in epoch], cut
+    with pytest.raises(SpecError, match="max_batches=0"):
+        FeedDataset(open_feed(dataset, batch_rows=BATCH), max_batches=0)
+
+
+def test_an_epoch_that_is_set_is_in_the_state_at_once(dataset: str) -> None:
+    data = FeedDataset(open_feed(dataset, batch_rows=BATCH, seed=3))
+    next(iter(data))
+    data.set_epoch(5)
+    state = data.state_dict()
+    assert (state["epoch"], state["position"]) == (5, 0)
 
 
 def test_a_dataloader_with_workers_is_refused(dataset: str) -> None:

@@ -6,19 +6,23 @@ import errno
 import fcntl
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from ingest.dataset import DatasetManifest
 from ingest.feed import open_feed
 from ingest.order import Order
 from ingest.shard_cache import NodeCache
+from ingest.shard_rows import FETCH_THREADS
 from penstock.digest import file_digest
 from penstock.errors import DataError, PreflightError, ServiceError, SpecError
 from penstock.storage import Storage
@@ -94,10 +98,10 @@ def test_a_damaged_remote_shard_is_given_up_and_leaves_nothing(
 def test_a_storage_that_does_not_answer_is_a_service_error(
     remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Storage, path: str, local: Path) -> None:
+    def refuse(self: LocalFileSystem, *_: str) -> None:
         raise ConnectionRefusedError("nobody there")
 
-    monkeypatch.setattr(Storage, "get_file", refuse)
+    monkeypatch.setattr(LocalFileSystem, "get_file", refuse)
     with pytest.raises(ServiceError, match="nobody there"):
         NodeCache(tmp_path / "cache").hold(remote, manifest.shards[0])
 
@@ -179,13 +183,99 @@ NodeCache(Path(sys.argv[3])).hold(Storage(sys.argv[1]), ShardInfo.model_validate
 def test_a_full_disk_is_said_to_be_full(
     remote: Storage, manifest: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Storage, path: str, local: Path) -> None:
+    def full(self: LocalFileSystem, *_: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Storage, "get_file", full)
+    monkeypatch.setattr(LocalFileSystem, "get_file", full)
     with pytest.raises(PreflightError, match="has no room"):
         NodeCache(tmp_path / "cache").hold(remote, manifest.shards[0])
     assert not list((tmp_path / "cache").rglob(".*.part"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(remote: Storage, manifest: DatasetManifest, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the folder should be")
+    with pytest.raises(PreflightError, match=r"taken cannot take local:.*\.arrow: .*Not a directory"):
+        NodeCache(tmp_path / "taken", 10**9).hold(remote, manifest.shards[0])
+
+
+def test_shards_on_their_way_count_for_what_the_disk_has_left(
+    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = write_dataset(remote, tmp_path / "many", 30)
+    size = max(shard.size_bytes for shard in manifest.shards)
+    disk = SimpleNamespace(total=20 * size, free=12 * size)  # a tenth of it stays free: ten of them may come
+    monkeypatch.setattr("ingest.shard_cache.shutil.disk_usage", lambda _: disk)
+    cache, held = NodeCache(tmp_path / "cache"), []
+    with pytest.raises(PreflightError, match="has no room"):
+        for shard in manifest.shards:
+            (target := cache.folder / shard.digest[:2] / "x").parent.mkdir(parents=True, exist_ok=True)
+            held.append(cache._reserve(shard.model_copy(update={"size_bytes": size}), target))
+    assert len(held) == 10
+
+
+def test_a_program_that_ends_does_not_wait_for_the_whole_dataset(remote: Storage, tmp_path: Path) -> None:
+    manifest = write_dataset(remote, tmp_path / "many", 60)
+    (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
+    script = """
+import sys, threading
+from pathlib import Path
+from ingest.dataset import DatasetManifest
+from ingest.feed import open_feed
+from ingest.order import Order
+from penstock.storage import Storage
+get_file, ends = Storage.get_file, threading.Event()
+def slow(self, path, local):
+    print(path, flush=True)
+    ends.wait()
+    get_file(self, path, local)
+Storage.get_file = slow
+manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
+rows = manifest.rows["train"]
+feed = open_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=1, order=Order(mode="global", seed=3, rows=rows))
+threading._register_atexit(ends.set)  # the last one that is registered is called first
+raise SystemExit(3)
+"""
+    arguments = [remote.root, str(tmp_path / "manifest.json")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={"PYTHONPATH": str(REPOSITORY), "PENSTOCK_CACHE_DIR": str(tmp_path / "new")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3, done.stderr
+    assert 1 <= len(done.stdout.split()) <= FETCH_THREADS < len(manifest.shards)
+
+
+def test_more_shards_than_a_process_may_open_files_are_refused_at_once(remote: Storage, tmp_path: Path) -> None:
+    manifest = write_dataset(remote, tmp_path / "many", 80)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    script = """
+import resource, sys
+from pathlib import Path
+from ingest.dataset import DatasetManifest
+from ingest.feed import open_feed
+from ingest.order import Order
+from penstock.errors import PreflightError
+from penstock.storage import Storage
+manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
+order = Order(mode="global", seed=3, rows=manifest.rows["train"])
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
+seen = sum(b.rows for b in open_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order).batches(0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+try:
+    open_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order)
+except PreflightError as error:
+    print(seen, error)
+"""
+    (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
+    arguments = [remote.root, str(tmp_path / "manifest.json")]
+    environment = {"PYTHONPATH": str(REPOSITORY), "PENSTOCK_CACHE_DIR": str(tmp_path / "new")}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert f"{ROWS} shuffle.mode: global keeps {len(manifest.shards)} shards open" in done.stdout, done.stdout + done.stderr
+    assert len(manifest.shards) > 64 and resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 
 def test_the_budget_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,19 @@ def test_a_shard_with_lists_ends_where_its_bytes_do_and_says_the_same_however_ro
         assert all(2000 < size < 4500 for size in sizes[:-1]), sizes
         digests.append([shard.rows for shard in manifest.shards])
     assert digests[0] == digests[1]
+
+
+def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[..., CachedFeed]) -> None:
+    feed = opened()
+    for batch in feed.batches(0):  # this process has its threads
+        check(batch)
+    child = multiprocessing.get_context("fork").Process(target=lambda: [check(batch) for batch in feed.batches(1)])
+    child.start()
+    child.join(60)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    assert child.exitcode == 0
 
 
 def test_bad_lists_and_images_are_named_by_their_row() -> None:
