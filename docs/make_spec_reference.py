@@ -5,6 +5,7 @@ Usage: python docs/make_spec_reference.py
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,10 @@ prints a JSON Schema of it, which the files made by `penstock init` name in thei
 *On resume* says what a changed field means to a run that has a checkpoint and is not finished: **free** changes nothing that
 was promised, **warn** goes on with a warning and may cost bit-exactness, **forbidden** is refused (`penstock run FILE --fresh`
 begins a new run instead). A change above `train` is forbidden if it changes the key of a stage; so is another version of
-pyarrow, Ray or Pillow, which read and prepare the rows: finish an unfinished run before you upgrade them.
+pyarrow, numpy or Pillow, which read and prepare the rows: finish an unfinished run before you upgrade them.
 
 `--set a.b=value` overrides one value and may be repeated: `penstock run pipeline.yaml --set train.epochs=3 --set
-'train.params={hidden: 64}'`.
+'train.params={hidden: 64}'`. A number names an item of a list: `--set preprocess.0.imputer.strategy=mean`.
 
 This page is generated from the code: `python docs/make_spec_reference.py`.
 """
@@ -42,36 +43,43 @@ def main(target: Path) -> None:
 
 def reference() -> str:
     """The page's text."""
-    parts = [INTRO]
-    seen: set[type[BaseModel]] = set()
+    sections: dict[type[BaseModel], list[str]] = {}
     queue: list[tuple[str, type[BaseModel]]] = [("", PipelineSpec)]
     while queue:
         path, model = queue.pop(0)
-        if model in seen:
-            continue
-        seen.add(model)
-        title = f"`{path}`" if path else "The file"
-        parts.append(f"\n## {title}\n\n{_first_paragraph(model)}\n")
-        parts.append("| key | type | default | on resume | meaning |\n|---|---|---|---|---|")
-        for name, info in model.model_fields.items():
-            key = info.alias or name
-            parts.append(
-                " | ".join(
-                    ["| " + f"`{key}`", _type_of(info.annotation), _default(info), _rule(path, info), _cell(info.description)]
-                )
-                + " |"
-            )
-            queue += [(f"{path}.{key}" if path else key, inner) for inner in _sections(info.annotation)]
-    return "\n".join(parts) + "\n"
+        if path not in sections.setdefault(model, []):
+            sections[model].append(path)
+            for name, info in model.model_fields.items():
+                key = f"{path}.{info.alias or name}" if path else info.alias or name
+                queue += [(key, inner) for inner in _sections(info.annotation)]
+    return "\n".join([INTRO, *(line for model, paths in sections.items() for line in _section(paths, model))]) + "\n"
+
+
+def _section(paths: list[str], model: type[BaseModel]) -> Iterator[str]:
+    """A section that may stand in several places, such as a held-out split."""
+    title = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The file"
+    yield f"\n## {title}\n\n{_first_paragraph(model)}\n"
+    yield "| key | type | default | on resume | meaning |\n|---|---|---|---|---|"
+    for name, info in model.model_fields.items():
+        cells = (
+            f"`{info.alias or name}`",
+            _type_of(info.annotation),
+            _default(info),
+            _rule(paths[0], info),
+            _cell(info.description),
+        )
+        yield f"| {' | '.join(cells)} |"
 
 
 def _first_paragraph(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
 def _type_of(annotation: Any) -> str:
     if annotation is type(None):
         return "null"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
     inner = [a for a in get_args(annotation) if not isinstance(a, OnResume)]
     origin = getattr(annotation, "__origin__", None)
     if origin is list:
@@ -97,7 +105,7 @@ def _default(info: FieldInfo) -> str:
         return "see below"
     if value is None:
         return "none"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f"`{json.dumps(value) if isinstance(value, bool | tuple) else value}`"
 
 
 def _rule(path: str, info: FieldInfo) -> str:

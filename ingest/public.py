@@ -56,9 +56,9 @@ def open_feed(
 
     Args:
         dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL. MLflow has it as the tag
-            `penstock.data.uri` of a registered model, `penstock plan` shows the key of the materialize stage. Or several of the
-            same columns: `{address: 3, other: 1}` says of each what `mix` makes of it, `[address, other]` leaves that to
-            `temperature`.
+            `penstock.data.uri` of a registered model; the key is that of the materialize stage in `penstock plan --json`. Or
+            several of the same columns: `{address: 3, other: 1}` says of each what `mix` makes of it, `[address, other]` leaves
+            that to `temperature`.
         split: train, validation or test.
         batch_rows: rows of one step over all ranks.
         shuffle: order of the rows; see `shuffle.mode` in docs/spec.md.
@@ -86,9 +86,9 @@ def open_feed(
             rows out of the epoch, `fill` adds the epoch's first rows.
 
     Raises:
-        DataError: there is no such dataset or split, or a shard is missing.
+        DataError: there is no such dataset or split, a shard is missing, or several datasets differ in columns or classes.
         ServiceError: its store does not answer.
-        DataError: several datasets do not have the same columns and classes.
+        PreflightError: a global order of more bytes than the node's cache may hold, or of more files than a process may open.
         SpecError: an unknown column, a device that is not there, numbers that make no sense, or only one of `rank` and
             `world_size` is given.
     """

@@ -43,7 +43,7 @@ HeldOut = Annotated[
 
 
 class TextOptions(Section):
-    """How a text file becomes rows."""
+    """How a text file becomes rows: one column, `text`."""
 
     rows: Literal["line", "file", "chunk"] = "line"
     """One row per line, per file, or per fixed-length chunk of characters (the last, shorter one of a file is left out)."""
@@ -52,10 +52,11 @@ class TextOptions(Section):
 
 
 class ImagesOptions(Section):
-    """How images in class folders become rows: column `image` holds the file's bytes, `label` the folder's name."""
+    """How images in class folders become rows: column `image` holds the file's bytes, `label` the folder's name, `path` the
+    file's name. `decode_image` makes pixels of the bytes, and `drop` leaves `path` out of what is learned from."""
 
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """Resize to (height, width) pixels when decoding; None needs images of one size."""
+    """Resize to (height, width) pixels when decoding; without it all images must have one size."""
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
 
@@ -64,9 +65,13 @@ class DataSpec(Section):
     """Where the rows are."""
 
     format: Literal["parquet", "csv", "json", "arrow", "images", "text"]
-    """Format of every source file; `json` means one object per line."""
+    """Format of every source file. `parquet` (.parquet, .pq, .parq), `csv` (.csv with commas, .tsv or .tab with tabs), `json`
+    (.json, .jsonl, .ndjson: one object per line), `arrow` (.arrow, .arrows, .feather, .ipc), `images` (.jpg, .jpeg, .png, .bmp)
+    or `text` (.txt, .text). csv, json and text may be compressed (.gz, .bz2, .zst, .lz4)."""
     train: str
-    """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file."""
+    """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file. A
+    directory is read with those below it; names that begin with `.` or `_`, and files named like `README`, `LICENSE` or
+    `*.tmp`, are left out."""
     validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     test: HeldOut | None = None
@@ -74,7 +79,7 @@ class DataSpec(Section):
     label: str | None = None
     """The target column."""
     columns: list[str] | None = None
-    """Read only these columns; None reads all."""
+    """Read only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
     invalid: Literal["error", "drop"] = "error"
@@ -90,7 +95,8 @@ class MaterializeSpec(Section):
     """How prepared rows are kept between preparation and training."""
 
     cache: Literal["disk", "memory", "none"] = "disk"
-    """`disk`: Arrow shards in the storage; `memory`: Ray's object store; `none`: prepared again every epoch by Ray Data."""
+    """`disk`: Arrow shards in the storage; `memory`: Ray's object store; `none`: prepared again every epoch by Ray Data,
+    which needs `shuffle.mode: windowed` or `none`."""
     unit_bytes: PositiveInt = 8 << 20
     """Source files smaller than this are grouped into one commit unit of about this many bytes."""
     shard_bytes: PositiveInt = 64 << 20
@@ -114,7 +120,7 @@ class SampleSpec(Section):
     over_epochs: PositiveInt = 5
     """From which epoch on `easiest_first` draws from all rows; in between the share grows evenly."""
     rows: PositiveInt | None = None
-    """Rows of an epoch; None takes as many as the split has."""
+    """Rows of an epoch, instead of as many as the split has."""
 
     @model_validator(mode="after")
     def _names_one_column(self) -> SampleSpec:
@@ -144,7 +150,7 @@ class LengthSpec(Section):
     holds the rows of two such pools."""
     batch_entries: PositiveInt | None = None
     """A step takes rows up to so many entries over all workers, padding included, and at most `train.batch_rows` rows; a row
-    that has more is a step of its own. None: every step has `train.batch_rows` rows."""
+    that has more is a step of its own. Without it every step has `train.batch_rows` rows."""
 
 
 class ShuffleSpec(Section):

@@ -109,7 +109,7 @@ class LabelEncoderOptions(Section):
     """The label becomes the index of its class, int64, classes in sorted order."""
 
     column: str | None = None
-    """The label's name at this point, if an earlier step renamed it; None is `data.label`."""
+    """The label's name at this point, if an earlier step renamed it; else `data.label`."""
 
 
 class ConcatenatorOptions(Section):
@@ -129,9 +129,9 @@ class DecodeImageOptions(Section):
     column: str = "image"
     """The column that holds the encoded images."""
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """(height, width) in pixels to resize to; None takes `data.images.size`, and if that is None too, all images must agree."""
+    """(height, width) in pixels to resize to, instead of `data.images.size`. Without either, all images must agree."""
     mode: Literal["RGB", "L"] | None = None
-    """RGB gives 3 channels, L (grey) 1; None takes `data.images.mode`."""
+    """RGB gives 3 channels, L (grey) 1; instead of `data.images.mode`."""
     keep: Literal["pixels", "encoded"] = "pixels"
     """What the cache holds, or a stream's window: `pixels`, the fastest to read; or the `encoded` images, which take a tenth of
     the room and are decoded anew by the threads that read ahead. Training sees the same either way."""
@@ -146,11 +146,11 @@ class RaggedOptions(Section):
     """What a recipe gets. `padded`: `x` [rows, longest of the batch] and `x_length`, int64 [rows]. `packed`: `x`, the entries
     of all rows one after the other, and `x_offsets`, int64 [rows + 1]: row i is `x[x_offsets[i]:x_offsets[i + 1]]`."""
     dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"] | None = None
-    """Type of the entries; None keeps the source's. An entry that does not fit is an error."""
+    """Type of the entries, instead of the source's. An entry that does not fit is an error."""
     pad_value: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """What stands behind the last entry of a row in a padded batch."""
     max_length: PositiveInt | None = None
-    """Cut longer lists after so many entries; None keeps all."""
+    """Cut longer lists after so many entries."""
 
 
 class NullMaskOptions(Section):
@@ -175,7 +175,7 @@ class MapBatchesOptions(Section):
 
 
 class PreprocessStep(Section):
-    """One step; exactly one of the fields is set."""
+    """One step; exactly one of the fields is set. One without options is written by its name alone: `- label_encoder`."""
 
     standard_scaler: ScalerOptions | None = None
     """(x - mean) / standard deviation, both of the train split."""

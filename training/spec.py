@@ -32,7 +32,7 @@ class CheckpointSpec(Section):
     keep: Annotated[PositiveInt, OnResume.FREE] = 3
     """Newest checkpoints kept; at least two protect against a damaged newest one."""
     best: Annotated[BestSpec | None, OnResume.WARN] = None
-    """Keep the best by a validation metric, and register that one; None registers the last."""
+    """Keep the best by a validation metric, and register that one, not the last."""
 
 
 class TrainSpec(Section):
@@ -41,7 +41,7 @@ class TrainSpec(Section):
     framework: Literal["torch"] = "torch"
     """The training framework."""
     recipe: Annotated[str, OnResume.WARN]
-    """`path/to/file.py:Name` or `package.module:Name`: the user's class (see training/recipe.py)."""
+    """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md)."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Constructor arguments of the recipe."""
     epochs: Annotated[PositiveInt, OnResume.FREE] = 1
@@ -49,7 +49,7 @@ class TrainSpec(Section):
     max_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Stop after so many optimizer steps, whatever the epochs say."""
     batch_rows: PositiveInt = 256
-    """Rows of one optimizer step over all workers."""
+    """Rows of one optimizer step over all workers; a multiple of their number."""
     last_batch: Literal["keep", "drop", "fill"] = "keep"
     """The last step of an epoch, where the rows do not fill it: `keep` learns a smaller one, `drop` leaves its rows out (where
     rows are shuffled, other ones in every epoch), `fill` adds the first rows of the epoch. Steps by
@@ -63,9 +63,9 @@ class TrainSpec(Section):
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "fp32"
     """Arithmetic of the forward pass (autocast); fp16 adds a gradient scaler."""
     compile: Annotated[bool, OnResume.WARN] = False
-    """Run the model through torch.compile."""
+    """Run the model through torch.compile. Not with `ragged` steps, whose batches have another shape each time."""
     accumulate: PositiveInt = 1
-    """Micro-batches each worker's share of a step is split into, to save memory."""
+    """Micro-batches each worker's share of a step is split into, to save memory; its rows must divide into so many."""
     clip_norm: Annotated[PositiveFloat | None, OnResume.WARN] = None
     """Clip the gradients' global norm to this value."""
     learning_rate: Annotated[PositiveFloat, OnResume.WARN] = 1e-3
@@ -84,7 +84,7 @@ class EvaluateSpec(Section):
     """What is measured on held-out rows."""
 
     metrics: Annotated[list[str] | None, OnResume.FREE] = None
-    """Names (docs/recipe.md lists them); None takes the recipe's `metrics()`, else accuracy and f1, or mae, rmse and r2."""
+    """Names (docs/recipe.md lists them), instead of the recipe's `metrics()`, or accuracy and f1, or mae, rmse and r2."""
     figures: Annotated[bool, OnResume.FREE] = True
     """Draw the confusion matrix and curves."""
 
@@ -93,6 +93,6 @@ class RegisterSpec(Section):
     """Under which name the model is registered."""
 
     name: Annotated[str | None, OnResume.FREE] = None
-    """Registered model name; None takes the pipeline's name."""
+    """Registered model name, instead of the pipeline's name."""
     alias: Annotated[str | None, OnResume.FREE] = "candidate"
     """Alias set on the new version."""
