@@ -1,17 +1,19 @@
 """The `penstock` command: verbs, `--json`, and exit codes. Scripts rely on all three.
 
-Logs and progress go to stderr; with `--json` stdout holds one JSON object and nothing else, whatever user code prints. Heavy
-libraries are imported inside the verbs, so that `penstock --help` and `penstock schema` answer at once.
+Answers go to stdout, logs and progress to stderr; with `--json` stdout holds one JSON object and nothing else, whatever user
+code prints. Heavy libraries are imported inside the verbs, so that `penstock --help` and `penstock schema` answer at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -21,7 +23,7 @@ from rich.console import Console
 
 from flows.command_line import run_command
 from penstock import __version__
-from penstock.errors import Interrupted, PenstockError
+from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.garbage import collect_rarely
 
 __all__ = ["app", "main"]
@@ -33,7 +35,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_out = Console(highlight=False, emoji=False)
+"""What was asked for. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
 _err = Console(stderr=True, highlight=False, emoji=False)
+
+_OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of a file that say nothing of penstock: no right to write there, or no room."""
 
 File = Annotated[Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.")]
 Set = Annotated[
@@ -75,7 +82,7 @@ def init(
         from flows.init import create_project
 
         files = create_project(directory, template.value)
-        _err.print(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}", markup=False)
+        _out.print(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}", markup=False)
         return {"status": "done", "directory": str(directory), "files": [str(file) for file in files]}
 
     _answer(work, as_json)
@@ -89,7 +96,7 @@ def check(file: File, overrides: Set = None, as_json: Json = False) -> None:
         _read_spec(file, overrides)
         from flows.check import check_pipeline
 
-        return check_pipeline(file, overrides or [], lambda line: _err.print(line, markup=False))
+        return check_pipeline(file, overrides or [], lambda line: _out.print(line, markup=False))
 
     _answer(work, as_json)
 
@@ -103,7 +110,7 @@ def plan(file: File, overrides: Set = None, as_json: Json = False) -> None:
         from flows.plan import plan_pipeline, show_plan
 
         result = plan_pipeline(file, overrides or [])
-        show_plan(result, _err)
+        show_plan(result, _out)
         return result
 
     _answer(work, as_json)
@@ -145,7 +152,7 @@ def status(
         from flows.status import collect_status, show_status
 
         result = collect_status(file, overrides or [])
-        show_status(result, _err)
+        show_status(result, _out)
         return result
 
     _answer(work, as_json)
@@ -186,7 +193,7 @@ def deploy(
     def work() -> dict[str, Any]:
         from flows.deploy import deploy_pipeline
 
-        return deploy_pipeline(file, cron, pool, overrides or [], lambda line: _err.print(line, markup=False))
+        return deploy_pipeline(file, cron, pool, overrides or [], lambda line: _out.print(line, markup=False))
 
     _answer(work, as_json)
 
@@ -210,7 +217,7 @@ def doctor(
         from flows.doctor import diagnose, show_findings
 
         findings = diagnose(storage)
-        show_findings(findings, _err)
+        show_findings(findings, _out)
         healthy = all(finding.status != "fail" for finding in findings)
         return {"status": "done" if healthy else "trouble", "findings": [finding.model_dump() for finding in findings]}
 
@@ -244,7 +251,8 @@ def _answer(
     """Do the work, report in the form asked for, and exit with the code the contract gives."""
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
-        result = work()
+        with _machine_errors_told():
+            result = work()
         exit_code = code(result)
     except PenstockError as error:
         if isinstance(error, Interrupted):
@@ -266,10 +274,27 @@ def _answer(
         result, exit_code = {"status": "failed", "error": {"kind": type(error).__name__, "message": str(error)}}, 1
     if as_json:
         _answered.append(exit_code)
-        print(json.dumps(result, default=str), file=stdout, flush=True)
+        try:
+            print(json.dumps(result, default=str), file=stdout, flush=True)
+        except OSError as error:
+            _err.print(f"penstock: the answer cannot be written to stdout: {error.strerror}", style="red", markup=False)
+            exit_code = exit_code or PreflightError.exit_code
     if result["status"] == "interrupted":
         _on_signals(signal.SIG_DFL)  # all is said; who cannot wait for Python's own end need not
     raise typer.Exit(exit_code)
+
+
+@contextlib.contextmanager
+def _machine_errors_told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            raise
+        raise PreflightError(
+            f"{error.filename or 'a file'}: {error.strerror}",
+            next_step="make room there, or make it writable, and run the same command again",
+        ) from error
 
 
 def _stdout_for_the_answer() -> TextIO:
@@ -302,9 +327,23 @@ def _failure(error: PenstockError) -> dict[str, Any]:
     return {**partial, "status": status, "error": described}
 
 
+def _open_what_is_closed() -> None:
+    """A process may be started with stdin, stdout or stderr closed (`>&-`); whatever is opened next would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def main() -> None:
     """Entry point of the `penstock` command."""
     collect_rarely()
+    _open_what_is_closed()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        _err.print("penstock: the current folder has been deleted; go to one that exists", style="red")
+        raise SystemExit(PreflightError.exit_code) from None
     # The command reports by itself; Prefect's log lines go to its server only. A default: a user's own setting wins.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     try:

@@ -58,7 +58,12 @@ def create_project(directory: Path, template: str) -> list[Path]:
             f"{directory} already holds {', '.join(in_the_way)}, and nothing is overwritten",
             next_step="give another directory, or remove the files first",
         )
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreflightError(
+            f"the folder {directory} cannot be made: {error.strerror}", next_step="name another one"
+        ) from error
     # The data goes first and pipeline.yaml last: a project that is half written has no pipeline file, so nobody runs it.
     data = TEMPLATES[template](directory / "data")
     written = [_write(directory / "pipeline.schema.json", schema_json())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -91,6 +92,7 @@ def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
 
 
 def _load_ahead() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they are for the main thread, when it is ready
     for name in ("training.trainer", "training.tracking"):
         importlib.import_module(name)
     if "MLFLOW_TRACKING_URI" not in os.environ:

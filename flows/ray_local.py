@@ -105,20 +105,18 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
 def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None]:
     # Ray puts the folder it is called in on its workers' path, before installed packages: a user's own `training/` would be
     # imported there in place of ours.
-    with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
-        try:
-            ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
-        except Interrupted:
-            signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
-            ray.shutdown()
-            raise
-        except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
-            ray.shutdown()
-            raise ServiceError(
-                f"cannot connect to {what}: {(str(error).splitlines() or [repr(error)])[0]}",
-                next_step="set PENSTOCK_RAY_LOGS=1 to see Ray's own messages",
-            ) from error
     try:
+        with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
+            try:
+                ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
+            except Interrupted:
+                signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
+                raise
+            except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
+                raise ServiceError(
+                    f"cannot connect to {what}: {(str(error).splitlines() or [repr(error)])[0]}",
+                    next_step="set PENSTOCK_RAY_LOGS=1 to see Ray's own messages",
+                ) from error
         yield
     finally:
         with _own_signal_handlers():
@@ -139,24 +137,28 @@ def _own_process_groups() -> Iterator[None]:
         _own_group["wanted"] = False
 
 
-def _leave_process_group() -> None:
+def _begin_child() -> None:
     if _own_group["wanted"]:
         os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # held back in the driver only
 
 
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 _own_group = {"wanted": False}
-os.register_at_fork(after_in_child=_leave_process_group)
+os.register_at_fork(after_in_child=_begin_child)
 
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Whatever Ray does in the block, SIGTERM still reaches our handler, which saves a checkpoint first.
+    """Whatever Ray does in the block, SIGTERM still reaches our handler, which saves a checkpoint first, after the block.
 
-    `ray.init` sets a Python handler that exits at once. Putting ours back afterwards would be too late: two signals while Ray
-    starts leave a process that hangs and keeps its lease. Ray's C++ core sets a handler below Python's, which aborts the
-    process 3 s after the signal, whatever it is saving (ray-project/ray#64830); `ray.shutdown` leaves none at all (#65749).
+    `ray.init` sets a Python handler that exits at once. Ray's C++ core sets one below Python's, which aborts the process 3 s
+    after the signal, whatever it is saving (ray-project/ray#64830), or at once; `ray.shutdown` leaves none at all (#65749). An
+    exception in the midst of `ray.init` is swallowed there, or leaves half of Ray. So signals wait until ours is back, as far
+    as no thread of another library takes them.
     """
     rays, ray_utils.set_sigterm_handler = ray_utils.set_sigterm_handler, lambda _handler: None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         yield
     finally:
@@ -164,6 +166,7 @@ def _own_signal_handlers() -> Iterator[None]:
         ours = signal.getsignal(signal.SIGTERM)
         if ours is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, ours)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _auth() -> dict[str, str | None]:

@@ -123,8 +123,11 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
                     meanwhile()
                 return info
             time.sleep(0.05)
+    ended = child is not None and child.poll() is not None
     raise ServiceError(
-        f"the embedded Prefect server did not start within {_BOOT_S:g} s",
+        "the embedded Prefect server ended while it started"
+        if ended
+        else f"the embedded Prefect server did not start within {_BOOT_S:g} s",
         problems=_last_lines(files.log),
         next_step=f"read {files.log}, or set PREFECT_API_URL to a running server",
     )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from flows.services import mlflow_uri, prefect_api
 from flows.status import state_of
 from penstock.errors import ServiceError
 from penstock.redact import redact_text
+from training.moved_store import database_of, follow_its_folder
 
 __all__ = ["serve_ui"]
 
@@ -76,6 +78,9 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
         yield tracking
         return
     port = port or _free_port()
+    if (database := database_of(tracking)) is not None:
+        with contextlib.suppress(sqlite3.Error):  # the server will tell
+            follow_its_folder(database)
     log = state_dir / "mlflow" / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     server = _start_mlflow(tracking, state_dir, port, log)

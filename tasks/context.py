@@ -100,8 +100,11 @@ class RunContext:
 
     @property
     def snapshot(self) -> SourceSnapshot:
-        """What `read` left behind."""
-        return SourceSnapshot.model_validate(self.output("read"))
+        """What `read` left behind, of the files where they lie now: the record may be of a folder that was copied or moved."""
+        found = SourceSnapshot.model_validate(self.output("read"))
+        here = {(file.location, file.name): file.uri for file in self.project.files}
+        files = (file.model_copy(update={"uri": here[file.location, file.name]}) for file in found.files)
+        return found.model_copy(update={"files": tuple(files)})
 
     @property
     def fitted(self) -> FittedPreprocess:

@@ -80,10 +80,11 @@ def _example(ctx: RunContext) -> dict[str, Any]:
 
 
 def _distrust(look: Look, output: dict[str, Any]) -> str | None:
-    here = redact_text(look.tracking_uri)
-    if here != output["tracking_uri"]:
-        return f"the model is registered at {output['tracking_uri']}, and MLflow is now {here}"
-    if not version_exists(look.tracking_uri, output["name"], output["version"]):
+    # By the run, not by the address: the store may have moved with its folder, and a server may have another name now.
+    if not version_exists(look.tracking_uri, output["name"], output["version"], output["run_id"]):
+        here = redact_text(look.tracking_uri)
+        if here != output["tracking_uri"]:
+            return f"the model is registered at {output['tracking_uri']}, and MLflow is now {here}"
         return f"version {output['version']} of model {output['name']} is no longer in the registry"
     return other_weights(look, output)
 

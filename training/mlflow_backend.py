@@ -32,6 +32,7 @@ from penstock.empty_database import copy_database, keep_database
 from penstock.errors import Interrupted, ServiceError
 from training.journal import Point
 from training.mlflow_values import fit_key, fit_value
+from training.moved_store import artifacts_beside, database_of, follow_its_folder
 from training.sender import Operation, Trouble
 
 __all__ = [
@@ -95,6 +96,8 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
         try:
             with _database_lock(tracking_uri):
                 _make_database(tracking_uri)
+                if (database := database_of(tracking_uri)) is not None:
+                    follow_its_folder(database)
                 client = open_client(tracking_uri)
                 return client, _experiment_id(client, tracking_uri, experiment)
         except Interrupted:
@@ -266,13 +269,12 @@ class MlflowTransport:
         return max(history, key=lambda m: (m.step, m.timestamp), default=None)
 
 
-def version_exists(tracking_uri: str, name: str, version: str) -> bool:
-    """Whether the registry still has that version. One that does not answer counts as having it: nothing says otherwise."""
+def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> bool:
+    """Whether the registry has that version, of that run. One that does not answer counts as having it."""
     try:
-        open_client(tracking_uri).get_model_version(name, version)
+        return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
     except MlflowException as error:
         return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
-    return True
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
@@ -335,18 +337,17 @@ def _experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
 
 def _artifact_location(tracking_uri: str) -> str | None:
     """Beside the database in embedded mode, where MLflow's own default is `./mlruns`; a server decides by itself."""
-    if not tracking_uri.startswith("sqlite:///"):
-        return None
-    return (Path(tracking_uri.removeprefix("sqlite:///")).parent / "artifacts").as_uri()
+    database = database_of(tracking_uri)
+    return None if database is None else artifacts_beside(database).as_uri()
 
 
 @contextlib.contextmanager
 def _database_lock(tracking_uri: str) -> Iterator[None]:
     """One process at a time creates the tables: two at once leave a half-migrated SQLite file."""
-    if not tracking_uri.startswith("sqlite:///"):
+    database = database_of(tracking_uri)
+    if database is None:
         yield
         return
-    database = Path(tracking_uri.removeprefix("sqlite:///"))
     database.parent.mkdir(parents=True, exist_ok=True)
     with open(database.with_suffix(".lock"), "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -358,8 +359,8 @@ def _make_database(tracking_uri: str) -> None:
 
     MLflow runs dozens of migrations on a new file; killed among them, it can never open that file again.
     """
-    database = Path(tracking_uri.removeprefix("sqlite:///"))
-    if not tracking_uri.startswith("sqlite:///") or database.exists():
+    database = database_of(tracking_uri)
+    if database is None or database.exists():
         return
     making = database.with_name(f"{database.name}.making")
     for left in database.parent.glob(f"{making.name}*"):

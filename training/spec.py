@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from penstock.config import OnResume, Section
 
@@ -95,4 +96,20 @@ class RegisterSpec(Section):
     name: Annotated[str | None, OnResume.FREE] = None
     """Registered model name, instead of the pipeline's name."""
     alias: Annotated[str | None, OnResume.FREE] = "candidate"
-    """Alias set on the new version."""
+    """Alias set on the new version: letters, digits, `_` and `-`."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str | None) -> str | None:
+        if name is not None and (not name.strip() or any(sign in name for sign in "/:.%\"'")):
+            raise ValueError("a model's name in MLflow is not empty and has no / : . % or quotation mark")
+        return name
+
+    @field_validator("alias")
+    @classmethod
+    def _is_an_alias(cls, alias: str | None) -> str | None:
+        if alias is not None and not re.fullmatch(r"[\w-]{1,255}", alias):
+            raise ValueError("an alias is letters, digits, _ and -; null sets none")
+        if alias is not None and re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE):
+            raise ValueError("`latest` and `v1`, `v2`, ... are reserved by MLflow")
+        return alias

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -240,3 +241,21 @@ def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path
     (run,) = penstock("status", str(file))["runs"]
     assert run["status"] == "failed"
     assert [attempt["status"] for attempt in run["attempts"]] == ["failed"]
+
+
+def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path, prefect_url: str) -> None:
+    server = {"PREFECT_API_URL": prefect_url}
+    until = ["--until", "materialize", "--json"]
+    first = make_project(tmp_path / "first", files=2)
+    Command("run", str(first), *until, environment=server).finish()
+    copied = tmp_path / "copied" / "pipeline.yaml"
+    shutil.copytree(first.parent, copied.parent)
+    shutil.rmtree(first.parent / "data")
+    for shard in (copied.parent / ".penstock" / "units").rglob("*.arrow"):
+        shard.unlink()
+    again = Command("run", str(copied), *until, environment=server).finish()
+    assert {stage["name"]: stage["outcome"] for stage in again["stages"]} == {
+        "read": "reused",
+        "preprocess": "reused",
+        "materialize": "ran",
+    }

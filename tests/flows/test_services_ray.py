@@ -40,6 +40,10 @@ def listening(process):
     except psutil.NoSuchProcess:
         return []
 
+def blocked(process):
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("SigBlk")).split()[1], 16) >> (signal.SIGTERM - 1) & 1
+
 signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
 with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
     import ray
@@ -54,14 +58,15 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
     family = psutil.Process().children(recursive=True)
     hosts = sorted({host for p in family for host in listening(p)})
     roots = [str(p) for p in Path(ray._private.worker._global_node.get_session_dir_path()).parents][:1]
-    groups = {}
+    groups, deaf = {}, []
     for p in family:  # some of Ray's helpers live for an instant only
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):
             groups[p.name()] = os.getpgid(p.pid)
+            deaf += [p.name()] if blocked(p) else []
     same_group = [name for name, group in groups.items() if group == os.getpgid(0)]
     print(json.dumps({"seen": seen, "hosts": hosts, "root": roots[0], "cpus": cluster.num_cpus, "address": cluster.address,
                       "pids": [p.pid for p in family], "abort_in_s": terminate(),
-                      "same_group": same_group}), flush=True)
+                      "same_group": same_group, "deaf": deaf}), flush=True)
     sys.stdin.readline()
 print("over", "RAY_AUTH_TOKEN" in os.environ, terminate(), flush=True)
 """
@@ -102,6 +107,7 @@ def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: P
     assert facts["cpus"] == 3.0
     assert facts["abort_in_s"] == 0, "a checkpoint that takes longer to write would be lost"
     assert facts["same_group"] == [], "a SIGTERM to the driver's group would end Ray before the checkpoint"
+    assert facts["deaf"] == [], "what is held back while Ray starts is held back in the driver only"
     assert Path(str(facts["root"])).is_dir() and len(str(facts["root"])) <= 40
     out, _ = driver.communicate("\n", timeout=60)
     assert driver.returncode == 0 and out.strip() == "over False 0.0"
@@ -119,6 +125,44 @@ def test_a_killed_driver_takes_its_cluster_along_and_the_next_start_removes_its_
     second, later = start_driver(tmp_path)
     assert not Path(str(facts["root"])).exists() and Path(str(later["root"])).is_dir()
     second.communicate("\n", timeout=60)
+
+
+@pytest.mark.parametrize("process", ["gcs_server", "raylet"])
+def test_a_signal_while_ray_starts_stops_it_whole(tmp_path: Path, process: str) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from flows.services import ray_cluster
+from penstock.errors import Interrupted
+from penstock.stopping import StopRequest, stopping_on_signals
+
+try:
+    with stopping_on_signals(StopRequest()), ray_cluster(Path(sys.argv[1])):
+        print("it was too late", flush=True)
+        sys.stdin.readline()
+except Interrupted as error:
+    import ray
+    print(error.exit_code, ray.is_initialized(), flush=True)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    driver = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    watched = psutil.Process(driver.pid)
+    while not any(child.name() == process for child in children(watched)):
+        assert driver.poll() is None
+    family = [child.pid for child in children(watched)]
+    driver.send_signal(signal.SIGTERM)
+    out, errors = driver.communicate(timeout=120)
+    assert (driver.returncode, out.split()) == (0, ["143", "False"]), errors
+    wait_until_gone(family)
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [child for child in process.children(recursive=True) if child.name()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_a_configured_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow.pyfunc
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from ingest.dataset import ColumnInfo, FeedSchema
 from penstock.errors import ServiceError
 from penstock.usercode import capture
 from training import register
-from training.mlflow_backend import version_exists
+from training.mlflow_backend import connect, version_exists
 from training.register import Registered, register_model
 from training.tracking import Tracker
 
@@ -217,9 +219,46 @@ def test_a_kill_between_any_two_steps_leads_to_one_version(
 
 def test_a_version_that_was_deleted_is_noticed(uri: str, arguments: dict[str, Any]) -> None:
     registered = run_register(uri, arguments)
-    assert version_exists(uri, registered.name, registered.version)
+    known = (registered.name, registered.version, registered.run_id)
+    assert version_exists(uri, *known)
+    assert not version_exists(uri, *known[:2], "another run"), "another store may have a version of that number"
     MlflowClient(uri).delete_model_version(registered.name, registered.version)
-    assert not version_exists(uri, registered.name, registered.version)
+    assert not version_exists(uri, *known)
+
+
+def test_a_store_that_is_moved_or_copied_takes_its_models_along(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    def uri_in(project: Path) -> str:
+        return f"sqlite:///{project}/.penstock/mlflow/mlflow.db"
+
+    before, copied, moved = tmp_path / "before it", tmp_path / "copied", tmp_path / "moved"
+    data_uri = {"penstock.data.uri": f"{before}/.penstock/datasets/d"}
+    registered = run_register(uri_in(before), {**arguments, "tags": {**arguments["tags"], **data_uri}})
+    shutil.copytree(before, copied)
+    before.rename(moved)
+    for project in (copied, moved):
+        client, experiment_id = connect(uri_in(project), "demo")
+        version = client.get_model_version(registered.name, registered.version)
+        assert version.tags["penstock.data.uri"] == f"{project}/.penstock/datasets/d"
+        model = mlflow.pyfunc.load_model(
+            f"{project.as_uri()}/.penstock/mlflow/artifacts/models/{registered.model_id}/artifacts"
+        )
+        assert model.predict(model.input_example)["prediction"].tolist()
+        for address in (version.source, client.get_experiment(experiment_id).artifact_location):
+            assert str(address).startswith(f"{project.as_uri()}/.penstock/mlflow/artifacts")
+        second = run_register(uri_in(project), {**arguments, "key": "m" * 32}, registered.run_id)
+        assert second.version == "2"
+        assert (project / ".penstock" / "mlflow" / "artifacts" / "models" / second.model_id).is_dir()
+    assert not before.exists(), "nothing is written where it was"
+
+
+def test_another_store_with_artifacts_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
+    client, _ = connect(uri, "demo")
+    elsewhere = (tmp_path / "large" / "mlflow" / "artifacts").as_uri()
+    client.create_experiment("other", artifact_location=elsewhere)
+    (tmp_path / "mlflow" / "artifacts").mkdir(exist_ok=True)
+    client, _ = connect(uri, "demo")
+    assert client.get_experiment_by_name("other").artifact_location == elsewhere
 
 
 def test_what_the_registry_refuses_is_reported_with_its_reason(uri: str, arguments: dict[str, Any]) -> None:
