@@ -17,11 +17,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ingest.cursor import Augment, FeedShare, LastBatch
-from ingest.dataset import DatasetManifest, Split, manifest_path
+from ingest.dataset import DatasetManifest, ShardInfo, Split, manifest_path
 from ingest.device import Scaling
 from ingest.feed import CachedFeed, open_parts, shards_in
 from ingest.order import make_order
 from ingest.sampling import Mixture
+from ingest.source_digests import content_digests
 from ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from penstock.errors import DataError, SpecError
 from penstock.storage import Storage
@@ -51,6 +52,7 @@ def open_feed(
     as_float: Mapping[str, Scaling] | None = None,
     prefetch: int = 2,
     last: LastBatch = "keep",
+    verify: bool = True,
 ) -> CachedFeed:
     """Open one split of a cached dataset for this rank.
 
@@ -84,9 +86,12 @@ def open_feed(
         prefetch: groups of batches gathered ahead in a thread; 0 uses no thread.
         last: what becomes of an epoch's last batch where the rows do not fill it: `keep` makes it shorter, `drop` leaves its
             rows out of the epoch, `fill` adds the epoch's first rows.
+        verify: read shards on local disks through and compare their hashes, once per machine and after a change. (Those of a
+            store always are, when they are fetched.)
 
     Raises:
-        DataError: there is no such dataset or split, a shard is missing, or several datasets differ in columns or classes.
+        DataError: there is no such dataset or split, a shard is missing or damaged, or several datasets differ in columns or
+            classes.
         ServiceError: its store does not answer.
         PreflightError: a global order of more bytes than the node's cache may hold, or of more files than a process may open.
         SpecError: an unknown column, a device that is not there, numbers that make no sense, or only one of `rank` and
@@ -103,6 +108,8 @@ def open_feed(
         raise SpecError(f"open_feed: temperature={temperature} must be above 0")
     if columns is not None and (isinstance(columns, str) or not columns):
         raise SpecError(f"open_feed: columns={columns!r} is no list of names", next_step="name some, or leave it out for all")
+    if augment is not None and not callable(augment):
+        raise SpecError(f"open_feed: augment={augment!r} is no function")
     if mix not in ("shares", "epochs"):
         raise SpecError(f"open_feed: mix={mix!r} is neither 'shares' nor 'epochs'")
     if mix == "epochs" and epoch_rows is not None:
@@ -162,10 +169,24 @@ def open_feed(
         feed = open_parts(parts, split, order=order, part=part.checked(), columns=columns)
     except (KeyError, ValueError) as error:
         raise SpecError(f"open_feed: {error.args[0] if error.args else error}") from error
+    if verify:
+        _refuse_damaged(shards_in(parts, split))
     if augment is not None:
         feed.augment_with(augment, seed)
     feed.deliver_to(device, as_float)
     return feed
+
+
+def _refuse_damaged(places: Sequence[tuple[Storage, ShardInfo]]) -> None:
+    local = [(storage.local_path(shard.path), shard) for storage, shard in places if storage.is_local]
+    found = content_digests([str(path) for path, _ in local])
+    damaged = [str(path) for (path, shard), digest in zip(local, found, strict=True) if digest != shard.digest]
+    if damaged:
+        raise DataError(
+            f"{len(damaged)} of the dataset's {len(places)} shards have another content than their manifest says",
+            problems=damaged,
+            next_step="run the pipeline again: the materialize stage prepares their rows again",
+        )
 
 
 def _find(dataset: str) -> tuple[Storage, DatasetManifest]:

@@ -61,6 +61,7 @@ def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
         ({"batch_rows": 2.5}, "open_feed: batch_rows=2.5 is no whole number"),
         ({"batch_rows": "64"}, "open_feed: batch_rows='64' is no whole number"),
         ({"batch_rows": BATCH, "rank": 2, "world_size": 2}, "open_feed: rank=2 must be below world_size=2"),
+        ({"batch_rows": BATCH, "augment": 3}, "open_feed: augment=3 is no function"),
         ({"batch_rows": BATCH, "columns": "x"}, "open_feed: columns='x' is no list of names"),
         ({"batch_rows": BATCH, "columns": []}, r"open_feed: columns=\[\] is no list of names"),
     ):
@@ -68,6 +69,21 @@ def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
             open_feed(dataset, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ResumeError, match="saved state cannot be read"):
         open_feed(dataset, batch_rows=BATCH).load_state_dict(None)  # type: ignore[arg-type]
+
+
+def test_a_damaged_shard_is_named_before_a_row_of_it_is_read(
+    dataset: str, manifest: DatasetManifest, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    assert open_feed(dataset, batch_rows=BATCH).num_rows == ROWS
+    path = storage.local_path(manifest.shards[1].path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"1 of the dataset's {len(manifest.shards)} shards") as refused:
+        open_feed(dataset, batch_rows=BATCH)
+    assert refused.value.problems == (str(path),)
+    assert open_feed(dataset, batch_rows=BATCH, verify=False).num_rows == ROWS
 
 
 def test_behind_a_dataloader_epochs_follow_each_other_and_a_state_continues_inside_one(dataset: str) -> None:
