@@ -173,6 +173,7 @@ def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -
     batch = _first_batch(project, storage, manifest)
     if sample is not None:
         check_column(sample, manifest.feed_schema.columns)
+    seed_rng(project.spec.shuffle.seed)  # as a worker does: the weights that training begins with
     recipe = load_recipe(project.recipe, train.params)
     validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)

@@ -301,6 +301,8 @@ def _check_type(step: PreprocessStep, name: str, kind: pa.DataType) -> None:
     elif step.kind in ("one_hot", "ordinal", "label_encoder"):
         takes = is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
         advice = "cast it to string or int64 first"
+    elif step.imputer is not None and is_text(kind):
+        takes, advice = False, "the mean is for numbers: give strategy: most_frequent, or constant with a fill_value"
     else:
         takes, advice = is_number(kind), f"cast it first (cast: {{{name}: float64}}), or use one_hot or ordinal for categories"
     if not takes:

@@ -85,7 +85,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, own_cluster=own_cluster)
     except BaseException:
         with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
-            ctx.tracker.checkpoints(store.committed())
+            committed = store.committed()
+            ctx.tracker.checkpoints(committed)
+            if committed:
+                ctx.attempt = ctx.attempt.model_copy(update={"exactness": committed[0].manifest.exactness})
         raise
     finally:
         ctx.stopping.graceful = False

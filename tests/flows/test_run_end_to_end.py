@@ -259,3 +259,16 @@ def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path, 
         "preprocess": "reused",
         "materialize": "ran",
     }
+
+
+def test_training_that_fails_after_a_checkpoint_says_how_exact_that_is(tmp_path: Path, prefect_url: str) -> None:
+    file = make_project(tmp_path / "project", files=2)
+    model = file.parent / "model.py"
+    counted = (
+        "        self.steps = getattr(self, 'steps', 0) + 1\n        assert self.steps < 40, 'enough of it'\n        time.sleep"
+    )
+    model.write_text(model.read_text().replace("        time.sleep", counted))
+    slow = {"PREFECT_API_URL": prefect_url, "DRILL_PAUSE_S": "0.05"}  # a checkpoint of every fifth step has time to be written
+    failed = Command("run", str(file), "--json", environment=slow).finish(code=5)
+    assert "enough of it" in str(failed["error"]) and failed["checkpoint"].startswith("step-00000000")
+    assert failed["exactness"] == "bit-exact"

@@ -29,6 +29,7 @@ def project(tmp_path: Path, method: str = "", transform: str = "") -> Project:
 
 def test_a_good_batch_is_described(tmp_path: Path) -> None:
     found = try_one_batch(project(tmp_path))
+    assert found["loss"] == try_one_batch(project(tmp_path / "again"))["loss"], "the seed decides about weights"
     assert found["rows"] == 32
     assert found["columns"] == {"image": "float32[64]", "mean": "float32", "label": "int64"}
     assert found["parameters"] == 65 * 32 + 32 + 32 * 10 + 10

@@ -17,6 +17,7 @@ import pytest
 
 from ingest.parallel import ParallelMap, local_map, ray_map
 from ingest.preprocess import ColumnState, FittedPreprocess, needs_fit
+from ingest.row_problems import RowProblem, raise_for
 from ingest.steps import PreprocessStep
 from penstock.errors import DataError
 from tests.ingest.preparing import Source
@@ -281,3 +282,19 @@ def test_the_most_frequent_value_is_learnt_of_every_kind_of_number_and_refused_o
     with pytest.raises(DataError, match=r"imputer cannot take column 'c' of type date32") as refused:
         source("date", pa.array([1, 1, None], pa.int32()).cast(pa.date32())).fit()
     assert "cast it to string" in refused.value.next_step
+
+
+def test_what_is_missing_in_text_is_filled_by_what_is_advised(tmp_path: Path) -> None:
+    rows = pa.table({"city": ["a", None, "a"], "x": [1.0, 2.0, 3.0]})
+
+    def source(folder: str, step: dict[str, Any]) -> Source:
+        return Source.of(tmp_path / folder, {"train/a.parquet": rows}, [step])
+
+    with pytest.raises(DataError, match="a null in city") as missing:
+        raise_for([RowProblem(reason="null", column="city", rows=1, place="a.parquet, row 1")])
+    assert "imputer: {columns: [city], strategy: most_frequent}" in missing.value.next_step
+    with pytest.raises(DataError, match="imputer cannot take column 'city'") as refused:
+        source("mean", {"imputer": {"columns": ["city"]}}).fit()
+    assert "strategy: most_frequent" in refused.value.next_step
+    advised: dict[str, Any] = {"imputer": {"columns": ["city"], "strategy": "most_frequent"}}
+    assert source("advised", advised).fit().steps[0].columns[0].fill == "a"
