@@ -54,12 +54,12 @@ def test_an_import_that_a_signal_meets_is_finished_first(tmp_path: Path, monkeyp
         "finished = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    request = StopRequest()
+    request, before = StopRequest(), signal.getsignal(signal.SIGTERM)
     with stopping_on_signals(request), pytest.raises(Interrupted):
         importlib.import_module("slow_to_import")
         signal.pause()
     assert sys.modules["slow_to_import"].finished and request.received == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
     twice = "import os, signal\nfor _ in 'ab': os.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
     (tmp_path / "endless.py").write_text(twice)

@@ -26,8 +26,9 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
     client.create_registered_model("m")
-    version = client.create_model_version("m", "file:///nowhere").version
-    return {"name": "m", "version": str(version), "tracking_uri": uri, "weights_digest": "w1"}
+    run_id = client.create_run(client.create_experiment("e", (tmp_path_factory.getbasetemp() / "e").as_uri())).info.run_id
+    version = client.create_model_version("m", "file:///nowhere", run_id).version
+    return {"name": "m", "version": str(version), "run_id": run_id, "tracking_uri": uri, "weights_digest": "w1"}
 
 
 def test_they_are_believed_while_all_is_as_it_was(registered: dict[str, Any]) -> None:
@@ -36,6 +37,9 @@ def test_they_are_believed_while_all_is_as_it_was(registered: dict[str, Any]) ->
     assert EVALUATE.distrust(look(uri), {"weights_digest": "w1"}) is None
     # A plan that does not know the training's output has nothing to hold against them.
     assert EVALUATE.distrust(Look(NOWHERE, "r", deep=False), {"weights_digest": "w1"}) is None
+    # The same store under another address: it was moved with its folder, or its server has another name.
+    moved = {**registered, "tracking_uri": "sqlite:////elsewhere/mlflow.db"}
+    assert REGISTER.distrust(look(uri), moved) is None
 
 
 def test_other_weights_are_evaluated_and_registered_again(registered: dict[str, Any]) -> None:
