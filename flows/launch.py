@@ -54,7 +54,7 @@ def _stopped_not_failed(stopping: StopRequest) -> Iterator[None]:
     """Prefect and Ray make errors of their own of a stop that is raised inside them."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of any class, for that very reason; without a stop it is raised as it was
         if stopping.stop.is_set() and not isinstance(error, Interrupted):
             raise Interrupted(stopping.signum) from error
         raise
