@@ -1,4 +1,4 @@
-"""Data: sources, transforms, cached datasets, sample order and the feed. Plain Python and Ray Data; no Prefect, no MLflow.
+"""Data: sources, transforms, cached datasets, sample order and the feed. Plain Python and Ray; no Prefect, no MLflow.
 
 For programs of your own: `from ingest import open_feed, FeedDataset` (docs/feed.md).
 """

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
-import warnings
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.errors import PenstockError
 
-__all__ = ["ParallelMap", "import_ahead", "local_map", "quiet_ray_data", "raising_the_original", "ray_map"]
+__all__ = ["ParallelMap", "import_ahead", "local_map", "raising_the_original", "ray_map", "ray_streams"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,7 +36,7 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
     """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
 
     Plain tasks, because Ray Data takes up to two seconds to begin, and has nothing to do where no rows come back. A task whose
-    worker dies is run again.
+    worker dies is run again. After an error nothing more is begun; what runs already runs to its end.
 
     Raises:
         Exception: what `fn` raised, as it was raised; errors of Ray itself as they are.
@@ -47,15 +47,62 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
     def call(item: Item) -> Result:
         return fn(item)
 
-    waiting = [call.remote(item) for item in items]  # type: ignore[arg-type]
-    try:
+    waiting = iter(items)
+    running: list[ray.ObjectRef[Result]] = []
+    while True:
+        running += [call.remote(item) for item in itertools.islice(waiting, _in_flight(num_cpus) - len(running))]  # type: ignore[arg-type]
+        if not running:
+            return
         with raising_the_original():
-            while waiting:
-                done, waiting = ray.wait(waiting)
-                yield ray.get(done[0])
-    finally:  # after an error, or when nobody wants the rest
-        for ref in waiting:
-            ray.cancel(ref)
+            done, running = ray.wait(running)
+            yield ray.get(done[0])
+
+
+def ray_streams(
+    fn: Callable[[Item], Iterator[Any]],
+    items: Sequence[Item],
+    *,
+    num_cpus: float = 1,
+    at_once: int | None = None,
+    ahead: int | None = None,
+) -> Iterator[Iterator[Any]]:
+    """Run the generator function `fn` as Ray tasks, one per item, and give each one's object references, in the items' order.
+
+    A task whose worker dies is run again, and goes on behind what was read of it: `fn` must give equal results every time.
+    Where nobody reads on, nothing more is begun; what runs already runs to its end, or to that of this process.
+
+    Args:
+        num_cpus: CPUs one task asks for, and holds while it waits for its reader.
+        at_once: how many run at a time; None for as many as the cluster has CPUs for.
+        ahead: how many results a task makes before it waits for its reader; None for all.
+    """
+    import ray
+
+    @ray.remote(num_returns="streaming", num_cpus=num_cpus)
+    def call(item: Item) -> Iterator[Any]:
+        for result in fn(item):  # noqa: UP028 - Ray sends values in, which not every iterator takes
+            yield result
+
+    task: Any = call if ahead is None else call.options(_generator_backpressure_num_objects=ahead)
+    waiting, running = iter(items), deque[Iterator[Any]]()
+    while True:
+        room = (at_once or _in_flight(num_cpus)) - len(running)
+        running.extend(task.remote(item) for item in itertools.islice(waiting, room))
+        if not running:
+            return
+        yield running[0]
+        running.popleft()
+
+
+def _in_flight(num_cpus: float) -> int:
+    """How many tasks are handed to Ray at a time: those that run, and as many more, whom an autoscaler sees waiting.
+
+    Not all, for there is no taking them back. `ray.cancel` of a task that ends at that moment aborts the process that began it
+    (Ray 2.60, "Tried to complete task that was not pending"), and tasks over broken files end at one moment.
+    """
+    import ray
+
+    return max(2, 2 * int(ray.cluster_resources().get("CPU", 0) / num_cpus))
 
 
 def import_ahead() -> None:
@@ -71,27 +118,6 @@ def import_ahead() -> None:
             importlib.import_module(name)
 
     load.remote()
-
-
-@contextlib.contextmanager
-def quiet_ray_data(*, preserve_order: bool = False) -> Iterator[None]:
-    """Make Ray Data datasets that run without progress bars; those made outside keep their own settings.
-
-    Args:
-        preserve_order: keep blocks in order.
-    """
-    import ray.data
-
-    # Ray Data reports every plan it runs at INFO, and every task that raises at ERROR, besides raising it.
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the copy reads options that Ray itself has deprecated
-        context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.raise_original_map_exception = True
-    context.execution_options.preserve_order = preserve_order
-    with ray.data.DataContext.current(context):
-        yield
 
 
 @contextlib.contextmanager

@@ -4,23 +4,24 @@
 blocks live as long as the Ray cluster and the process that put them there; after a driver restart they are prepared again, and
 a state continues only if the content is the same.
 
-`StreamFeed` (`cache: none`) runs a Ray Data pipeline once per epoch and rank. What it promises, and what not:
-- Every row once per epoch over all ranks, in one order for every world size, if preparing is deterministic. Ray Data keeps the
-  order only with `preserve_order`, which `streamed` sets.
-- Each rank runs the whole pipeline and keeps its share, so W workers prepare every row W times. Nothing couples the ranks: none
-  can hold up another, and no rows are dropped to make shares equal, as Ray Data's own `streaming_split` does.
+`StreamFeed` (`cache: none`) prepares the rows anew once per epoch and rank, in Ray tasks. What it promises, and what not:
+- Every row once per epoch over all ranks, in one order for every world size, if preparing is deterministic.
+- Each rank prepares all rows and keeps its share, so W workers prepare every row W times. Nothing couples the ranks: none can
+  hold up another, and no rows are dropped to make shares equal, as Ray Data's `streaming_split` does.
 - Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; no order of the whole split. Steps
   by length hold two pools of rows (`shuffle.by_length.pool_batches`) besides. Images that stay encoded are held encoded.
 - A resume prepares the epoch's rows from the start again and skips those already consumed.
-- Ray tasks need CPUs that the training workers do not hold, or the first batch never comes (Ray Data gives up only after 30
-  minutes). A stream runs at most `tasks` of them at a time, because a task that waits for its reader keeps its CPUs: without a
-  bound one rank's tasks can hold all CPUs while that rank waits for another. `streams_cpus` is what must be left free.
+- Ray tasks need CPUs that the training workers do not hold, or the first batch never comes. A stream runs at most `tasks` of
+  them at a time, because a task that waits for its reader keeps its CPUs: without a bound one rank's tasks can hold all CPUs
+  while that rank waits for another. `streams_cpus` is what must be left free.
+- Plain tasks, not a Ray Data pipeline: that begins its first epoch two seconds later, and ends a reading that stops early with
+  `ray.cancel`, which aborts the reading process if a task ends at that moment (Ray 2.60; see `ingest.parallel`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import ray
-import ray.data
 from numpy.typing import NDArray
 
 from ingest.by_length import find_column
@@ -38,7 +38,7 @@ from ingest.dataset import ColumnInfo, FeedSchema, Split
 from ingest.feed import CachedFeed, batches_at_once, gathered, make_pools, select_columns
 from ingest.gather import Block, Rows, fixed_bytes
 from ingest.order import Order
-from ingest.parallel import quiet_ray_data, raising_the_original
+from ingest.parallel import raising_the_original, ray_streams
 from ingest.shards import column_view, columns_of, contiguous
 from ingest.splitmix import hash_words
 from penstock.errors import DataError, SpecError
@@ -58,6 +58,9 @@ STREAM_CPUS = 0.25
 
 STREAMS_PER_RANK = 2
 """A rank reads the validation split while its place in the train split stays open."""
+
+TABLES_AHEAD = 2
+"""A stream's task makes so many tables before it waits for its reader; one takes 16 MB, or more where rows are large."""
 
 UNSHUFFLED_BATCHES = 4
 """So many batches of a stream in its own order are gathered at once: each waits for all of them, and rows may be slow."""
@@ -109,8 +112,8 @@ class MemoryFeed(CachedFeed):
 
 def streamed(
     items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float = STREAM_CPUS, tasks: int = 1
-) -> Callable[[], ray.data.Dataset]:
-    """Describe a Ray Data pipeline that prepares `items` (source files, or commit units) in order, one task each.
+) -> Callable[[], Iterator[pa.Table]]:
+    """Describe how the rows of `items` (source files, or commit units) are prepared in order, in one Ray task each.
 
     Args:
         tables_of: gives an item's prepared rows as tables of columns as a shard holds them; must give equal rows every time.
@@ -118,20 +121,18 @@ def streamed(
         tasks: how many may run at a time; the order of rows does not depend on it.
 
     Returns:
-        A function that makes the dataset anew, to be called once per epoch in the process that reads it. It pickles.
+        A function that begins an epoch's preparing, to be called in the process that reads it. It pickles.
     """
-    held = list(items)
+    return partial(_prepared, list(items), tables_of, num_cpus, tasks)
 
-    def prepare(batch: Mapping[str, Any]) -> Iterator[pa.Table]:
-        for item in batch["item"]:
-            yield from tables_of(held[int(item)])
 
-    def make() -> ray.data.Dataset:
-        with quiet_ray_data(preserve_order=True):
-            numbers = ray.data.from_items([{"item": i} for i in range(len(held))], override_num_blocks=max(1, len(held)))
-            return numbers.map_batches(prepare, batch_size=1, num_cpus=num_cpus, concurrency=tasks)
-
-    return make
+def _prepared(
+    items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float, tasks: int
+) -> Generator[pa.Table]:
+    for references in ray_streams(tables_of, items, num_cpus=num_cpus, at_once=tasks, ahead=TABLES_AHEAD):
+        for reference in references:
+            with raising_the_original():
+                yield ray.get(reference)
 
 
 def streams_cpus(ranks: int) -> float:
@@ -145,10 +146,10 @@ def stream_tasks(ranks: int, free_cpus: float) -> int:
 
 
 class StreamFeed(FeedCursor):
-    """Reads a Ray Data pipeline that runs anew every epoch. See the module's docstring for its promises and their limits.
+    """Reads rows that are prepared anew every epoch. See the module's docstring for its promises and their limits.
 
     Args:
-        make_dataset: makes the pipeline (`streamed`, or any that keeps its order); the same rows in the same order each time.
+        open_tables: begins an epoch's preparing (`streamed`, or any other way); the same rows in the same order each time.
         order: mode `none`, or `windowed` over `window_rows` consecutive rows of the stream; `rows` is the split's row count.
         content: digest of what the rows depend on, for example the key of the preprocess stage.
         prefetch: groups of batches made ahead in a thread.
@@ -159,7 +160,7 @@ class StreamFeed(FeedCursor):
 
     def __init__(
         self,
-        make_dataset: Callable[[], ray.data.Dataset],
+        open_tables: Callable[[], Iterator[pa.Table]],
         schema: FeedSchema,
         split: Split,
         *,
@@ -180,7 +181,7 @@ class StreamFeed(FeedCursor):
         super().__init__(select_columns(schema, columns), split, content, order, part)
         if order.by_length is not None:
             find_column(order.by_length, self.schema.columns)
-        self._make_dataset = make_dataset
+        self._open_tables = open_tables
         # How long the lists of rows to come are nobody knows: their batches are gathered one by one.
         lists = any(column.ragged for column in self.schema.columns)
         self._group_batches = 1 if lists else batches_at_once(part, fixed_bytes(self.schema.columns))
@@ -192,7 +193,7 @@ class StreamFeed(FeedCursor):
         """Yield this rank's batches of an epoch from position `start` on; the rows before are prepared and skipped.
 
         Raises:
-            DataError: the pipeline gives another number of rows than the order is made for.
+            DataError: other rows come than the order is made for.
         """
         self._check_start(epoch, start)
         if start < self.num_rows:
@@ -254,9 +255,8 @@ class StreamFeed(FeedCursor):
         return first + order.ids_at(epoch, positions - first)
 
     def _tables(self) -> Iterator[pa.Table]:
-        with raising_the_original():
-            for table in self._make_dataset().iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-                yield select_prepared(table, self.schema.columns)
+        for table in self._open_tables():
+            yield select_prepared(table, self.schema.columns)
 
     def _wrong_rows(self, found: str) -> DataError:
         return DataError(

@@ -95,8 +95,8 @@ class MaterializeSpec(Section):
     """How prepared rows are kept between preparation and training."""
 
     cache: Literal["disk", "memory", "none"] = "disk"
-    """`disk`: Arrow shards in the storage; `memory`: Ray's object store; `none`: prepared again every epoch by Ray Data,
-    which needs `shuffle.mode: windowed` or `none`."""
+    """`disk`: Arrow shards in the storage; `memory`: Ray's object store; `none`: prepared again every epoch, which needs
+    `shuffle.mode: windowed` or `none`."""
     unit_bytes: PositiveInt = 8 << 20
     """Source files smaller than this are grouped into one commit unit of about this many bytes."""
     shard_bytes: PositiveInt = 64 << 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from ingest.dataset import SPLITS, DatasetManifest, Split
 from ingest.fitted_state import FittedPreprocess
 from ingest.gather import Block
 from ingest.materialize import materialize
-from ingest.parallel import raising_the_original
+from ingest.parallel import raising_the_original, ray_streams
 from ingest.ray_feed import MemoryDataset
 from ingest.shards import open_shard
 from ingest.snapshot import SourceSnapshot
@@ -107,8 +108,8 @@ class RowSource:
 
         def parallel(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
             # Ray keeps what a generator task yields for its caller, not for the worker that may be gone by then.
-            made: list[Any] = [_make_unit.options(num_cpus=num_cpus).remote(fn, job, blocks is not None) for job in items]
-            for references in made:
+            make = partial(_make_unit, fn, blocks is not None)
+            for references in ray_streams(make, items, num_cpus=num_cpus):
                 with raising_the_original():
                     outcome = ray.get(next(references))
                 record = outcome[1].record
@@ -157,8 +158,7 @@ class _Nowhere(Storage):
         """Nothing is there."""
 
 
-@ray.remote(num_returns="streaming")
-def _make_unit(fn: Callable[[Any], Any], job: Any, keep: bool) -> Iterator[Any]:
+def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
     """Give what came of the unit, and then, if they are to be kept, the columns of its shards in the record's order."""
     columns: dict[str, Block] = {}
 

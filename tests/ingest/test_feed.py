@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -356,9 +357,7 @@ LISTS_ORDERS = [
 
 
 @pytest.mark.parametrize("by_length", LISTS_ORDERS, ids=str)
-def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(
-    tmp_path: Path, by_length: LengthSpec | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(tmp_path: Path, by_length: LengthSpec | None) -> None:
     storage = Storage(str(tmp_path / "storage"))
     manifest = write_dataset(storage, tmp_path / "scratch", 5, lists=True)
     order = Order(mode="none", rows=ROWS, by_length=by_length)
@@ -366,8 +365,9 @@ def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(
     for rank, start in ((0, 0), (1, 0), (1, len(whole) // 2)):
         place: dict[str, Any] = {"batch_rows": 40, "order": order, "rank": rank, "world_size": 2}
         cached = open_feed(storage, manifest, "train", **place)
-        stream = StreamFeed(streamed([], iter), manifest.feed_schema, "train", content=cached.state_dict()["content"], **place)
-        monkeypatch.setattr(stream, "_tables", lambda: (lists_table(ids) for ids in np.split(np.arange(ROWS), [7, 500])))
+        content = cached.state_dict()["content"]
+        parts = np.split(np.arange(ROWS), [7, 500])
+        stream = StreamFeed(partial(map, lists_table, parts), manifest.feed_schema, "train", content=content, **place)
         first = whole[start].first_row
         for ours, theirs in zip(stream.batches(1, first), cached.batches(1, first), strict=True):
             assert ours.row_ids.tolist() == theirs.row_ids.tolist()
@@ -379,8 +379,7 @@ def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(
 
 def test_a_stream_by_length_holds_no_more_than_two_pools_and_none_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="tokens", pool_batches=3))
-    feed = StreamFeed(streamed([], iter), LISTS, "train", content="c", batch_rows=40, order=order)
-    monkeypatch.setattr(feed, "_tables", lambda: iter([lists_table(np.arange(ROWS))]))
+    feed = StreamFeed(lambda: iter([lists_table(np.arange(ROWS))]), LISTS, "train", content="c", batch_rows=40, order=order)
     held: list[int] = []
     let_go = Rows.let_go
 
@@ -397,8 +396,7 @@ def test_a_stream_by_length_holds_no_more_than_two_pools_and_none_in_the_end(mon
     assert held[-1] == 0
 
 
-def test_a_stream_whose_augmentation_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=40, order=order_of("none", 0))
+def test_a_stream_whose_augmentation_fails_is_closed() -> None:
     closed = threading.Event()
 
     def open_stream() -> Iterator[pa.Table]:
@@ -407,7 +405,7 @@ def test_a_stream_whose_augmentation_fails_is_closed(monkeypatch: pytest.MonkeyP
         finally:
             closed.set()
 
-    monkeypatch.setattr(feed, "_tables", open_stream)
+    feed = StreamFeed(open_stream, SCHEMA, "train", content="c", batch_rows=40, order=order_of("none", 0))
     feed.augment_with(lambda columns, _: {}[0], seed=1)
     with pytest.raises(KeyError) as caught:
         next(feed.batches(0))
@@ -421,11 +419,7 @@ def test_a_stream_whose_augmentation_fails_is_closed(monkeypatch: pytest.MonkeyP
         ("none", [2, 2, 2, 2, 4]),  # a few batches of 64 rows together
     ],
 )
-def test_a_batch_of_a_stream_waits_for_few_rows_beyond_it(
-    mode: str, tables_given: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = order_of(mode, 1)
-    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=64, order=order, prefetch=0)
+def test_a_batch_of_a_stream_waits_for_few_rows_beyond_it(mode: str, tables_given: list[int]) -> None:
     given: list[int] = []
 
     def given_tables() -> Iterator[pa.Table]:
@@ -433,7 +427,7 @@ def test_a_batch_of_a_stream_waits_for_few_rows_beyond_it(
             given.append(part.num_rows)
             yield part
 
-    monkeypatch.setattr(feed, "_tables", given_tables)
+    feed = StreamFeed(given_tables, SCHEMA, "train", content="c", batch_rows=64, order=order_of(mode, 1), prefetch=0)
     windows = [len(given) for _ in feed.batches(0)]
     assert windows[:5] == tables_given
     assert windows[-1] == 7
@@ -442,27 +436,25 @@ def test_a_batch_of_a_stream_waits_for_few_rows_beyond_it(
 def test_a_stream_goes_by_lists_only() -> None:
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="label"))
     with pytest.raises(SpecError, match="is no column of lists"):
-        StreamFeed(streamed([], iter), LISTS, "train", content="c", batch_rows=40, order=order)
+        StreamFeed(tables, LISTS, "train", content="c", batch_rows=40, order=order)
 
 
 def test_a_stream_refuses_a_global_order() -> None:
     with pytest.raises(SpecError, match="windowed"):
-        StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=5, order=GLOBAL)
+        StreamFeed(tables, SCHEMA, "train", content="c", batch_rows=5, order=GLOBAL)
 
 
 @pytest.mark.parametrize(("given", "words"), [(90, "only 90"), (110, "more than 100")])
-def test_a_stream_of_another_length_is_an_error(given: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_another_length_is_an_error(given: int, words: str) -> None:
     order = Order(mode="windowed", seed=1, rows=100, window_rows=40)
-    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=8, order=order)
-    monkeypatch.setattr(feed, "_tables", lambda: tables(rows=given, cuts=7))
+    feed = StreamFeed(lambda: tables(rows=given, cuts=7), SCHEMA, "train", content="c", batch_rows=8, order=order)
     with pytest.raises(DataError, match=words):
         list(feed.batches(0))
 
 
-def test_windows_of_a_stream_are_shuffled_each_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_of_a_stream_are_shuffled_each_in_its_own_way() -> None:
     order = Order(mode="windowed", seed=1, rows=160, window_rows=40)
-    feed = StreamFeed(streamed([], iter), SCHEMA, "train", content="c", batch_rows=40, order=order)
-    monkeypatch.setattr(feed, "_tables", lambda: tables(rows=160, cuts=7))
+    feed = StreamFeed(lambda: tables(rows=160, cuts=7), SCHEMA, "train", content="c", batch_rows=40, order=order)
     seen = [batch.row_ids for epoch in (0, 1) for batch in feed.batches(epoch)]
     for number, ids in enumerate(seen):
         assert sorted(ids.tolist()) == list(range(number % 4 * 40, number % 4 * 40 + 40))

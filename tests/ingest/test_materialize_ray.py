@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from ingest.parallel import local_map, ray_map
-from ingest.ray_feed import streamed
 from penstock.errors import DataError
 from penstock.storage import Storage
 from tests.ingest.preparing import Source
@@ -43,27 +42,6 @@ def test_ray_and_one_process_make_the_same_bytes(tmp_path: Path) -> None:
     assert ray == here
 
 
-def test_results_are_those_of_the_items(ray_cluster: None) -> None:
-    assert sorted(ray_map(lambda item: item * item, list(range(7)))) == [item * item for item in range(7)]
-    assert list(ray_map(lambda item: item, [])) == []
-
-
-def test_an_error_comes_out_of_a_worker_as_it_was_raised() -> None:
-    def fail(item: int) -> int:
-        raise DataError("part-7.csv, row 3: no number", problems=["a", "b"], next_step="repair it")
-
-    with pytest.raises(DataError) as caught:
-        list(ray_map(fail, [1, 2]))
-    assert type(caught.value) is DataError
-    assert (caught.value.problems, caught.value.next_step) == (("a", "b"), "repair it")
-    assert str(caught.value) == "part-7.csv, row 3: no number\n  - a\n  - b\nNext: repair it"
-
-
-def test_an_unexpected_error_keeps_its_message() -> None:
-    with pytest.raises(Exception, match="surprise"):
-        list(ray_map(lambda item: {}["surprise"], [1]))
-
-
 def test_bad_rows_of_all_units_are_reported_from_workers(tmp_path: Path) -> None:
     bad = {name: table.append_column("z", pa.array([None, *range(49)])) for name, table in files(3).items()}
     with pytest.raises(DataError, match=r"3 rows have a null in z; first: .*part-0\.parquet, row 0"):
@@ -78,12 +56,3 @@ def test_user_code_runs_in_workers_without_the_project_on_their_path(tmp_path: P
     source = Source.of(project, {"train/a.parquet": pa.table({"x": [1.0, 2.0]})}, [{"map_batches": "user.py:f"}])
     manifest = source.materialize(parallel=ray_map)
     assert source.column(manifest, "x").tolist() == [3.0, 6.0]
-
-
-def test_ray_datas_own_settings_are_left_as_they_were(tmp_path: Path) -> None:
-    import ray.data
-
-    before = ray.data.DataContext.get_current()
-    streamed([1], lambda item: iter([pa.table({"x": [item]})]))().take_all()
-    assert ray.data.DataContext.get_current() is before
-    assert before.raise_original_map_exception is False
