@@ -13,7 +13,6 @@ points of every step and handing them on, and the CPU time of packing them for t
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import statistics
 import tempfile
@@ -117,7 +116,6 @@ def main() -> None:
 
 def _measure(name: str, home: Path, steps: int) -> tuple[float, float]:
     """Seconds for `steps` steps, without the start and the steps that warm up; and the share of logging in it."""
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as in a run: DDP warns of what training/learner.py explains
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.Queue()

@@ -46,9 +46,7 @@ LOOP = """\
 Two processes train a small network (28-256-256-2, AdamW, DDP with gloo) on shuffled batches of {batch_rows:,} rows,
 {rounds} rounds of {steps:,} steps. By hand: tensors in memory, nothing logged, nothing saved. penstock reads its feed, sends
 loss, learning rate and times of every step, and can be continued exactly. Making and packing what is logged of every step takes
-{logging_percent:.1f} % of rank 0's time. Most of the rest is DDP's search for unused parameters, one more all-reduce in each
-step: it keeps every gradient in its bucket, so that a resumed run adds in the same order (training/learner.py). It shows where
-steps take 5 ms and waking a thread takes 0.4 ms, as on this virtual machine.
+{logging_percent:.1f} % of rank 0's time. The feed gathers in a thread of its own, beside the steps.
 """
 
 PREPARE = """\

@@ -38,11 +38,6 @@ _LONGEST_ROOT = 40
 _OBJECT_STORE_BYTES = 2 << 30
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes 127.0.0.1 the node's address on Linux too, as it is elsewhere; then Ray's servers listen there and on nothing else."""
-_WORKERS = {
-    # DDP warns that find_unused_parameters costs time; training/learner.py says why it is worth it.
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-}
-"""Set in every worker. Ray Train's own way of setting it would start all workers anew."""
 _PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_REQUEST_CHECKSUM_CALCULATION", "PENSTOCK_")
 """Prefixes of variables that travel to a remote cluster's workers. Keys and secrets do not: Ray's dashboard would show them, so
 the nodes have their own. A cluster on this machine inherits everything."""
@@ -67,7 +62,7 @@ def join_ray(address: str) -> Iterator[RayCluster]:
     """Connect to a running cluster for the block. Our packages travel along, so its nodes need our dependencies only."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     packages = [str(_source_root() / name) for name in ("penstock", "ingest", "training")]
-    runtime_env = {"env_vars": {**passed_on, **_WORKERS}, "py_modules": packages}
+    runtime_env = {"env_vars": passed_on, "py_modules": packages}
     with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
         yield RayCluster(address, embedded=False, **_resources())
 
@@ -80,7 +75,7 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
     address = f"127.0.0.1:{port}"
     # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.
     # With its address the workers' State API cannot mistake another cluster on this machine for ours.
-    inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port), **_WORKERS}
+    inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port)}
     if cache := configured_cache():  # Ray's processes start in another folder
         inherited["PENSTOCK_CACHE_DIR"] = str(cache)
     with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ingest.list_batches import batch_rows_of
 from penstock.errors import ResumeError, TrainingError
+from training.gradients import Gradients
 from training.group import Group
 from training.recipe import Columns, Recipe
 from training.spec import TrainSpec
@@ -29,23 +29,6 @@ from training.weights import tensors_of
 __all__ = ["Learner"]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class _LossModule(nn.Module):
-    """The recipe's loss as a module, so that DDP wraps the whole computation and a recipe sees its own model, not a wrapper."""
-
-    def __init__(self, recipe: Recipe, model: nn.Module, callee: nn.Module, autocast: Any) -> None:
-        super().__init__()
-        self.model = model
-        # In tuples, because a module (or a second name for one) set as an attribute would be registered and reduced twice.
-        self._hidden = (recipe, callee, autocast)
-
-    def forward(self, batch: Columns | None) -> Tensor:
-        if batch is None:  # a rank without rows: zero gradients through one parameter, so that the collectives match
-            return next(p for p in self.model.parameters() if p.requires_grad).sum() * 0.0
-        recipe, callee, autocast = self._hidden
-        with autocast():
-            return recipe.loss(callee, batch).float()
 
 
 class Learner:
@@ -74,12 +57,7 @@ class Learner:
         if self.scheduler is not None:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
-        self._loss_module: Any = _LossModule(recipe, self.model, self.callee, self.autocast)
-        if group.world_size > 1:
-            # find_unused_parameters: without it DDP regroups the gradients into other buckets after its first backward. The sum
-            # over more than two ranks depends on where a value lies in its bucket, so a resumed process, whose first step uses
-            # the first layout again, would differ in the last bit. It also lets parts of a model stay unused in a step.
-            self._loss_module = DistributedDataParallel(self._loss_module, find_unused_parameters=True)
+        self._gradients = Gradients(recipe, self.model, self.callee, self.autocast, self.scaler, group)
 
     def autocast(self) -> Any:
         """The context of the forward pass."""
@@ -106,13 +84,9 @@ class Learner:
         parts = _micro_batches(batch, rows, self._spec.accumulate, self._packed)
         total = torch.zeros((), device=self._group.device)
         for index, (part, part_rows) in enumerate(parts):
-            # Gradients are reduced over the ranks once, with the last part.
-            last = index == len(parts) - 1
-            with nullcontext() if last or self._group.world_size == 1 else self._loss_module.no_sync():
-                loss = self._loss_module(part)
-                weighted = loss * (part_rows * self._group.world_size / global_rows)
-                self.scaler.scale(weighted).backward()
-            total += loss.detach() * (part_rows / global_rows)
+            weight = part_rows * self._group.world_size / global_rows
+            loss = self._gradients.add(part, weight, last=index == len(parts) - 1)
+            total += loss * (part_rows / global_rows)
         if self._spec.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self._spec.clip_norm)

@@ -129,3 +129,42 @@ class Averaging(torch.optim.Optimizer):
                 mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter, dtype=torch.float32))
                 mean.mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
                 parameter.sub_((group["lr"] * mean).to(parameter.dtype))
+
+
+class Branches(Digits):
+    """A model of which a step reaches parts: always `stem`, `odd` and `even` by what is in the batch, `never` in no step.
+
+    Momentum and weight decay change a parameter with a gradient of zeros, and leave one without a gradient as it is.
+    """
+
+    def build_model(self, schema):
+        heads = {name: nn.Linear(64, schema.num_classes) for name in ("never", "odd", "even", "stem")}
+        return nn.ModuleDict(heads)
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+    def loss(self, model, batch):
+        image, label = batch["image"].flatten(1), batch["label"]
+        scores = model["stem"](image)
+        for name, rows in (("odd", label == 3), ("even", label == 4)):  # about one row in ten
+            if rows.any():
+                scores = scores + rows[:, None] * model[name](image)
+        return nn.functional.cross_entropy(scores, label)
+
+    def predict(self, model, batch):
+        return model["stem"](batch["image"].flatten(1))
+
+
+class Sparse(Branches):
+    """An embedding with sparse gradients, which few batches reach."""
+
+    def build_model(self, schema):
+        return nn.ModuleDict({**super().build_model(schema), "table": nn.Embedding(10, schema.num_classes, sparse=True)})
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def loss(self, model, batch):
+        loss, rows = super().loss(model, batch), batch["label"] == 5
+        return loss + (model["table"](batch["label"][rows]).square().sum() / len(rows) if rows.any() else 0.0)

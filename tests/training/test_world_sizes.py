@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn as nn
 
-import training.learner as learner_module
 from penstock.storage import Storage
 from tests.training.digits import make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks
 from training.checkpoint import Checkpoint, CheckpointStore
+from training.gradients import Gradients
 from training.group import Group
 from training.job import TrainJob
 from training.worker import RankResult
@@ -90,23 +91,55 @@ def test_stopped_twice_a_group_ends_with_the_weights_of_an_uninterrupted_one(tmp
     assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
 
 
-def test_buckets_that_ddp_rebuilds_would_cost_the_last_bit(tmp_path: Path) -> None:
-    """Why the learner asks for unused parameters. If this fails, DDP has changed and the flag may go."""
+def test_buckets_that_ddp_lays_out_by_its_first_batch_would_cost_the_last_bit(tmp_path: Path) -> None:
+    """Why training begins with a backward of zeros. If this fails, DDP has changed and it may go."""
     spec = {"recipe": "Scheduled", "workers": 4, "params": {"hidden": 600}}
     jobs = (
         make_job(tmp_path, run="whole", **spec),
         make_job(tmp_path, run="parts", max_steps=3, **spec),
         make_job(tmp_path, run="parts", attempt=2, **spec),
     )
-    run_ranks(_train_with_rebuilt_buckets, 4, jobs)
+    run_ranks(_train_by_ddp_alone, 4, jobs)
     assert newest(tmp_path, "whole").manifest.weights_digest != newest(tmp_path, "parts").manifest.weights_digest
 
 
-def _train_with_rebuilt_buckets(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
-    original = learner_module.DistributedDataParallel
+def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
+    def unprepared(self: Any, model: nn.Module) -> None:
+        self._module = nn.parallel.DistributedDataParallel(self._module)
 
-    def rebuilding(module: nn.Module, find_unused_parameters: bool) -> nn.Module:
-        return original(module, find_unused_parameters=False)
+    def all_reached(self: Any) -> None:
+        torch.autograd.backward([self._reached], [torch.ones_like(self._reached)])
 
-    learner_module.DistributedDataParallel = rebuilding  # type: ignore[assignment, misc]
+    Gradients._begin_together = unprepared  # type: ignore[method-assign]
+    Gradients._complete = all_reached  # type: ignore[method-assign]
+    Gradients._passed = set()  # type: ignore[misc]
     return train_all(group, jobs)
+
+
+@pytest.mark.parametrize(("recipe", "accumulate"), [("Branches", 1), ("Branches", 3), ("Sparse", 1)])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_parameters_that_some_ranks_or_steps_do_not_reach(tmp_path: Path, recipe: str, accumulate: int, workers: int) -> None:
+    # Batches of 10 rows: half of them hold no label 3, and of 4 ranks some hold none in most steps. The last has 3 rows.
+    spec = {"recipe": recipe, "batch_rows": 10, "accumulate": accumulate, "precision": "fp32"}
+    train_ranks(make_job(tmp_path, run="alone", recipe=recipe, batch_rows=10))
+    together = {**spec, "workers": workers}
+    train_ranks(
+        make_job(tmp_path, run="together", **together),
+        make_job(tmp_path, run="parts", max_steps=21, **together),
+        make_job(tmp_path, run="parts", attempt=2, **together),
+    )
+    alone, whole = newest(tmp_path, "alone"), newest(tmp_path, "together")
+    for name, weight in alone.model().items():
+        torch.testing.assert_close(whole.model()[name], weight, rtol=1e-4, atol=1e-5)
+    assert newest(tmp_path, "parts").manifest.weights_digest == whole.manifest.weights_digest
+
+
+def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path: Path) -> None:
+    spec = {"recipe": "Linear", "batch_rows": 83, "workers": 4, "precision": "fp16"}  # the fifth batch has one row
+    parts = [
+        make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **spec)
+        for attempt, max_steps in ((1, 4), (2, None))
+    ]
+    results = train_ranks(make_job(tmp_path, run="whole", **spec), *parts)
+    assert [result.resumed_from_step for result in results] == [None, None, 4]
+    assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
