@@ -19,7 +19,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,7 +95,7 @@ class Snapshot:
     facts: CheckpointFacts
     model: Mapping[str, Tensor]
     training: dict[str, Any]
-    ranks: list[dict[str, Any]]
+    ranks: list[dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Checkpoint:
         """Optimizer, scheduler and scaler state, on the CPU."""
         return self._load(TRAINING)  # type: ignore[no-any-return]
 
-    def ranks(self) -> list[dict[str, Any]]:
+    def ranks(self) -> list[dict[str, Tensor]]:
         """Random generator states in rank order."""
         return self._load(RANKS)  # type: ignore[no-any-return]
 
@@ -141,6 +141,7 @@ class CheckpointStore:
         self._storage = storage.child(FOLDER)
         self._keep = keep
         self._best = best
+        self._written: dict[str, Checkpoint] = {}  # what this process committed, so that pruning need not read it again
 
     def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment this returns.
@@ -178,15 +179,11 @@ class CheckpointStore:
                 f"cannot write checkpoint {folder.uri()}: {reason}",
                 next_step="free space or restore access, then run the same command: it continues from the checkpoint before",
             ) from error
-        return Checkpoint(name, manifest, folder)
+        self._written[name] = Checkpoint(name, manifest, folder)
+        return self._written[name]
 
     def _put(self, folder: Storage, file: str, save: Callable[[Path], object]) -> StoredFile:
-        # On a local disk the file is made beside its place, so that the final move is a rename and never a copy.
-        beside = folder.local_path() if folder.is_local else None
-        if beside is not None:
-            beside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=beside) as temporary:
-            path = Path(temporary, file)
+        with _beside(folder, file) as path:
             save(path)
             stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
             folder.put_file(path, file)
@@ -245,7 +242,8 @@ class CheckpointStore:
 
     def prune(self) -> list[str]:
         """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm."""
-        committed = self.committed()
+        known = self._newest_first(lambda name: self._written.get(name) or self._read_manifest(name))
+        committed = [found for _, found in known if isinstance(found, Checkpoint)]
         kept = {checkpoint.name for checkpoint in committed[: self._keep]}
         best = _best(committed, self._best)
         if best is not None:
@@ -253,6 +251,7 @@ class CheckpointStore:
         dropped = [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
         for name in dropped:
             self._remove(name)
+            self._written.pop(name, None)
         return dropped
 
     def clean(self, newest: Checkpoint | None) -> None:
@@ -272,12 +271,12 @@ class CheckpointStore:
         self._storage.delete(f"{name}/{MANIFEST}")
         self._storage.delete(name)
 
-    def _newest_first(self) -> list[tuple[str, Checkpoint | str]]:
+    def _newest_first(self, read: Callable[[str], Checkpoint | str | None] | None = None) -> list[tuple[str, Checkpoint | str]]:
         """(name, checkpoint or what is wrong with its manifest) of every folder with a manifest.
 
         A folder without one was never committed: nothing was promised, so nothing is lost with it.
         """
-        found = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
+        found = [(name, item) for name in self._names() if (item := (read or self._read_manifest)(name)) is not None]
 
         def age(entry: tuple[str, Checkpoint | str]) -> tuple[int, str]:
             name, item = entry
@@ -308,6 +307,17 @@ class CheckpointStore:
         except ValidationError as error:
             first = error.errors()[0]
             return f"{MANIFEST} is incomplete: {'.'.join(map(str, first['loc'])) or 'top level'}: {first['msg']}"
+
+
+@contextlib.contextmanager
+def _beside(folder: Storage, file: str) -> Iterator[Path]:
+    """Where a file is made. On a local disk in its folder, so that the final move is a rename and never a copy."""
+    if folder.is_local:
+        folder.local_path().mkdir(parents=True, exist_ok=True)
+        yield folder.local_path(f".writing-{file}")
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        yield Path(temporary, file)
 
 
 def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:

@@ -5,11 +5,13 @@ A thin view of torch.distributed that also stands for one lone process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 __all__ = ["Group"]
 
@@ -45,19 +47,20 @@ class Group:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]
 
-    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over the ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's small picklable value, in rank order, on every rank."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Every rank's small tensors, in rank order, on every rank's CPU. Names, shapes and dtypes are the same on all."""
+        own = torch.cat([tensor.cpu().reshape(-1).view(torch.uint8) for tensor in tensors.values()]).to(self.device)
+        everyone = [own]
+        if self.world_size > 1:
+            everyone = [torch.empty_like(own) for _ in range(self.world_size)]
+            dist.all_gather(everyone, own)
+        return [_cut_apart(packed.cpu(), tensors) for packed in everyone]
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's small picklable value, on every rank; the other ranks' argument is ignored."""
@@ -67,8 +70,18 @@ class Group:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def copy_first(self, tensors: list[torch.Tensor]) -> None:
+    def copy_first(self, tensors: list[Tensor]) -> None:
         """Overwrite the tensors with rank 0's."""
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
+
+
+def _cut_apart(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Bytes, one tensor's after the other's, as tensors of the dtypes and shapes of `like`."""
+    pieces = packed.split([tensor.nbytes for tensor in like.values()])
+    # Copied, because a piece may begin where no number of its dtype may.
+    return {
+        name: piece.clone().view(tensor.dtype).view(tensor.shape)
+        for (name, tensor), piece in zip(like.items(), pieces, strict=True)
+    }

@@ -6,12 +6,14 @@ Random generators are saved per rank, because every rank draws its own dropout m
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.digest import digest_of
 
@@ -46,12 +48,15 @@ def seed_rng(*parts: int) -> None:
     torch.manual_seed(value)
 
 
-def capture_rng(device: torch.device) -> dict[str, Any]:
-    """The state of every global generator of this process, in types that `torch.load(weights_only=True)` reads."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), int(position), int(has_gauss), float(gauss)),
+def capture_rng(device: torch.device) -> dict[str, Tensor]:
+    """The state of every global generator of this process, as tensors whose shapes do not depend on what was drawn."""
+    version, numbers, gauss_next = random.getstate()
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    state = {
+        "python": torch.from_numpy(np.array([version, *numbers], np.int64)),
+        "numpy": torch.from_numpy(np.array([position, has_gauss, *keys], np.int64)),
+        # The second number of a pair that was drawn together: python's, or none, and numpy's.
+        "gauss": torch.tensor([math.nan if gauss_next is None else gauss_next, gauss], dtype=torch.float64),
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":
@@ -59,12 +64,13 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
     return state
 
 
-def restore_rng(state: dict[str, Any], device: torch.device) -> None:
+def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
     """Put this process's generators back to a captured state."""
-    version, numbers, gauss_next = state["python"]
-    random.setstate((version, tuple(numbers), gauss_next))
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, *numbers = state["python"].tolist()
+    gauss_next, gauss = state["gauss"].tolist()
+    random.setstate((version, tuple(numbers), None if math.isnan(gauss_next) else gauss_next))
+    position, has_gauss, *keys = state["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
