@@ -2,8 +2,7 @@
 
     checkpoints/step-0000000400-7f3a91/
         model.safetensors    the weights, readable without penstock
-        training.pt          optimizer, scheduler, gradient scaler, extra state of modules
-        ranks.pt             every rank's random generators
+        training.pt          optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators
         manifest.json        written last: sizes and hashes of the others; without it the folder does not count
 
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
@@ -41,8 +40,8 @@ from training.weights import weights_digest
 __all__ = ["Checkpoint", "CheckpointFacts", "CheckpointManifest", "CheckpointStore", "Snapshot", "StoredFile"]
 
 FOLDER = "checkpoints"
-VERSION: Literal[1] = 1
-MODEL, TRAINING, RANKS, MANIFEST = "model.safetensors", "training.pt", "ranks.pt", "manifest.json"
+VERSION: Literal[2] = 2
+MODEL, TRAINING, MANIFEST = "model.safetensors", "training.pt", "manifest.json"
 _NEARLY_FULL_BYTES = 16 << 20
 _NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
 
@@ -77,7 +76,7 @@ class CheckpointFacts(Section):
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""
 
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     weights_digest: str
     created: str
     files: dict[str, StoredFile]
@@ -117,15 +116,9 @@ class Checkpoint:
         return safetensors.torch.load(self.storage.read_bytes(MODEL))
 
     def training(self) -> dict[str, Any]:
-        """Optimizer, scheduler and scaler state, on the CPU."""
-        return self._load(TRAINING)  # type: ignore[no-any-return]
-
-    def ranks(self) -> list[dict[str, Tensor]]:
-        """Random generator states in rank order."""
-        return self._load(RANKS)  # type: ignore[no-any-return]
-
-    def _load(self, file: str) -> Any:
-        return torch.load(io.BytesIO(self.storage.read_bytes(file)), map_location="cpu", weights_only=True)
+        """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, on the CPU."""
+        content = io.BytesIO(self.storage.read_bytes(TRAINING))
+        return torch.load(content, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
 
 
 class CheckpointStore:
@@ -155,11 +148,11 @@ class CheckpointStore:
         """
         name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
         folder = self._storage.child(name)
+        training = {**snapshot.training, "ranks": snapshot.ranks}
         try:
             files = {
                 MODEL: self._put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path)),
-                TRAINING: self._put(folder, TRAINING, lambda path: torch.save(snapshot.training, path)),
-                RANKS: self._put(folder, RANKS, lambda path: torch.save(snapshot.ranks, path)),
+                TRAINING: self._put(folder, TRAINING, lambda path: torch.save(training, path)),
             }
             manifest = CheckpointManifest(
                 **snapshot.facts.model_dump(),
@@ -297,7 +290,7 @@ class CheckpointStore:
         except ValueError as error:
             return f"{MANIFEST} is no JSON ({error})"
         version = data.get("version") if isinstance(data, dict) else None
-        if isinstance(version, int) and version > VERSION:
+        if isinstance(version, int) and version != VERSION:
             raise CheckpointError(
                 f"checkpoint {folder.uri()} has version {version}, this penstock reads version {VERSION}",
                 next_step="run with the penstock that wrote it, or start over with `penstock run FILE --fresh`",

@@ -38,6 +38,10 @@ class _Segment(NamedTuple):
     path: str
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+"""`json.dumps` makes an encoder each time it is told of separators."""
+
+
 class JournalWriter:
     """Collects points and seals them. Lives where points are made (rank 0); not thread-safe."""
 
@@ -57,7 +61,7 @@ class JournalWriter:
         """
         if not self._pending:
             return
-        lines = [json.dumps({"t": p.t_ms, "s": p.step, "v": dict(p.values)}, separators=(",", ":")) for p in self._pending]
+        lines = [_encode({"t": p.t_ms, "s": p.step, "v": dict(p.values)}) for p in self._pending]
         path = f"{_FOLDER}/{step:010d}-a{self._attempt}.jsonl"
         if self._storage.exists(path):  # validation after a checkpoint seals the same step again
             lines = [*self._storage.read_bytes(path).decode().splitlines(), *lines]

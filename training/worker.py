@@ -121,9 +121,10 @@ def _continue_from(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
         state = checkpoint.state
-        learner.restore(checkpoint.model(), checkpoint.training())
+        training = checkpoint.training()
+        learner.restore(checkpoint.model(), training)
         if checkpoint.manifest.world_size == group.world_size:
-            restore_rng(checkpoint.ranks()[group.rank], group.device)
+            restore_rng(training["ranks"][group.rank], group.device)
     facts = CheckpointFacts(
         step=state.step,
         epoch=state.epoch,

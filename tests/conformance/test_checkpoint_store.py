@@ -16,7 +16,7 @@ import torch
 
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
 from training.spec import BestSpec
 
 
@@ -31,7 +31,7 @@ def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float 
     fill = float(step) if value is None else value
     facts = CheckpointFacts(step=step, epoch=1, position=step * 8, world_size=2, identity={"data": "d"}, metrics=metrics or {})
     model = {"weight": torch.full((64, 64), fill), "half": torch.full((3,), fill, dtype=torch.bfloat16)}
-    ranks = [{"torch": torch.get_rng_state(), "python": random.getstate()} for _ in range(2)]
+    ranks = [{"torch": torch.get_rng_state()} for _ in range(2)]
     return Snapshot(facts, model, {"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}}, ranks)
 
 
@@ -59,7 +59,7 @@ def test_what_was_written_is_read_back(storage: Storage) -> None:
     assert read.manifest.metrics == {"val/loss": 0.25, "train/loss": None}
     assert torch.equal(read.model()["half"], torch.full((3,), 7.0, dtype=torch.bfloat16))
     assert read.training()["optimizer"]["state"][0]["step"].item() == 7.0
-    assert len(read.ranks()) == 2 and read.ranks()[0]["python"][1] == random.getstate()[1]
+    assert len(read.training()["ranks"]) == 2 and read.training()["ranks"][0]["torch"].equal(torch.get_rng_state())
     assert store.problem(read.name) is None
     assert store.get(read.name).manifest == read.manifest
 
@@ -79,7 +79,7 @@ def test_files_without_a_manifest_do_not_count_and_are_no_loss(storage: Storage)
     assert storage.list("checkpoints") == [first.name]
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "training.pt", "ranks.pt", "manifest.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "training.pt", "manifest.json"])
 def test_a_torn_newest_checkpoint_gives_way_to_the_one_before(storage: Storage, file: str) -> None:
     store = CheckpointStore(storage)
     first = store.write(snapshot(100))
@@ -111,10 +111,10 @@ def test_a_missing_file_is_noticed(storage: Storage) -> None:
     store = CheckpointStore(storage)
     store.write(snapshot(1))
     bad = store.write(snapshot(2))
-    storage.delete(f"checkpoints/{bad.name}/ranks.pt")
+    storage.delete(f"checkpoints/{bad.name}/training.pt")
     found, warnings = store.newest_valid()
     assert found is not None and found.manifest.step == 1
-    assert "ranks.pt is missing" in warnings[0]
+    assert "training.pt is missing" in warnings[0]
 
 
 def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(storage: Storage) -> None:
@@ -126,13 +126,14 @@ def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(stora
     assert len(caught.value.problems) == 2 and "--fresh" in str(caught.value)
 
 
-def test_a_manifest_from_a_newer_version_is_refused(storage: Storage) -> None:
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_manifest_of_another_version_is_refused(storage: Storage, version: int) -> None:
     store = CheckpointStore(storage)
     store.write(snapshot(1))
-    newer = store.write(snapshot(2))
-    text = storage.read_bytes(f"checkpoints/{newer.name}/manifest.json").replace(b'"version": 1', b'"version": 2')
-    overwrite(storage, f"{newer.name}/manifest.json", text)
-    with pytest.raises(CheckpointError, match=r"version 2.*reads version 1"):
+    other = store.write(snapshot(2))
+    text = storage.read_bytes(f"checkpoints/{other.name}/manifest.json")
+    overwrite(storage, f"{other.name}/manifest.json", text.replace(b'"version": %d' % VERSION, b'"version": %d' % version))
+    with pytest.raises(CheckpointError, match=rf"version {version}.*reads version {VERSION}"):
         store.newest_valid()
 
 
@@ -184,7 +185,7 @@ def test_a_disk_that_refuses_is_a_checkpoint_error(tmp_path: Path) -> None:
 _WRITER = """
 import sys, torch
 from penstock.storage import Storage
-from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
+from training.checkpoint import VERSION, CheckpointFacts, CheckpointStore, Snapshot
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
 store.clean(found)
