@@ -99,7 +99,7 @@ import ray
 from ingest.parallel import ray_map, ray_streams
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
-for _ in range(800):
+for _ in range(600):
     results = ray_map(abs, range(100))
     next(results)
     results.close()
