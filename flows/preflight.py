@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from flows.cpus import held_by_workers
+from flows.services import check_ray_answers
 from ingest.shard_cache import cache_folder, configured_budget
 from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
 from penstock.storage import Storage
@@ -134,8 +135,10 @@ def check_machine(spec: PipelineSpec) -> None:
 
     Raises:
         PreflightError: there are too few CPUs or GPUs: workers would wait for them, or for each other, without end.
+        ServiceError: the cluster that RAY_ADDRESS names does not answer.
     """
-    if os.environ.get("RAY_ADDRESS"):
+    if address := os.environ.get("RAY_ADDRESS"):
+        check_ray_answers(address)
         return
     # Two workers are allowed to share one CPU: that is how a pipeline is tried out.
     cpus = max(2, len(os.sched_getaffinity(0)))

@@ -232,7 +232,7 @@ def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float
 
     address = os.environ.get("RAY_ADDRESS")
     if address:
-        _check_ray(address)
+        check_ray_answers(address)
         with join_ray(address) as cluster:
             yield cluster
     else:
@@ -264,8 +264,8 @@ def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
             _started_ahead.pop()[1].close()
 
 
-def _check_ray(address: str) -> None:
-    """Ray itself waits long for a head node that is not there."""
+def check_ray_answers(address: str) -> None:
+    """Raise ServiceError where nobody listens at a RAY_ADDRESS: Ray itself waits long for a head node that is not there."""
     if address == "auto":
         return
     parts = urllib.parse.urlsplit(address if "://" in address else f"ray://{address}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flows.preflight import (
     check_storage,
 )
 from flows.spec_file import load_spec
-from penstock.errors import PreflightError, SpecError
+from penstock.errors import PreflightError, ServiceError, SpecError
 from penstock.storage import Storage
 from tasks.project import Project
 from tests.drills.project import make_project
@@ -78,8 +79,14 @@ def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_th
         check_machine(project(tmp_path / "b", "train.workers=64").spec)
     with pytest.raises(PreflightError, match=r"2 workers with train\.gpus: 1 need 2 GPUs; there are 1"):
         check_machine(project(tmp_path / "c", "train.gpus=1").spec)
-    monkeypatch.setenv("RAY_ADDRESS", "ray://elsewhere:10001")
-    check_machine(project(tmp_path / "d", "train.workers=64").spec)
+    with socket.socket() as cluster:
+        cluster.bind(("127.0.0.1", 0))
+        address = f"ray://127.0.0.1:{cluster.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ServiceError, match=f"RAY_ADDRESS={address} does not answer"):
+            check_machine(project(tmp_path / "d", "train.workers=64").spec)
+        cluster.listen()
+        check_machine(project(tmp_path / "e", "train.workers=64").spec)
 
 
 def test_workers_that_the_cluster_cannot_hold_are_refused_instead_of_waiting_for_ever(tmp_path: Path) -> None:
