@@ -6,13 +6,14 @@ Both ways have one signature, so that what uses them does not know which it is: 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
 
-from penstock.errors import PenstockError
+from penstock.errors import Interrupted, PenstockError
 
 __all__ = ["ParallelMap", "import_ahead", "local_map", "raising_the_original", "ray_map", "ray_streams"]
 
@@ -36,26 +37,32 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
     """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
 
     Plain tasks, because Ray Data takes up to two seconds to begin, and has nothing to do where no rows come back. A task whose
-    worker dies is run again. After an error nothing more is begun; what runs already runs to its end.
+    worker dies is run again, three times. After an error no more tasks are handed to Ray, and those it has are waited for: who
+    tries again must not meet them.
 
     Raises:
         Exception: what `fn` raised, as it was raised; errors of Ray itself as they are.
     """
     import ray
 
-    @ray.remote(num_cpus=num_cpus, scheduling_strategy="SPREAD")
-    def call(item: Item) -> Result:
-        return fn(item)
-
-    waiting = iter(items)
-    running: list[ray.ObjectRef[Result]] = []
-    while True:
-        running += [call.remote(item) for item in itertools.islice(waiting, _in_flight(num_cpus) - len(running))]  # type: ignore[arg-type]
-        if not running:
-            return
+    task, shared, waiting = _task().options(num_cpus=num_cpus, scheduling_strategy="SPREAD"), ray.put(fn), iter(items)
+    running: list[Any] = []
+    try:
         with raising_the_original():
-            done, running = ray.wait(running)
-            yield ray.get(done[0])
+            while True:
+                running += [
+                    task.remote(shared, item) for item in itertools.islice(waiting, _room(running, _in_flight(num_cpus)))
+                ]
+                if not running:
+                    return
+                done, running = ray.wait(running)
+                yield ray.get(done[0])
+    except Interrupted:
+        raise
+    except Exception:
+        if running:
+            ray.wait(running, num_returns=len(running), fetch_local=False)
+        raise
 
 
 def ray_streams(
@@ -68,30 +75,57 @@ def ray_streams(
 ) -> Iterator[Iterator[Any]]:
     """Run the generator function `fn` as Ray tasks, one per item, and give each one's object references, in the items' order.
 
-    A task whose worker dies is run again, and goes on behind what was read of it: `fn` must give equal results every time.
-    Where nobody reads on, nothing more is begun; what runs already runs to its end, or to that of this process.
+    A task whose worker dies is run again, three times, and goes on behind what was read of it: `fn` must give equal results
+    every time. Where nobody reads on, no more tasks are handed to Ray; those it has run to their end without waiting for a
+    reader, or to the end of this process.
 
     Args:
         num_cpus: CPUs one task asks for, and holds while it waits for its reader.
-        at_once: how many run at a time; None for as many as the cluster has CPUs for.
-        ahead: how many results a task makes before it waits for its reader; None for all.
+        at_once: how many are handed to Ray at a time; None for twice as many as the cluster has CPUs for.
+        ahead: how many results a task makes before it waits for its reader; None for all. Needs `at_once`, with CPUs for
+            all of them: a task that is run again would wait for one that waits for its reader.
     """
     import ray
 
-    @ray.remote(num_returns="streaming", num_cpus=num_cpus)
-    def call(item: Item) -> Iterator[Any]:
-        for result in fn(item):  # noqa: UP028 - Ray sends values in, which not every iterator takes
-            yield result
-
-    task: Any = call if ahead is None else call.options(_generator_backpressure_num_objects=ahead)
-    waiting, running = iter(items), deque[Iterator[Any]]()
+    options: dict[str, Any] = {} if ahead is None else {"_generator_backpressure_num_objects": ahead}
+    task, shared, waiting = _stream().options(num_cpus=num_cpus, **options), ray.put(fn), iter(items)
+    running = deque[Iterator[Any]]()
     while True:
-        room = (at_once or _in_flight(num_cpus)) - len(running)
-        running.extend(task.remote(item) for item in itertools.islice(waiting, room))
+        room = _room(running, at_once or _in_flight(num_cpus))
+        running.extend(task.remote(shared, item) for item in itertools.islice(waiting, room))
         if not running:
             return
         yield running[0]
         running.popleft()
+
+
+@functools.cache
+def _task() -> Any:
+    """One for every function: Ray keeps what is decorated until the job ends."""
+    import ray
+
+    @ray.remote
+    def call(fn: Callable[[Any], Any], item: Any) -> Any:
+        return fn(item)
+
+    return call
+
+
+@functools.cache
+def _stream() -> Any:
+    import ray
+
+    @ray.remote(num_returns="streaming")
+    def call(fn: Callable[[Any], Iterator[Any]], item: Any) -> Iterator[Any]:
+        for result in fn(item):  # noqa: UP028 - Ray sends values in, which not every iterator takes
+            yield result
+
+    return call
+
+
+def _room(running: Sized, limit: int) -> int:
+    """How many more tasks may be handed over: none where the cluster has shrunk."""
+    return max(0, limit - len(running))
 
 
 def _in_flight(num_cpus: float) -> int:

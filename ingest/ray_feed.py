@@ -10,7 +10,8 @@ a state continues only if the content is the same.
   hold up another, and no rows are dropped to make shares equal, as Ray Data's `streaming_split` does.
 - Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; no order of the whole split. Steps
   by length hold two pools of rows (`shuffle.by_length.pool_batches`) besides. Images that stay encoded are held encoded.
-- A resume prepares the epoch's rows from the start again and skips those already consumed.
+- A resume prepares the epoch's rows from the start again and skips those already consumed. Where reading stops early, the tasks
+  that were begun, at most `tasks`, prepare the rest of their items for nobody, unless the process ends.
 - Ray tasks need CPUs that the training workers do not hold, or the first batch never comes. A stream runs at most `tasks` of
   them at a time, because a task that waits for its reader keeps its CPUs: without a bound one rank's tasks can hold all CPUs
   while that rank waits for another. `streams_cpus` is what must be left free.

@@ -76,7 +76,8 @@ class CheckpointFacts(Section):
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""
 
-    version: Literal[2] = VERSION
+    version: Literal[1, 2] = VERSION
+    """1 kept the ranks' random generators in another form, in a file of their own: it is read, but not continued."""
     weights_digest: str
     created: str
     files: dict[str, StoredFile]
@@ -134,7 +135,6 @@ class CheckpointStore:
         self._storage = storage.child(FOLDER)
         self._keep = keep
         self._best = best
-        self._written: dict[str, Checkpoint] = {}  # what this process committed, so that pruning need not read it again
 
     def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment this returns.
@@ -172,8 +172,7 @@ class CheckpointStore:
                 f"cannot write checkpoint {folder.uri()}: {reason}",
                 next_step="free space or restore access, then run the same command: it continues from the checkpoint before",
             ) from error
-        self._written[name] = Checkpoint(name, manifest, folder)
-        return self._written[name]
+        return Checkpoint(name, manifest, folder)
 
     def _put(self, folder: Storage, file: str, save: Callable[[Path], object]) -> StoredFile:
         with _beside(folder, file) as path:
@@ -235,8 +234,7 @@ class CheckpointStore:
 
     def prune(self) -> list[str]:
         """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm."""
-        known = self._newest_first(lambda name: self._written.get(name) or self._read_manifest(name))
-        committed = [found for _, found in known if isinstance(found, Checkpoint)]
+        committed = self.committed()
         kept = {checkpoint.name for checkpoint in committed[: self._keep]}
         best = _best(committed, self._best)
         if best is not None:
@@ -244,7 +242,6 @@ class CheckpointStore:
         dropped = [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
         for name in dropped:
             self._remove(name)
-            self._written.pop(name, None)
         return dropped
 
     def clean(self, newest: Checkpoint | None) -> None:
@@ -264,12 +261,12 @@ class CheckpointStore:
         self._storage.delete(f"{name}/{MANIFEST}")
         self._storage.delete(name)
 
-    def _newest_first(self, read: Callable[[str], Checkpoint | str | None] | None = None) -> list[tuple[str, Checkpoint | str]]:
+    def _newest_first(self) -> list[tuple[str, Checkpoint | str]]:
         """(name, checkpoint or what is wrong with its manifest) of every folder with a manifest.
 
         A folder without one was never committed: nothing was promised, so nothing is lost with it.
         """
-        found = [(name, item) for name in self._names() if (item := (read or self._read_manifest)(name)) is not None]
+        found = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
 
         def age(entry: tuple[str, Checkpoint | str]) -> tuple[int, str]:
             name, item = entry
@@ -290,7 +287,7 @@ class CheckpointStore:
         except ValueError as error:
             return f"{MANIFEST} is no JSON ({error})"
         version = data.get("version") if isinstance(data, dict) else None
-        if isinstance(version, int) and version != VERSION:
+        if isinstance(version, int) and version > VERSION:
             raise CheckpointError(
                 f"checkpoint {folder.uri()} has version {version}, this penstock reads version {VERSION}",
                 next_step="run with the penstock that wrote it, or start over with `penstock run FILE --fresh`",

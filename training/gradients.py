@@ -22,72 +22,50 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.group import Group
 from training.recipe import Columns, Recipe
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "MeanGradients"]
 
 
 class _LossModule(nn.Module):
     """The recipe's loss as a module, so that DDP wraps the whole computation and a recipe sees its own model, not a wrapper."""
 
-    def __init__(self, recipe: Recipe, model: nn.Module, callee: nn.Module, autocast: Any, reached: nn.Parameter) -> None:
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, callee: nn.Module, autocast: Any, reached: nn.Parameter | None = None
+    ) -> None:
         super().__init__()
-        self.reached = reached  # first, and so the last to be reduced
+        self.reached = reached
         self.model = model
         # In tuples, because a module (or a second name for one) set as an attribute would be registered and reduced twice.
         self._hidden = (recipe, callee, autocast)
 
     def forward(self, batch: Columns | None) -> Tensor:
         if batch is None:
-            return torch.zeros((), device=self.reached.device)
+            return torch.zeros((), device=next(self.model.parameters()).device)
         recipe, callee, autocast = self._hidden
         with autocast():
             return recipe.loss(callee, batch).float()
 
 
 class Gradients:
-    """Adds up the gradients of a step's parts, and averages them over the ranks with the last part.
-
-    Making it is a collective.
+    """Adds up the gradients of a step's parts, on one rank.
 
     Args:
         recipe: the user's.
-        model: whose parameters get gradients; it has some.
+        model: whose parameters get gradients.
         callee: what the recipe calls: the model, or its compiled form.
         autocast: makes the context of the forward pass.
         scaler: scales losses before their backward pass.
-        group: the ranks.
     """
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, callee: nn.Module, autocast: Any, scaler: torch.amp.GradScaler, group: Group
+        self, recipe: Recipe, model: nn.Module, callee: nn.Module, autocast: Any, scaler: torch.amp.GradScaler
     ) -> None:
         self._scaler = scaler
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        first = self._trained[0]
-        # Its gradient says of each parameter whether this rank reached it.
-        self._reached = nn.Parameter(torch.zeros(len(self._trained), dtype=first.dtype, device=first.device))
-        self._module: Any = _LossModule(recipe, model, callee, autocast, self._reached)
-        self._together = group.world_size > 1
-        if self._together:
-            self._begin_together(model)
-
-    def _begin_together(self, model: nn.Module) -> None:
-        self._all = torch.ones_like(self._reached)
-        embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-        self._sparse = {id(module.weight) for module in embeddings if module.sparse}
-        self._module = DistributedDataParallel(self._module)
-        self._module(None)
-        for parameter in [*reversed(self._trained), self._reached]:
-            torch.autograd.backward([parameter], [self._zeros(parameter)])
-        self._module.zero_grad()  # which only the last of them, by completing the sum, has put there for good
-        self._passed: set[int] = set()
-        for index, parameter in enumerate(self._trained):
-            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._passed.add(index))
+        self._module: Any = _LossModule(recipe, model, callee, autocast)
 
     def add(self, part: Columns | None, weight: float, *, last: bool) -> Tensor:
-        """Add the gradient of a part's mean loss times `weight`. With the last part of a step a collective.
+        """Add the gradient of a part's mean loss times `weight`.
 
         Args:
             part: rows on the device; None for a rank without rows.
@@ -97,16 +75,47 @@ class Gradients:
         Returns:
             The part's mean loss, a scalar on the device.
         """
-        with nullcontext() if last or not self._together else self._module.no_sync():
-            loss: Tensor = self._module(part)
-            if self._together:
-                self._passed.clear()
-            scaled = self._scaler.scale(loss * weight)  # also without rows, or the scaler does not know its device
-            if part is not None:
-                scaled.backward()
-        if last and self._together:
-            self._complete()
+        loss: Tensor = self._module(part)
+        scaled = self._scaler.scale(loss * weight)  # also without rows, or the scaler does not know its device
+        if part is not None:
+            scaled.backward()
         return loss.detach()
+
+
+class MeanGradients(Gradients):
+    """Averages them over the ranks with the last part of a step. Making it, and adding a last part, are collectives."""
+
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, callee: nn.Module, autocast: Any, scaler: torch.amp.GradScaler
+    ) -> None:
+        super().__init__(recipe, model, callee, autocast, scaler)
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+        self._sparse = {id(module.weight) for module in embeddings if module.sparse}
+        first = self._trained[0]
+        self._all = torch.ones(len(self._trained), dtype=first.dtype, device=first.device)
+        # Its gradient says of each parameter whether this rank reached it.
+        self._reached = nn.Parameter(torch.zeros_like(self._all))
+        self._settle(_LossModule(recipe, model, callee, autocast, self._reached))
+        self._passed: set[int] = set()
+        for index, parameter in enumerate(self._trained):
+            parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._passed.add(index))
+
+    def _settle(self, module: nn.Module) -> None:
+        self._module = DistributedDataParallel(module)
+        self._module(None)
+        for parameter in [*reversed(self._trained), self._reached]:
+            torch.autograd.backward([parameter], [self._zeros(parameter)])
+        self._module.zero_grad()  # which only the last of them, by completing the sum, has put there for good
+
+    def add(self, part: Columns | None, weight: float, *, last: bool) -> Tensor:
+        """As on one rank; with the last part a collective."""
+        self._passed.clear()
+        with nullcontext() if last else self._module.no_sync():
+            loss = super().add(part, weight, last=last)
+        if last:
+            self._complete()
+        return loss
 
     def _complete(self) -> None:
         """Send what the last backward did not reach, and take away the gradients that no rank has."""
@@ -116,16 +125,21 @@ class Gradients:
         if unused:
             reached = reached.clone()
             reached[unused] = 0
-        parameters = [*(self._trained[index] for index in late), self._reached]
-        torch.autograd.backward(parameters, [*map(self._zeros, parameters[:-1]), reached])
-        if unused and self._reached.grad is not None:  # else nobody waits for the device
-            for index, share in zip(unused, self._reached.grad[unused].tolist(), strict=True):
+        parameters = [self._trained[index] for index in late]
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]  # by the recipe, since it was built
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        torch.autograd.backward([*parameters, self._reached], [*map(self._zeros, parameters), reached])
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        counted, self._reached.grad = self._reached.grad, None
+        if unused and counted is not None:  # where all is used, as mostly, nobody waits for the device
+            for index, share in zip(unused, counted[unused].tolist(), strict=True):
                 if share == 0:
                     self._trained[index].grad = None
-        self._reached.grad = None
 
     def _zeros(self, parameter: Tensor) -> Tensor:
         if id(parameter) not in self._sparse:
             return torch.zeros_like(parameter)
-        rows, values = torch.empty((1, 0), dtype=torch.int64), parameter.detach()[:0]
-        return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=True)
+        rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+        return torch.sparse_coo_tensor(rows, parameter.detach()[:0], parameter.shape, check_invariants=True)

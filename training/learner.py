@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ingest.list_batches import batch_rows_of
 from penstock.errors import ResumeError, TrainingError
-from training.gradients import Gradients
+from training.gradients import Gradients, MeanGradients
 from training.group import Group
 from training.recipe import Columns, Recipe
 from training.spec import TrainSpec
@@ -57,7 +57,8 @@ class Learner:
         if self.scheduler is not None:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
-        self._gradients = Gradients(recipe, self.model, self.callee, self.autocast, self.scaler, group)
+        kind = MeanGradients if group.world_size > 1 else Gradients
+        self._gradients = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
 
     def autocast(self) -> Any:
         """The context of the forward pass."""

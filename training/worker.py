@@ -15,8 +15,8 @@ import ray.train.torch
 import torch
 
 from ingest.cursor import Feed
-from penstock.errors import PenstockError, SpecError
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore
+from penstock.errors import PenstockError, ResumeError, SpecError
+from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore
 from training.exactness import BIT_EXACT, check_identity, environment_of, judge
 from training.feeds import open_job_feed
 from training.group import Group
@@ -121,6 +121,12 @@ def _continue_from(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
         state = checkpoint.state
+        if checkpoint.manifest.version < VERSION:
+            raise ResumeError(
+                f"checkpoint {checkpoint.name} was written by an older penstock (format {checkpoint.manifest.version}, now "
+                f"{VERSION}), whose random generators this one cannot put back",
+                next_step="end the run with the penstock that began it, or start over with `penstock run FILE --fresh`",
+            )
         training = checkpoint.training()
         learner.restore(checkpoint.model(), training)
         if checkpoint.manifest.world_size == group.world_size:

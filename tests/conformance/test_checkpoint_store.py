@@ -126,8 +126,8 @@ def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(stora
     assert len(caught.value.problems) == 2 and "--fresh" in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
-def test_a_manifest_of_another_version_is_refused(storage: Storage, version: int) -> None:
+def test_a_manifest_of_a_newer_version_is_refused(storage: Storage) -> None:
+    version = VERSION + 1
     store = CheckpointStore(storage)
     store.write(snapshot(1))
     other = store.write(snapshot(2))

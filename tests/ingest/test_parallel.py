@@ -79,19 +79,29 @@ def test_a_stream_goes_on_when_its_worker_is_killed(tmp_path: Path, ahead: int |
     assert (tmp_path / "died").exists()
 
 
-def test_after_an_error_nothing_more_is_begun(tmp_path: Path) -> None:
+def test_an_error_comes_when_all_is_done_that_was_begun(tmp_path: Path) -> None:
     def fail_first(item: int) -> None:
-        (tmp_path / str(item)).touch()
         if item == 0:
             raise DataError("the first")
-        while not (tmp_path / "go").exists():
-            time.sleep(0.01)
+        (tmp_path / f"{item} began").touch()
+        time.sleep(0.5)
+        (tmp_path / f"{item} ended").touch()
 
     with pytest.raises(DataError, match="the first"):
         list(ray_map(fail_first, range(50)))
-    (tmp_path / "go").touch()
-    assert list(ray_map(lambda item: item, [1])) == [1]  # Ray begins tasks in the order in which they were handed to it
-    assert {path.name for path in tmp_path.iterdir()} <= {"go", "0", "1", "2", "3"}
+    done = {path.name for path in tmp_path.iterdir()}
+    assert done == {f"{item} {what}" for item in (1, 2, 3) for what in ("began", "ended")}  # two run, and as many wait
+    assert list(ray_map(abs, [-1])) == [1]
+    assert {path.name for path in tmp_path.iterdir()} == done
+
+
+def test_a_cluster_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([8, 8, 2, 2, 1])
+    monkeypatch.setattr("ingest.parallel._in_flight", lambda _num_cpus: next(sizes, 2))
+    assert sorted(ray_map(abs, range(12))) == list(range(12))
+    sizes = iter([8, 8, 2, 2, 1])
+    streams = ray_streams(lambda item: iter([item]), range(12))
+    assert [ray.get(next(stream)) for stream in streams] == list(range(12))
 
 
 STOPPING = """

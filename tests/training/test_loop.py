@@ -243,6 +243,16 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     assert caught.value.problems[0].startswith("order: ") and "--fresh" in str(caught.value)
 
 
+def test_a_checkpoint_of_the_format_before_is_listed_and_not_continued(tmp_path: Path) -> None:
+    train_alone(make_job(tmp_path, max_steps=3))
+    store = CheckpointStore(Storage(str(tmp_path / "run")))
+    (found,) = store.committed()
+    found.storage.write_json("manifest.json", {**found.manifest.model_dump(mode="json"), "version": 1})
+    with pytest.raises(ResumeError, match=r"older penstock \(format 1, now 2\)"):
+        train_alone(make_job(tmp_path, attempt=2))
+    assert [checkpoint.name for checkpoint in store.committed()] == [found.name]
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, max_steps=3))
     with pytest.raises(ResumeError, match="does not fit the recipe's model"):

@@ -14,7 +14,7 @@ from penstock.storage import Storage
 from tests.training.digits import make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks
 from training.checkpoint import Checkpoint, CheckpointStore
-from training.gradients import Gradients
+from training.gradients import MeanGradients
 from training.group import Group
 from training.job import TrainJob
 from training.worker import RankResult
@@ -104,15 +104,10 @@ def test_buckets_that_ddp_lays_out_by_its_first_batch_would_cost_the_last_bit(tm
 
 
 def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
-    def unprepared(self: Any, model: nn.Module) -> None:
-        self._module = nn.parallel.DistributedDataParallel(self._module)
+    def unsettled(self: Any, module: nn.Module) -> None:
+        self._module = nn.parallel.DistributedDataParallel(module)
 
-    def all_reached(self: Any) -> None:
-        torch.autograd.backward([self._reached], [torch.ones_like(self._reached)])
-
-    Gradients._begin_together = unprepared  # type: ignore[method-assign]
-    Gradients._complete = all_reached  # type: ignore[method-assign]
-    Gradients._passed = set()  # type: ignore[misc]
+    MeanGradients._settle = unsettled  # type: ignore[method-assign]
     return train_all(group, jobs)
 
 
@@ -131,6 +126,17 @@ def test_parameters_that_some_ranks_or_steps_do_not_reach(tmp_path: Path, recipe
     for name, weight in alone.model().items():
         torch.testing.assert_close(whole.model()[name], weight, rtol=1e-4, atol=1e-5)
     assert newest(tmp_path, "parts").manifest.weights_digest == whole.manifest.weights_digest
+
+
+def test_a_recipe_may_freeze_parameters_while_it_trains(tmp_path: Path) -> None:
+    spec = {"recipe": "Freezing", "batch_rows": 10}
+    train_ranks(make_job(tmp_path, run="alone", **spec))
+    train_ranks(make_job(tmp_path, run="together", workers=2, **spec))
+    train_ranks(make_job(tmp_path, run="unfrozen", workers=2, recipe="Branches", batch_rows=10))
+    alone, together = newest(tmp_path, "alone").model(), newest(tmp_path, "together").model()
+    for name, weight in alone.items():
+        torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(newest(tmp_path, "unfrozen").model()["even.weight"], together["even.weight"], rtol=1e-2)
 
 
 def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path: Path) -> None:
