@@ -38,6 +38,9 @@ _LONGEST_ROOT = 40
 _OBJECT_STORE_BYTES = 2 << 30
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Makes 127.0.0.1 the node's address on Linux too, as it is elsewhere; then Ray's servers listen there and on nothing else."""
+_KEEP_WORKERS = {"RAY_idle_worker_killing_time_threshold_ms": "30000"}
+"""Ray ends processes that are idle for a second where there are more than CPUs, and training holds some: tasks that prepare
+rows between steps (`cache: none`) would wait two seconds for a new one each time."""
 _PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_REQUEST_CHECKSUM_CALCULATION", "PENSTOCK_")
 """Prefixes of variables that travel to a remote cluster's workers. Keys and secrets do not: Ray's dashboard would show them, so
 the nodes have their own. A cluster on this machine inherits everything."""
@@ -76,6 +79,7 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
     # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.
     # With its address the workers' State API cannot mistake another cluster on this machine for ours.
     inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port)}
+    inherited |= {name: os.environ.get(name, value) for name, value in _KEEP_WORKERS.items()}
     if cache := configured_cache():  # Ray's processes start in another folder
         inherited["PENSTOCK_CACHE_DIR"] = str(cache)
     with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
