@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
 
-from penstock.errors import Interrupted, PenstockError
+from penstock.errors import PenstockError
 
 __all__ = ["ParallelMap", "import_ahead", "local_map", "raising_the_original", "ray_map", "ray_streams"]
 
@@ -37,32 +37,31 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
     """Run `fn` as Ray tasks, one per item. Ray must be initialised, and its workers able to import these packages.
 
     Plain tasks, because Ray Data takes up to two seconds to begin, and has nothing to do where no rows come back. A task whose
-    worker dies is run again, three times. After an error no more tasks are handed to Ray, and those it has are waited for: who
-    tries again must not meet them.
+    worker dies is run again, three times. When a task has failed no more are handed to Ray, and those it has are waited for:
+    who tries again must not meet them.
 
     Raises:
         Exception: what `fn` raised, as it was raised; errors of Ray itself as they are.
     """
     import ray
+    from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
     task, shared, waiting = _task().options(num_cpus=num_cpus, scheduling_strategy="SPREAD"), ray.put(fn), iter(items)
     running: list[Any] = []
-    try:
-        with raising_the_original():
-            while True:
-                running += [
-                    task.remote(shared, item) for item in itertools.islice(waiting, _room(running, _in_flight(num_cpus)))
-                ]
-                if not running:
-                    return
-                done, running = ray.wait(running)
-                yield ray.get(done[0])
-    except Interrupted:
-        raise
-    except Exception:
-        if running:
-            ray.wait(running, num_returns=len(running), fetch_local=False)
-        raise
+    with raising_the_original():
+        while True:
+            room = _room(running, _in_flight(num_cpus))
+            running += [task.remote(shared, item) for item in itertools.islice(waiting, room)]
+            if not running:
+                return
+            done, running = ray.wait(running)
+            try:
+                result = ray.get(done[0])
+            except (RayTaskError, WorkerCrashedError, OutOfMemoryError):  # not of a Ray that is gone: nothing would end
+                if running:
+                    ray.wait(running, num_returns=len(running), fetch_local=False)
+                raise
+            yield result
 
 
 def ray_streams(
