@@ -7,11 +7,13 @@ each epoch, nothing logged and nothing saved. A round measures every variant; ra
 is the time of the last `steps` steps: every variant also runs the 200 steps before them, and that time is taken off.
 
 What logging takes is too little to see between two such measurements. It is timed where it happens, on rank 0: making the
-points of every step and handing them on, and the CPU time of packing them for the driver.
+points of every step and handing them on, and the CPU time of packing them for the driver. What a checkpoint takes is seen
+within one run: the ten steps from each save on, which it is written beside, against each of the four tens after them.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import pickle
 import statistics
@@ -19,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from benchmarks.feed_data import Rows, arrays
 from benchmarks.loop_recipe import Net
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
+from ingest.cursor import Batch
 from ingest.order import make_order
 from ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -37,17 +40,18 @@ from penstock.usercode import capture
 from training.group import Group
 from training.job import TrainJob
 from training.mailbox import Event
-from training.reporting import FirstRank
+from training.reporting import FirstRank, RankObserver
 from training.spec import TrainSpec
 from training.worker import run_rank
 
 ROWS = Rows("loop", 500_000, "float32", (28,))
-BATCH, WORLD, WARM_STEPS = 1024, 2, 200
+BATCH, WORLD, WARM_STEPS, EVERY = 1024, 2, 200, 50
 NO_SAVE = {"every_s": None, "every_epoch": False}
+PLAIN, SAVING = "penstock", f"penstock, a checkpoint every {EVERY} steps"
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "by hand, tensors in memory": None,
-    "penstock": NO_SAVE,
-    "penstock, a checkpoint every 50 steps": {**NO_SAVE, "every_steps": 50},
+    PLAIN: NO_SAVE,
+    SAVING: {**NO_SAVE, "every_steps": EVERY},
 }
 VERSIONS = ("numpy", "torch", "ray")
 
@@ -83,6 +87,33 @@ class LoggingTimer:
         return timed
 
 
+class CheckpointTimer:
+    """When every step of this process begins, from now on: what checkpoints take is in it."""
+
+    def __init__(self) -> None:
+        self._began: list[float] = []
+        method = RankObserver.batch
+
+        def stamped(observer: RankObserver, step: int, epoch: int, batch: Batch) -> None:
+            if step == 0:
+                self._began.clear()
+            self._began.append(time.perf_counter())
+            method(observer, step, epoch, batch)
+
+        RankObserver.batch = FirstRank.batch = stamped  # type: ignore[method-assign]
+
+    def share(self, warm_steps: int) -> float:
+        """Median time that a checkpoint adds, as a part of the `EVERY` steps it is for; of the last training."""
+        shares = []
+        for saved in range(warm_steps, len(self._began) - EVERY, EVERY):
+            # A step's time is stamped after the save that comes before it: begun one step earlier, ten steps hold the save.
+            stamps = self._began[saved - 1 : saved + EVERY : 10]
+            first, *others = (end - begin for begin, end in itertools.pairwise(stamps))
+            usual = statistics.median(others)
+            shares.append((first - usual) / (usual * EVERY / 10))
+        return statistics.median(shares)
+
+
 def main() -> None:
     """Measure, and write `loop.json`."""
     parser = options_parser(5)
@@ -92,13 +123,16 @@ def main() -> None:
     arrays(ROWS, home / "arrays")
     manifest(ROWS, home / "penstock")
     rows = options.steps * BATCH
-    shares: list[float] = []
+    logging, checkpoints, with_a_core = [], [], []
 
     def measure(name: str) -> float:
-        seconds, share = _measure(name, home, options.steps)
-        if VARIANTS[name] is NO_SAVE:
-            shares.append(share)
-        return rows / seconds
+        times = _measure(name, home, options.steps, WORLD)
+        if name == PLAIN:
+            logging.append(times.logging_s / times.loop_s)
+        elif name == SAVING:
+            checkpoints.append(times.checkpoint_share)
+            with_a_core.append(_measure(name, home, options.steps, 1).checkpoint_share)
+        return rows / times.loop_s
 
     found = rows_per_s("loop", VARIANTS, options.rounds, measure)
     result = {
@@ -108,41 +142,55 @@ def main() -> None:
         "batch_rows": BATCH,
         "workers": WORLD,
         "variants": beside_the_first(found, "rows_per_s"),
-        "logging_share": shares,
-        "logging_percent": 100 * statistics.median(shares),
+        "logging_share": logging,
+        "logging_percent": 100 * statistics.median(logging),
+        "checkpoint_share": checkpoints,
+        "checkpoint_percent": 100 * statistics.median(checkpoints),
+        "checkpoint_share_one_worker": with_a_core,
+        "checkpoint_percent_one_worker": 100 * statistics.median(with_a_core),
     }
     save(options.out, "loop", result)
 
 
-def _measure(name: str, home: Path, steps: int) -> tuple[float, float]:
-    """Seconds for `steps` steps, without the start and the steps that warm up; and the share of logging in it."""
+class Times(NamedTuple):
+    """Of one rank: seconds for the steps, without the start and the steps that warm up, and what of it is logging."""
+
+    loop_s: float
+    logging_s: float = 0.0
+    checkpoint_share: float = 0.0
+    """Of the time of the steps from one checkpoint to the next."""
+
+
+def _measure(name: str, home: Path, steps: int, world: int) -> Times:
+    """What the slower rank says of each."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.Queue()
-        ranks = [context.Process(target=_rank, args=(name, str(home), folder, rank, steps, answers)) for rank in range(WORLD)]
+        arguments = (name, str(home), folder, steps, world, answers)
+        ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world)]
         for rank in ranks:
             rank.start()
         times = [answers.get(timeout=900) for _ in ranks]
         for rank in ranks:
             rank.join()
-    seconds = max(loop for loop, _ in times)
-    return seconds, max(logging for _, logging in times) / seconds
+    return Times(*map(max, zip(*times, strict=True)))
 
 
-def _rank(name: str, home: str, folder: str, rank: int, steps: int, answers: Any) -> None:
+def _rank(rank: int, name: str, home: str, folder: str, steps: int, world: int, answers: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     checkpoint = VARIANTS[name]
     if checkpoint is None:
-        answers.put((_by_hand(Path(home, "arrays"), rank, steps), 0.0))
+        answers.put(Times(_by_hand(Path(home, "arrays"), rank, steps)))
     else:
-        timer, times = LoggingTimer(), []
+        timer, checkpoints, times = LoggingTimer(), CheckpointTimer(), []
         for count in (WARM_STEPS, WARM_STEPS + steps):
             client, logged, began = Quiet(), timer.seconds, time.perf_counter()
-            run_rank(_job(Path(home, "penstock"), Path(folder, str(count)), count, checkpoint), Group.current(_CPU), client)
+            job = _job(Path(home, "penstock"), Path(folder, str(count)), count, world, checkpoint)
+            run_rank(job, Group.current(_CPU), client)
             times.append((time.perf_counter() - began, timer.seconds - logged + client.seconds))
         (warm, logging_warm), (whole, logging_whole) = times
-        answers.put((whole - warm, logging_whole - logging_warm))
+        answers.put(Times(whole - warm, logging_whole - logging_warm, checkpoints.share(WARM_STEPS)))
     dist.destroy_process_group()
 
 
@@ -173,10 +221,10 @@ def _by_hand(folder: Path, rank: int, steps: int) -> float:
     return time.perf_counter() - began
 
 
-def _job(data: Path, run: Path, steps: int, checkpoint: dict[str, Any]) -> TrainJob:
+def _job(data: Path, run: Path, steps: int, workers: int, checkpoint: dict[str, Any]) -> TrainJob:
     made = manifest(ROWS, data)
     order = make_order(ShuffleSpec(seed=17), ROWS.rows)
-    settings = {"batch_rows": BATCH, "workers": WORLD, "epochs": 1000, "max_steps": steps, "checkpoint": checkpoint}
+    settings = {"batch_rows": BATCH, "workers": workers, "epochs": 1000, "max_steps": steps, "checkpoint": checkpoint}
     return TrainJob(
         run_storage=Storage(str(run)),
         data_storage=Storage(str(data)),

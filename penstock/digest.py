@@ -14,6 +14,7 @@ from blake3 import blake3
 
 __all__ = ["DIGEST_BYTES", "bytes_digest", "canonical_json", "digest_of", "file_digest", "stream_digest"]
 
+_READ_BYTES = 1 << 18
 DIGEST_BYTES = 16
 """128 bits: collisions by accident are out of reach, and a name still fits on a line."""
 
@@ -44,6 +45,9 @@ def stream_digest(chunks: Iterable[bytes | memoryview]) -> str:
 def file_digest(file: str | Path | IO[bytes]) -> str:
     """Digest a file's content without holding it in memory."""
     if isinstance(file, (str, Path)):
-        with open(file, "rb") as handle:
+        with open(file, "rb", buffering=0) as handle:
             return file_digest(handle)
-    return stream_digest(iter(lambda: file.read(1 << 20), b""))
+    hasher, buffer = blake3(), memoryview(bytearray(_READ_BYTES))
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        hasher.update(buffer[:count])
+    return hasher.hexdigest(DIGEST_BYTES)

@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
@@ -66,10 +66,13 @@ class Storage:
 
     def child(self, path: str) -> Storage:
         """The storage rooted at `path` below this one."""
-        return Storage(self.uri(path))
+        child = Storage(self.uri(path))
+        if self._fs is not None:
+            child._fs, child._base = self._locate(path)
+        return child
 
     def _locate(self, path: str) -> tuple[AbstractFileSystem, str]:
-        if ".." in PurePosixPath(path).parts:
+        if ".." in path.split("/"):
             raise ValueError(f"path {path!r} leaves the storage root")
         if self._fs is None:
             self._fs, self._base = filesystem_of(self.root)
@@ -104,6 +107,8 @@ class Storage:
 
     def read_bytes(self, path: str) -> bytes:
         """The whole file."""
+        if self.is_local:
+            return self.local_path(path).read_bytes()
         with self._translated(path):
             fs, full = self._locate(path)
             return bytes(fs.cat_file(full))
@@ -143,24 +148,20 @@ class Storage:
         self.write_bytes(path, (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
     def put_file(self, local: str | Path, path: str) -> None:
-        """Move or upload a finished local file to `path`, visible all at once. The local file may be gone afterwards."""
+        """Move or upload a finished local file to `path`, visible all at once. The local file may be gone afterwards.
+
+        One that was made at its place already is made durable there.
+        """
         if not self.is_local:
             with self._translated(path):
                 fs, full = self._locate(path)
                 fs.put_file(str(local), full)
             return
         target = self.local_path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         with open(local, "rb") as handle:
             os.fsync(handle.fileno())
-        if os.stat(local).st_dev == os.stat(target.parent).st_dev:
-            os.replace(local, target)
-        else:
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-            shutil.copyfile(local, temporary)
-            with open(temporary, "rb") as handle:
-                os.fsync(handle.fileno())
-            os.replace(temporary, target)
+        if target != Path(local):
+            _move(Path(local), target)
         _sync_directory(target.parent)
 
     def get_file(self, path: str, local: str | Path) -> None:
@@ -220,9 +221,22 @@ class Storage:
         """The path on disk. Raises ValueError for a remote root."""
         if not self.is_local:
             raise ValueError(f"{self.root} is not a local directory")
-        if ".." in PurePosixPath(path).parts:
+        if ".." in path.split("/"):
             raise ValueError(f"path {path!r} leaves the storage root")
         return Path(self.root, path)
+
+
+def _move(finished: Path, target: Path) -> None:
+    """Rename a durable file, or copy it where it lies on another disk; seen at `target` all at once either way."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if finished.stat().st_dev == target.parent.stat().st_dev:
+        os.replace(finished, target)
+        return
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    shutil.copyfile(finished, temporary)
+    with open(temporary, "rb") as handle:
+        os.fsync(handle.fileno())
+    os.replace(temporary, target)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -2,7 +2,8 @@
 
     checkpoints/step-0000000400-7f3a91/
         model.safetensors    the weights, readable without penstock
-        training.pt          optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators
+        training.pt          optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators, each
+                         of the two as training/packed.py keeps a tree of tensors
         manifest.json        written last: sizes and hashes of the others; without it the folder does not count
 
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shutil
 import tempfile
@@ -33,6 +35,7 @@ from penstock.config import Section
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
+from training.packed import unpack
 from training.spec import BestSpec
 from training.state import TrainState
 from training.weights import weights_digest
@@ -40,7 +43,7 @@ from training.weights import weights_digest
 __all__ = ["Checkpoint", "CheckpointFacts", "CheckpointManifest", "CheckpointStore", "Snapshot", "StoredFile"]
 
 FOLDER = "checkpoints"
-VERSION: Literal[2] = 2
+VERSION: Literal[3] = 3
 MODEL, TRAINING, MANIFEST = "model.safetensors", "training.pt", "manifest.json"
 _NEARLY_FULL_BYTES = 16 << 20
 _NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
@@ -76,8 +79,9 @@ class CheckpointFacts(Section):
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""
 
-    version: Literal[1, 2] = VERSION
-    """1 kept the ranks' random generators in another form, in a file of their own: it is read, but not continued."""
+    version: Literal[1, 2, 3] = VERSION
+    """1 kept the ranks' random generators in another form, in a file of their own: it is read, but not continued. 2 kept
+    tensors one by one."""
     weights_digest: str
     created: str
     files: dict[str, StoredFile]
@@ -95,7 +99,9 @@ class Snapshot:
     facts: CheckpointFacts
     model: Mapping[str, Tensor]
     training: dict[str, Any]
-    ranks: list[dict[str, Tensor]]
+    """Packed."""
+    ranks: dict[str, Any]
+    """Random generators, packed: the `tree` and `layout` that all ranks share, and the `bytes` of each, uint8[ranks, n]."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,12 @@ class Checkpoint:
 
     def training(self) -> dict[str, Any]:
         """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, on the CPU."""
-        content = io.BytesIO(self.storage.read_bytes(TRAINING))
-        return torch.load(content, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+        stream = io.BytesIO(self.storage.read_bytes(TRAINING))
+        content: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
+        if self.manifest.version < VERSION:
+            return content
+        ranks = content["ranks"]
+        return {**unpack(content["training"]), "ranks": [unpack({**ranks, "bytes": rank}) for rank in ranks["bytes"]]}
 
 
 class CheckpointStore:
@@ -148,12 +158,13 @@ class CheckpointStore:
         """
         name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
         folder = self._storage.child(name)
-        training = {**snapshot.training, "ranks": snapshot.ranks}
         try:
-            files = {
-                MODEL: self._put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path)),
-                TRAINING: self._put(folder, TRAINING, lambda path: torch.save(training, path)),
-            }
+            with _workplace(folder) as place:
+                safetensors.torch.save_file(dict(snapshot.model), place / MODEL)
+                torch.save({"training": snapshot.training, "ranks": snapshot.ranks}, place / TRAINING)
+                files = {file: _stored(place / file) for file in (MODEL, TRAINING)}
+                for file in files:
+                    folder.put_file(place / file, file)
             manifest = CheckpointManifest(
                 **snapshot.facts.model_dump(),
                 weights_digest=weights_digest(snapshot.model),
@@ -161,7 +172,7 @@ class CheckpointStore:
                 files=files,
             )
             before_commit()
-            folder.write_json(MANIFEST, manifest.model_dump(mode="json"))
+            folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
         except CheckpointError:
             raise
         except Exception as error:  # safetensors and torch report a full disk with classes of their own
@@ -173,13 +184,6 @@ class CheckpointStore:
                 next_step="free space or restore access, then run the same command: it continues from the checkpoint before",
             ) from error
         return Checkpoint(name, manifest, folder)
-
-    def _put(self, folder: Storage, file: str, save: Callable[[Path], object]) -> StoredFile:
-        with _beside(folder, file) as path:
-            save(path)
-            stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
-            folder.put_file(path, file)
-        return stored
 
     def committed(self) -> list[Checkpoint]:
         """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
@@ -281,9 +285,13 @@ class CheckpointStore:
         """The checkpoint, or why its manifest cannot be used, or None where there is no manifest."""
         folder = self._storage.child(name)
         try:
-            data = folder.read_json(MANIFEST)
+            content = folder.read_bytes(MANIFEST)
         except FileNotFoundError:
             return None
+        with contextlib.suppress(ValidationError):
+            return Checkpoint(name, CheckpointManifest.model_validate_json(content), folder)
+        try:
+            data = json.loads(content)
         except ValueError as error:
             return f"{MANIFEST} is no JSON ({error})"
         version = data.get("version") if isinstance(data, dict) else None
@@ -300,14 +308,18 @@ class CheckpointStore:
 
 
 @contextlib.contextmanager
-def _beside(folder: Storage, file: str) -> Iterator[Path]:
-    """Where a file is made. On a local disk in its folder, so that the final move is a rename and never a copy."""
+def _workplace(folder: Storage) -> Iterator[Path]:
+    """Where files are made. On a local disk in their own folder: until it has a manifest, nobody reads them."""
     if folder.is_local:
         folder.local_path().mkdir(parents=True, exist_ok=True)
-        yield folder.local_path(f".writing-{file}")
+        yield folder.local_path()
         return
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
-        yield Path(temporary, file)
+        yield Path(temporary)
+
+
+def _stored(path: Path) -> StoredFile:
+    return StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
 
 
 def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:

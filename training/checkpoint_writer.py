@@ -32,21 +32,22 @@ class CheckpointWriter:
         """Whether a checkpoint is being written."""
         return self._running is not None and not self._running.done()
 
-    def submit(self, snapshot: Snapshot, points: list[Point]) -> None:
+    def submit(self, completed: Callable[[], Snapshot], points: list[Point]) -> None:
         """Start writing; waits for the one before, so that at most one copy of the model is held.
 
         Args:
-            snapshot: what to write.
+            completed: gives what to write; called in the background, as it waits for what other ranks still send.
             points: the metric points up to the snapshot's step that no earlier checkpoint sealed.
 
         Raises:
             CheckpointError: the one before failed.
+            RuntimeError: a rank was lost before it had sent its part of the one before.
         """
         self.wait()
-        self._running = self._executor.submit(self._write, snapshot, points)
+        self._running = self._executor.submit(self._write, completed, points)
 
     def check(self) -> None:
-        """Raise the CheckpointError of a write that failed; returns at once."""
+        """Raise the error of a write that failed; returns at once."""
         if self._running is not None and self._running.done():
             self.wait()
 
@@ -54,23 +55,27 @@ class CheckpointWriter:
         """Wait until nothing is being written; returns the last checkpoint this writer committed.
 
         Raises:
-            CheckpointError: the write failed.
+            CheckpointError, RuntimeError: as `submit`.
         """
         if self._running is not None:
             running, self._running = self._running, None
-            try:
-                self.last = running.result()
-            except CheckpointError:
-                raise
-            except Exception as error:  # as in CheckpointStore.write; the journal is written here too
-                raise CheckpointError(f"cannot write a checkpoint: {type(error).__name__}: {error}") from error
+            self.last = running.result()
         return self.last
 
     def close(self) -> None:
         """End the thread, after the write in hand. Never raises: the caller has its own error to report by now."""
         self._executor.shutdown(wait=True)
 
-    def _write(self, snapshot: Snapshot, points: list[Point]) -> Checkpoint:
+    def _write(self, completed: Callable[[], Snapshot], points: list[Point]) -> Checkpoint:
+        snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
+        try:
+            return self._commit(snapshot, points)
+        except CheckpointError:
+            raise
+        except Exception as error:  # as in CheckpointStore.write; the journal is written here too
+            raise CheckpointError(f"cannot write a checkpoint: {type(error).__name__}: {error}") from error
+
+    def _commit(self, snapshot: Snapshot, points: list[Point]) -> Checkpoint:
         def seal() -> None:
             # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.
             for point in points:

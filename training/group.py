@@ -5,7 +5,7 @@ A thin view of torch.distributed that also stands for one lone process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +53,24 @@ class Group:
             dist.all_reduce(tensor)
         return tensor
 
-    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Every rank's small tensors, in rank order, on every rank's CPU. Names, shapes and dtypes are the same on all."""
-        own = torch.cat([tensor.cpu().reshape(-1).view(torch.uint8) for tensor in tensors.values()]).to(self.device)
-        everyone = [own]
-        if self.world_size > 1:
-            everyone = [torch.empty_like(own) for _ in range(self.world_size)]
-            dist.all_gather(everyone, own)
-        return [_cut_apart(packed.cpu(), tensors) for packed in everyone]
+    def gather(self, own: Tensor) -> Callable[[], Tensor]:
+        """Begin to gather every rank's vector, of one length and dtype, and return at once.
+
+        Returns:
+            A function that waits and gives them on the CPU, stacked in rank order. Any thread may call it, once. It raises
+            what torch.distributed raises when a rank is gone.
+        """
+        if self.world_size == 1:
+            return lambda: own.cpu()[None]
+        own = own.to(self.device)
+        everyone = own.new_empty(self.world_size, len(own))
+        work = dist.all_gather(list(everyone), own, async_op=True)
+
+        def gathered() -> Tensor:
+            work.wait()
+            return everyone.cpu()
+
+        return gathered
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's small picklable value, on every rank; the other ranks' argument is ignored."""
@@ -75,13 +85,3 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
-
-
-def _cut_apart(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Bytes, one tensor's after the other's, as tensors of the dtypes and shapes of `like`."""
-    pieces = packed.split([tensor.nbytes for tensor in like.values()])
-    # Copied, because a piece may begin where no number of its dtype may.
-    return {
-        name: piece.clone().view(tensor.dtype).view(tensor.shape)
-        for (name, tensor), piece in zip(like.items(), pieces, strict=True)
-    }

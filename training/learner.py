@@ -7,10 +7,8 @@ batch.
 
 from __future__ import annotations
 
-import copy
 import io
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -22,6 +20,7 @@ from ingest.list_batches import batch_rows_of
 from penstock.errors import ResumeError, TrainingError
 from training.gradients import Gradients, MeanGradients
 from training.group import Group
+from training.packed import pack
 from training.recipe import Columns, Recipe
 from training.spec import TrainSpec
 from training.weights import tensors_of
@@ -108,20 +107,20 @@ class Learner:
         self._group.copy_first(list(self.model.buffers()))
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(weights, everything else that must be saved), copied to the CPU; later steps do not change them."""
+        """(weights, everything else that must be saved, packed), copied to the CPU; later steps do not change them."""
         state_dict = self.model.state_dict()
-        weights = {name: _copied(value) for name, value in tensors_of(state_dict).items()}
+        weights = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors_of(state_dict).items()}
         training = {
-            "optimizer": _copied(self.optimizer.state_dict()),
-            "scheduler": _copied(self.scheduler.state_dict()) if self.scheduler is not None else None,
-            "scaler": _copied(self.scaler.state_dict()),
-            "extra": {name: _copied(value) for name, value in state_dict.items() if name not in weights},
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "scaler": self.scaler.state_dict(),
+            "extra": {name: value for name, value in state_dict.items() if name not in weights},
             "learning_rate": self._spec.learning_rate,
         }
-        return weights, training
+        return weights, pack(training)
 
     def restore(self, weights: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
-        """Put back a snapshot. A changed `train.learning_rate` is applied on top, in proportion, to the default optimizer.
+        """Put an unpacked snapshot back. To the default optimizer a changed `train.learning_rate` is applied, in proportion.
 
         Raises:
             ResumeError: the checkpoint is from another model or optimizer.
@@ -170,17 +169,6 @@ def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str
     if count == 1:
         return [(batch, rows)]
     return [(batch_rows_of(batch, a, b, packed), b - a) for a, b in itertools.pairwise(edges)]
-
-
-def _copied(value: Any) -> Any:
-    """A deep copy with every tensor on the CPU, contiguous and sharing memory with nothing."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
-    if type(value) in (dict, OrderedDict):
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
-    return copy.deepcopy(value)  # a Counter, a number, a string: kept as it is
 
 
 def _check_loadable(name: str, owner: object, state: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from training.learner import Learner
 from training.loop import Observer, StepTimes
 from training.mailbox import Courier, MailboxClient, Progress, Resumed, Saving, Warned, now_ms
 from training.not_a_number import not_a_number
+from training.packed import pack
 from training.state import TrainState, capture_rng
 
 __all__ = ["FirstRank", "RankObserver", "rank_observer"]
@@ -35,6 +36,7 @@ class RankObserver(Observer):
     def __init__(self, group: Group, rows_file: IO[str] | None) -> None:
         self._group = group
         self._rows_file = rows_file
+        self._sent: Callable[[], object] = lambda: None
 
     def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
         """Training continues from `checkpoint`."""
@@ -48,10 +50,12 @@ class RankObserver(Observer):
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Give this rank's random generators to rank 0. A collective."""
-        self._group.gather(capture_rng(self._group.device))
+        self._sent()
+        self._sent = self._group.gather(pack(capture_rng(self._group.device))["bytes"])
 
     def finish(self) -> str | None:
         """Wait for what is being written; the name of the last checkpoint written by this process, on rank 0."""
+        self._sent()
         return None
 
 
@@ -132,7 +136,8 @@ class FirstRank(RankObserver):
             CheckpointError: the write before failed.
             TrainingError: a weight is not a number.
         """
-        ranks = self._group.gather(capture_rng(self._group.device))
+        generators = pack(capture_rng(self._group.device))
+        everyones = self._group.gather(generators["bytes"])
         weights, training = self._learner.snapshot()
         update = {
             "step": state.step,
@@ -146,7 +151,8 @@ class FirstRank(RankObserver):
             bad = next((name for name, tensor in weights.items() if tensor.is_floating_point() and tensor.isnan().any()), None)
             if bad is not None:
                 raise not_a_number(f"the weight {bad} is not a number after step {state.step:,}")
-        self._writer.submit(Snapshot(self._facts.model_copy(update=update), weights, training, ranks), points)
+        facts = self._facts.model_copy(update=update)
+        self._writer.submit(lambda: Snapshot(facts, weights, training, {**generators, "bytes": everyones()}), points)
         self._saved_s = self._clock()
 
     def finish(self) -> str | None:

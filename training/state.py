@@ -52,9 +52,10 @@ def capture_rng(device: torch.device) -> dict[str, Tensor]:
     """The state of every global generator of this process, as tensors whose shapes do not depend on what was drawn."""
     version, numbers, gauss_next = random.getstate()
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    counters = np.array([position, has_gauss], np.int64)
     state = {
         "python": torch.from_numpy(np.array([version, *numbers], np.int64)),
-        "numpy": torch.from_numpy(np.array([position, has_gauss, *keys], np.int64)),
+        "numpy": torch.from_numpy(np.concatenate([counters, keys])),
         # The second number of a pair that was drawn together: python's, or none, and numpy's.
         "gauss": torch.tensor([math.nan if gauss_next is None else gauss_next, gauss], dtype=torch.float64),
         "torch": torch.get_rng_state(),
@@ -71,9 +72,10 @@ def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
     random.setstate((version, tuple(numbers), None if math.isnan(gauss_next) else gauss_next))
     position, has_gauss, *keys = state["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
+    # Cloned, because torch 2.13 reads from where a tensor's storage begins, wherever in it the tensor does.
+    torch.set_rng_state(state["torch"].clone())
     if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+        torch.cuda.set_rng_state(state["cuda"].clone(), device)
 
 
 def _mixed(*parts: int) -> int:

@@ -121,7 +121,7 @@ def _continue_from(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
         state = checkpoint.state
-        if checkpoint.manifest.version < VERSION:
+        if checkpoint.manifest.version == 1:
             raise ResumeError(
                 f"checkpoint {checkpoint.name} was written by an older penstock (format {checkpoint.manifest.version}, now "
                 f"{VERSION}), whose random generators this one cannot put back",

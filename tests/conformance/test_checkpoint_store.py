@@ -17,6 +17,7 @@ import torch
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
 from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from training.packed import pack
 from training.spec import BestSpec
 
 
@@ -31,8 +32,9 @@ def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float 
     fill = float(step) if value is None else value
     facts = CheckpointFacts(step=step, epoch=1, position=step * 8, world_size=2, identity={"data": "d"}, metrics=metrics or {})
     model = {"weight": torch.full((64, 64), fill), "half": torch.full((3,), fill, dtype=torch.bfloat16)}
-    ranks = [{"torch": torch.get_rng_state()} for _ in range(2)]
-    return Snapshot(facts, model, {"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}}, ranks)
+    training = pack({"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}})
+    generators = pack({"torch": torch.get_rng_state()})
+    return Snapshot(facts, model, training, {**generators, "bytes": generators["bytes"].expand(2, -1)})
 
 
 def overwrite(storage: Storage, path: str, data: bytes) -> None:
@@ -186,6 +188,7 @@ _WRITER = """
 import sys, torch
 from penstock.storage import Storage
 from training.checkpoint import VERSION, CheckpointFacts, CheckpointStore, Snapshot
+from training.packed import pack
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
 store.clean(found)
@@ -194,7 +197,7 @@ while True:
     step += 1
     facts = CheckpointFacts(step=step, epoch=0, position=step, world_size=1)
     model = {f"w{i}": torch.full((50_000,), float(step)) for i in range(4)}
-    store.write(Snapshot(facts, model, {"extra": {}}, []))
+    store.write(Snapshot(facts, model, pack({"extra": {}}), pack({})))
     store.prune()
     print(step, flush=True)
 """

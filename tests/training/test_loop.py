@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ingest.order import make_order
 from ingest.spec import SampleSpec, ShuffleSpec
+from penstock.digest import file_digest
 from penstock.errors import CheckpointError, ResumeError, SpecError, TrainingError
 from penstock.storage import Storage
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
@@ -248,9 +252,25 @@ def test_a_checkpoint_of_the_format_before_is_listed_and_not_continued(tmp_path:
     store = CheckpointStore(Storage(str(tmp_path / "run")))
     (found,) = store.committed()
     found.storage.write_json("manifest.json", {**found.manifest.model_dump(mode="json"), "version": 1})
-    with pytest.raises(ResumeError, match=r"older penstock \(format 1, now 2\)"):
+    with pytest.raises(ResumeError, match=r"older penstock \(format 1, now 3\)"):
         train_alone(make_job(tmp_path, attempt=2))
     assert [checkpoint.name for checkpoint in store.committed()] == [found.name]
+
+
+def test_a_checkpoint_of_format_2_continues_to_the_same_weights(tmp_path: Path) -> None:
+    train_alone(make_job(tmp_path, run="whole", max_steps=6))
+    train_alone(make_job(tmp_path, run="parts", max_steps=3))
+    (found,) = CheckpointStore(Storage(str(tmp_path / "parts"))).committed()
+    # As format 2 kept it: the tree as it is.
+    path = found.storage.local_path("training.pt")
+    torch.save(tree_map_only(Tensor, Tensor.clone, found.training()), path)
+    file = {"size_bytes": path.stat().st_size, "digest": file_digest(path)}
+    manifest = found.manifest.model_dump(mode="json")
+    found.storage.write_json("manifest.json", {**manifest, "version": 2, "files": {**manifest["files"], "training.pt": file}})
+    train_alone(make_job(tmp_path, run="parts", max_steps=6, attempt=2))
+    whole, parts = newest(tmp_path, "whole"), newest(tmp_path, "parts")
+    assert whole.step == parts.step == 6
+    assert whole.weights_digest == parts.weights_digest
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

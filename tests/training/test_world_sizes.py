@@ -13,10 +13,13 @@ import torch.nn as nn
 from penstock.storage import Storage
 from tests.training.digits import make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks
-from training.checkpoint import Checkpoint, CheckpointStore
+from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from training.checkpoint_writer import CheckpointWriter
 from training.gradients import MeanGradients
 from training.group import Group
 from training.job import TrainJob
+from training.journal import JournalWriter
+from training.packed import pack
 from training.worker import RankResult
 
 
@@ -33,6 +36,28 @@ def global_batches(folder: Path, run: str) -> dict[int, list[int]]:
         for record in map(json.loads, file.read_text().splitlines()):
             parts.setdefault(record["step"], []).append((record["first_row"], record["rows"]))
     return {step: [row for _, rows in sorted(found) for row in rows] for step, found in sorted(parts.items())}
+
+
+def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
+    if not group.is_first:
+        return ""
+    storage = Storage(str(folder))
+    writer = CheckpointWriter(CheckpointStore(storage), JournalWriter(storage, 1), lambda event: None)
+    gathered = group.gather(torch.zeros(3, dtype=torch.uint8))
+    facts = CheckpointFacts(step=1, epoch=0, position=0, world_size=2)
+    writer.submit(lambda: Snapshot(facts, {}, pack({}), {**pack({}), "bytes": gathered()}), [])
+    try:
+        writer.wait()
+    except RuntimeError as error:
+        return type(error).__name__ + str(storage.list("checkpoints"))
+    finally:
+        writer.close()
+    return "written"
+
+
+def test_a_rank_that_is_lost_is_no_failure_to_write(tmp_path: Path) -> None:
+    # A CheckpointError would end the run: what a lost worker raises is tried again.
+    assert run_ranks(write_what_the_other_rank_never_sends, 2, tmp_path)[0] == "RuntimeError[]"
 
 
 def test_every_global_batch_holds_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
