@@ -167,6 +167,10 @@ class Ledger:
                 continue
         return sorted(found, key=lambda attempt: attempt.number)
 
+    def has_trained(self, run_id: str) -> bool:
+        """Whether workers of the run ever began to train, in an attempt that is on record."""
+        return any(attempt.workers for attempt in self.attempts(run_id))
+
     def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None) -> Attempt:
         """Write the record of an attempt by this process, numbered after the last one."""
         # By name, and not by what can be read: a damaged record must not be written over. Other files are not ours.

@@ -15,7 +15,7 @@ from tasks.stage import Facts, Look, Stage, stage_task
 from training import journal
 from training.checkpoint import Checkpoint, CheckpointStore
 from training.job import TrainJob
-from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, Warned, WorkerStarted
+from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, StopAsked, Warned, WorkerStarted
 from training.trainer import TrainOutcome
 from training.trainer import train as run_training
 
@@ -55,7 +55,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     progress = ctx.reporter.progress("train")
     job = make_job(ctx)
     store = checkpoint_store(ctx.project, ctx.work_storage)
-    ctx.tracker.checkpoints(store.committed())
+    committed = store.committed()
+    ctx.tracker.checkpoints(committed)
+    if not committed and ctx.ledger.has_trained(ctx.run.run):
+        ctx.reporter.say("train: this run stopped before its first checkpoint was saved, and starts at step 0 again")
 
     def listen(events: Sequence[Event]) -> None:
         points = [event for event in events if isinstance(event, Point)]
@@ -71,6 +74,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 ctx.reporter.say(f"train: continues from step {event.step} ({event.exactness})")
                 ctx.attempt = ctx.attempt.model_copy(update={"exactness": event.exactness, "resumed_from_step": event.step})
                 ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+            elif isinstance(event, StopAsked):
+                ctx.reporter.say("train: stopping; the step in hand is saved first, a second signal stops at once")
             elif isinstance(event, WorkerStarted):
                 workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
                 ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})

@@ -30,6 +30,7 @@ __all__ = [
     "RayMailboxClient",
     "Resumed",
     "Saving",
+    "StopAsked",
     "Warned",
     "WorkerStarted",
     "now_ms",
@@ -60,6 +61,10 @@ class Saving(Section):
     """Rank 0 has copied the state of `step` and is writing it; large models take a while from here to `CheckpointCommitted`."""
 
     step: int
+
+
+class StopAsked(Section):
+    """The driver has asked the workers to save and stop. Made by the driver itself."""
 
 
 class Resumed(Section):
@@ -99,7 +104,7 @@ class Failure(Section):
     error: Exception | None = None
 
 
-Event = Point | Progress | Saving | CheckpointCommitted | Resumed | WorkerStarted | Warned | Failure
+Event = Point | Progress | Saving | CheckpointCommitted | StopAsked | Resumed | WorkerStarted | Warned | Failure
 
 
 class Mailbox:

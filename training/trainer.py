@@ -21,7 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from training.attempt import Attempt, TrainOutcome
 from training.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
 from training.job import TrainJob
-from training.mailbox import Event, start_mailbox
+from training.mailbox import Event, StopAsked, start_mailbox
 from training.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -87,7 +87,8 @@ def train(
         fit.start()
         while not fit.over.wait(POLL_S) and not stopping.given_up:
             attempt.hear(ray.get(mailbox.take.remote()))
-            stopping.pursue(attempt.saves)
+            if stopping.pursue(attempt.saves):
+                attempt.hear([StopAsked()])
         attempt.hear(ray.get(mailbox.take.remote()))
     finally:
         fit.end(mailbox)
@@ -199,11 +200,12 @@ class _Stopping:
         self._killed_s: float | None = None
         self.given_up = False
 
-    def pursue(self, saves: int) -> None:
-        """Do what is due now; `saves` counts the checkpoints begun so far."""
+    def pursue(self, saves: int) -> bool:
+        """Do what is due now; `saves` counts the checkpoints begun so far. True when the workers have just been asked."""
         if not self._stop.is_set():
-            return
+            return False
         now_s = self._clock()
+        asked = self._asked_s is None
         if self._asked_s is None:
             self._asked_s, self._saves_before = now_s, saves
             ray.get(self._mailbox.stop.remote())
@@ -215,6 +217,7 @@ class _Stopping:
             _log.warning("the workers did not stop within %.0f s and are killed; the last checkpoint stands", grace_s)
             for worker in ray.get(self._mailbox.workers.remote()):
                 ray.kill(worker)
+        return asked
 
 
 def _gpus_per_worker(job: TrainJob) -> float:

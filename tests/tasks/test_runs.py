@@ -24,6 +24,16 @@ def test_a_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:
     assert list(ledger.runs()) == [run]
 
 
+def test_a_run_has_trained_once_its_workers_began(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    run = ledger.new_run("p", {"name": "p"})
+    ledger.new_attempt(run.run)
+    assert not ledger.has_trained(run.run)
+    ledger.save_attempt(run.run, ledger.new_attempt(run.run).model_copy(update={"workers": {0: "host:1"}}))
+    ledger.new_attempt(run.run)
+    assert ledger.has_trained(run.run)
+
+
 def test_a_torn_record_counts_as_absent(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     ledger = Ledger(storage)
