@@ -78,7 +78,9 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 to_set[name] = "string"
     if problems:
         raise DataError(
-            f"the columns of the source do not fit together (files: {len(files)}, problems: {len(problems)})",
+            f"the columns of the {len(files)} source files do not fit together"
+            if len(files) > 1
+            else f"{files[0].uri}: a column holds numbers and text",
             problems=capped(problems),
             next_step=_cure(to_set),
         )
@@ -133,14 +135,15 @@ def _missing(name: str, files: Sequence[SourceFile], having: list[int]) -> str:
 def _disagreement(name: str, reader: Reader, files: Sequence[SourceFile], found: dict[pa.DataType, list[int]]) -> str:
     kinds = sorted((kind for kind in found if not pa.types.is_null(kind)), key=lambda kind: len(found[kind]))
     said = " and ".join(f"{kind} in {_names(files, found[kind])}" for kind in kinds)
-    # Where one file holds text among numbers, the first such line is what the user looks for.
+    # Where files hold text among numbers, the first such line of each is what the user looks for.
     texts = [kind for kind in kinds if pa.types.is_string(kind)]
     others = [kind for kind in kinds if not pa.types.is_string(kind)]
     if not texts or not others:
         return f"column {name!r} is {said}"
-    file = files[found[texts[0]][0]]
-    place = reader.misfit(file, name, _common(others) or others[0])
-    return f"column {name!r} is {said}" + (f"; in {file.name}, {place}" if place else "")
+    wanted = _common(others) or others[0]
+    odd = [files[index] for index in found[texts[0]][:_NAMED_FILES]]
+    places = [f"; in {file.name}, {place}" for file in odd if (place := reader.misfit(file, name, wanted))]
+    return f"column {name!r} is {said}" + "".join(places)
 
 
 def _stray(name: str, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> str:
