@@ -119,6 +119,8 @@ def main() -> None:
     parser = options_parser(5)
     parser.add_argument("--steps", type=int, default=1500)
     options = parser.parse_args()
+    if options.steps <= EVERY:
+        parser.error(f"--steps is {options.steps}; a checkpoint is seen beside the {EVERY} steps after it, so take more")
     home = options.data / ROWS.name
     arrays(ROWS, home / "arrays")
     manifest(ROWS, home / "penstock")
@@ -190,7 +192,8 @@ def _rank(rank: int, name: str, home: str, folder: str, steps: int, world: int, 
             run_rank(job, Group.current(_CPU), client)
             times.append((time.perf_counter() - began, timer.seconds - logged + client.seconds))
         (warm, logging_warm), (whole, logging_whole) = times
-        answers.put(Times(whole - warm, logging_whole - logging_warm, checkpoints.share(WARM_STEPS)))
+        share = checkpoints.share(WARM_STEPS) if name == SAVING else 0.0
+        answers.put(Times(whole - warm, logging_whole - logging_warm, share))
     dist.destroy_process_group()
 
 

@@ -56,12 +56,14 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     _check_names(data, list(present))
     types = given_types(data)
     problems: list[str] = []
+    apart = False
     to_set: dict[str, str] = {}
     unified: list[UnifiedColumn] = []
     for name in data.columns if data.columns is not None else present:
         having = [index for index, columns in enumerate(columns_of) if name in columns]
         if len(having) < len(files) and not reader.missing_is_null:
             problems.append(_missing(name, files, having))
+            apart = True
             continue
         found: dict[pa.DataType, list[int]] = {}
         for index in having:
@@ -69,6 +71,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         kind = types.get(name) or _common(list(found))
         if kind is None:
             problems.append(_disagreement(name, reader, files, found))
+            apart = True
             to_set[name] = "string"
         else:
             unified.append(UnifiedColumn(name, kind, name not in in_files))
@@ -77,10 +80,9 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 problems.append(stray)
                 to_set[name] = "string"
     if problems:
+        where = files[0].uri if len(files) == 1 else f"{len(files)} source files"
         raise DataError(
-            f"the columns of the {len(files)} source files do not fit together"
-            if len(files) > 1
-            else f"{files[0].uri}: a column holds numbers and text",
+            f"{where}: the columns do not fit together" if apart else f"{where}: there is text among numbers",
             problems=capped(problems),
             next_step=_cure(to_set),
         )

@@ -65,15 +65,15 @@ class Storage:
         return f"{self.root}/{path}" if path else self.root
 
     def child(self, path: str) -> Storage:
-        """The storage rooted at `path` below this one."""
+        """The storage rooted at `path` below this one. Raises ValueError for a path that leaves it."""
+        _check_inside(path)
         child = Storage(self.uri(path))
         if self._fs is not None:
             child._fs, child._base = self._locate(path)
         return child
 
     def _locate(self, path: str) -> tuple[AbstractFileSystem, str]:
-        if ".." in path.split("/"):
-            raise ValueError(f"path {path!r} leaves the storage root")
+        _check_inside(path)
         if self._fs is None:
             self._fs, self._base = filesystem_of(self.root)
         return self._fs, f"{self._base.rstrip('/')}/{path}" if path else self._base
@@ -221,9 +221,13 @@ class Storage:
         """The path on disk. Raises ValueError for a remote root."""
         if not self.is_local:
             raise ValueError(f"{self.root} is not a local directory")
-        if ".." in path.split("/"):
-            raise ValueError(f"path {path!r} leaves the storage root")
+        _check_inside(path)
         return Path(self.root, path)
+
+
+def _check_inside(path: str) -> None:
+    if ".." in path.split("/"):
+        raise ValueError(f"path {path!r} leaves the storage root")
 
 
 def _move(finished: Path, target: Path) -> None:

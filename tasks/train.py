@@ -75,7 +75,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 ctx.attempt = ctx.attempt.model_copy(update={"exactness": event.exactness, "resumed_from_step": event.step})
                 ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
             elif isinstance(event, StopAsked):
-                ctx.reporter.say("train: stopping; the step in hand is saved first, a second signal stops at once")
+                ctx.reporter.say("train: stopping; what is trained so far is saved first, a second signal stops at once")
             elif isinstance(event, WorkerStarted):
                 workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
                 ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})

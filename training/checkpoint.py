@@ -124,8 +124,9 @@ class Checkpoint:
 
     def training(self) -> dict[str, Any]:
         """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, on the CPU."""
-        stream = io.BytesIO(self.storage.read_bytes(TRAINING))
-        content: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
+        file = self.storage.read_bytes(TRAINING)
+        content: dict[str, Any] = torch.load(io.BytesIO(file), map_location="cpu", weights_only=True)
+        del file  # the copies that follow need its room
         if self.manifest.version < VERSION:
             return content
         ranks = content["ranks"]
@@ -158,13 +159,12 @@ class CheckpointStore:
         """
         name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
         folder = self._storage.child(name)
+        training = {"training": snapshot.training, "ranks": snapshot.ranks}
         try:
-            with _workplace(folder) as place:
-                safetensors.torch.save_file(dict(snapshot.model), place / MODEL)
-                torch.save({"training": snapshot.training, "ranks": snapshot.ranks}, place / TRAINING)
-                files = {file: _stored(place / file) for file in (MODEL, TRAINING)}
-                for file in files:
-                    folder.put_file(place / file, file)
+            files = {
+                MODEL: _put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path)),
+                TRAINING: _put(folder, TRAINING, lambda path: torch.save(training, path)),
+            }
             manifest = CheckpointManifest(
                 **snapshot.facts.model_dump(),
                 weights_digest=weights_digest(snapshot.model),
@@ -307,19 +307,23 @@ class CheckpointStore:
             return f"{MANIFEST} is incomplete: {'.'.join(map(str, first['loc'])) or 'top level'}: {first['msg']}"
 
 
+def _put(folder: Storage, file: str, save: Callable[[Path], object]) -> StoredFile:
+    with _place(folder, file) as path:
+        save(path)
+        stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
+        folder.put_file(path, file)
+    return stored
+
+
 @contextlib.contextmanager
-def _workplace(folder: Storage) -> Iterator[Path]:
-    """Where files are made. On a local disk in their own folder: until it has a manifest, nobody reads them."""
+def _place(folder: Storage, file: str) -> Iterator[Path]:
+    """Where a file is made. On a local disk at its own place: until its folder has a manifest, nobody reads it."""
     if folder.is_local:
         folder.local_path().mkdir(parents=True, exist_ok=True)
-        yield folder.local_path()
+        yield folder.local_path(file)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
-        yield Path(temporary)
-
-
-def _stored(path: Path) -> StoredFile:
-    return StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
+        yield Path(temporary, file)
 
 
 def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:

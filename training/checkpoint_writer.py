@@ -33,7 +33,7 @@ class CheckpointWriter:
         return self._running is not None and not self._running.done()
 
     def submit(self, completed: Callable[[], Snapshot], points: list[Point]) -> None:
-        """Start writing; waits for the one before, so that at most one copy of the model is held.
+        """Start writing; waits for the one before. Who waits before copying holds at most one copy of the model.
 
         Args:
             completed: gives what to write; called in the background, as it waits for what other ranks still send.

@@ -57,7 +57,7 @@ class Group:
         """Begin to gather every rank's vector, of one length and dtype, and return at once.
 
         Returns:
-            A function that waits and gives them on the CPU, stacked in rank order. Any thread may call it, once. It raises
+            A function that waits and gives them on the CPU, stacked in rank order. Any thread may call it. It raises
             what torch.distributed raises when a rank is gone.
         """
         if self.world_size == 1:

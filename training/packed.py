@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["pack", "unpack"]
 
@@ -38,8 +38,7 @@ def pack(value: Any) -> dict[str, Any]:
 
 
 def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]]) -> Tensor:
-    # One call for all, instead of five for each.
-    if tensors and all(tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg()) for tensor in tensors):
+    if tensors and all(map(_is_bytes, tensors)):  # one call for all, instead of five for each
         pieces = []
         for tensor in tensors:
             pieces += [tensor.reshape(-1).view(torch.uint8), _PADDING[: -tensor.nbytes % _ALIGN_BYTES]]
@@ -50,9 +49,19 @@ def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]
     return block
 
 
+def _is_bytes(tensor: Tensor) -> bool:
+    """Whether the tensor can be seen as its bytes without a copy."""
+    return tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
 def unpack(packed: dict[str, Any]) -> Any:
-    """The tree again; its tensors share the memory of the block."""
-    return _with_tensors(packed["tree"], _views(json.loads(packed["layout"]), packed["bytes"]))
+    """The tree again.
+
+    Each tensor gets memory of its own: one small number must not keep the block alive, and torch 2.13 sets a generator from
+    where a tensor's storage begins, wherever in it the tensor does.
+    """
+    views = _views(json.loads(packed["layout"]), packed["bytes"])
+    return _with_tensors(packed["tree"], [view.clone() for view in views])
 
 
 def _views(layout: Iterable[tuple[str, Sequence[int]]], block: Tensor) -> list[Tensor]:
@@ -71,10 +80,10 @@ def _room(size_bytes: int) -> int:
 
 def _without_tensors(value: Any, found: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
-        value = value.detach()
-        if value.layout is not torch.strided or value.is_quantized:
-            return value.to("cpu", copy=True)
-        found.append(value)
+        plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
+        if not plain or value.is_quantized or value.is_nested:
+            return value.detach().to("cpu", copy=True)
+        found.append(value.detach())
         return {_PLACE: len(found) - 1}
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _without_tensors(item, found)) for key, item in value.items())

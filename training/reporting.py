@@ -134,8 +134,10 @@ class FirstRank(RankObserver):
 
         Raises:
             CheckpointError: the write before failed.
+            RuntimeError: a rank was lost before it had sent its part of the one before.
             TrainingError: a weight is not a number.
         """
+        self._writer.wait()  # before the copy: at most one is held
         generators = pack(capture_rng(self._group.device))
         everyones = self._group.gather(generators["bytes"])
         weights, training = self._learner.snapshot()
@@ -159,7 +161,7 @@ class FirstRank(RankObserver):
         """Wait for the last checkpoint to be committed.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError, RuntimeError: it could not be written, or not be completed.
         """
         last = self._writer.wait()
         return last.name if last is not None else None

@@ -72,10 +72,9 @@ def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
     random.setstate((version, tuple(numbers), None if math.isnan(gauss_next) else gauss_next))
     position, has_gauss, *keys = state["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, gauss))
-    # Cloned, because torch 2.13 reads from where a tensor's storage begins, wherever in it the tensor does.
-    torch.set_rng_state(state["torch"].clone())
+    torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"].clone(), device)
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _mixed(*parts: int) -> int:

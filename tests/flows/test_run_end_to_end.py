@@ -113,7 +113,7 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_
     os.kill(command.process.pid, signal.SIGTERM)
     stopped = command.finish(code=143)
     assert stopped["status"] == "interrupted"
-    assert "train: stopping; the step in hand is saved first, a second signal stops at once\n" in command.said
+    assert "train: stopping; what is trained so far is saved first, a second signal stops at once\n" in command.said
     assert command.said.strip().splitlines()[-1] == f"continue with: penstock run {file} {shlex.join(PAUSED)}"
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
     newest = file.parent / ".penstock" / "runs" / stopped["run"] / "checkpoints" / stopped["checkpoint"] / "model.safetensors"
