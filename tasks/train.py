@@ -60,7 +60,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if not committed and ctx.ledger.has_trained(ctx.run.run):
         ctx.reporter.say("train: this run stopped before its first checkpoint was saved, and starts at step 0 again")
 
+    restarts = 0
+
     def listen(events: Sequence[Event]) -> None:
+        nonlocal restarts
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points([journal.Point(point.t_ms, point.step, point.values) for point in points])
@@ -77,6 +80,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             elif isinstance(event, StopAsked):
                 ctx.reporter.say("train: stopping; what is trained so far is saved first, a second signal stops at once")
             elif isinstance(event, WorkerStarted):
+                if event.restart > restarts:
+                    restarts = event.restart
+                    ctx.warn(f"train: a worker was lost; all are started again (restart {restarts} of {job.spec.retries})")
                 workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
                 ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})
                 ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)

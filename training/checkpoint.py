@@ -181,7 +181,8 @@ class CheckpointStore:
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise CheckpointError(
                 f"cannot write checkpoint {folder.uri()}: {reason}",
-                next_step="free space or restore access, then run the same command: it continues from the checkpoint before",
+                next_step="free space or restore access, then run the same command: it continues from the checkpoint before, "
+                "or begins again where there is none",
             ) from error
         return Checkpoint(name, manifest, folder)
 
