@@ -6,6 +6,8 @@
                          of the two as training/packed.py keeps a tree of tensors
         manifest.json        written last: sizes and hashes of the others; without it the folder does not count
 
+Rank 0 writes the weights and the manifest, and a rank beside it training.pt, if there is one: training/reporting.py.
+
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
 the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint. Source: the manifest
 as the commit point follows OLMo-core's `.metadata` file.
@@ -20,7 +22,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +42,7 @@ from training.spec import BestSpec
 from training.state import TrainState
 from training.weights import weights_digest
 
-__all__ = ["Checkpoint", "CheckpointFacts", "CheckpointManifest", "CheckpointStore", "Snapshot", "StoredFile"]
+__all__ = ["Checkpoint", "CheckpointFacts", "CheckpointManifest", "CheckpointStore", "Snapshot", "StoredFile", "TrainingState"]
 
 FOLDER = "checkpoints"
 VERSION: Literal[3] = 3
@@ -93,15 +95,25 @@ class CheckpointManifest(CheckpointFacts):
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Everything a checkpoint holds, copied to CPU memory, so that training goes on while it is written."""
+class TrainingState:
+    """What `training.pt` holds."""
 
-    facts: CheckpointFacts
-    model: Mapping[str, Tensor]
     training: dict[str, Any]
     """Packed."""
     ranks: dict[str, Any]
     """Random generators, packed: the `tree` and `layout` that all ranks share, and the `bytes` of each, uint8[ranks, n]."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one process writes of a checkpoint, copied to CPU memory, so that training goes on meanwhile."""
+
+    facts: CheckpointFacts
+    model: Mapping[str, Tensor]
+    training: TrainingState | None
+    """None where another process writes it."""
+    mark: str = ""
+    """Ends the checkpoint's name; empty for one that is random."""
 
 
 @dataclass(frozen=True)
@@ -147,44 +159,59 @@ class CheckpointStore:
         self._keep = keep
         self._best = best
 
-    def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
+    def write(
+        self,
+        snapshot: Snapshot,
+        before_commit: Callable[[], None] = lambda: None,
+        training_file: Callable[[], StoredFile] | None = None,
+    ) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment this returns.
 
         Args:
             snapshot: what to write.
             before_commit: called when all files are durable and the manifest is not there yet.
+            training_file: waits for the process that writes `training.pt`, where the snapshot does not hold it. Its errors
+                stay as they are.
 
         Raises:
             CheckpointError: the storage refuses (full, gone, no permission).
         """
-        name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
+        name = _name(snapshot.facts.step, snapshot.mark or uuid.uuid4().hex[:6])
         folder = self._storage.child(name)
-        training = {"training": snapshot.training, "ranks": snapshot.ranks}
+        model_bytes = _size_bytes(snapshot.model.values())
         try:
-            files = {
-                MODEL: _put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path)),
-                TRAINING: _put(folder, TRAINING, lambda path: torch.save(training, path)),
-            }
-            manifest = CheckpointManifest(
-                **snapshot.facts.model_dump(),
-                weights_digest=weights_digest(snapshot.model),
-                created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                files=files,
-            )
-            before_commit()
-            folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
+            try:
+                with _as_checkpoint_error(folder, 3 * model_bytes):  # AdamW's averages are twice as large
+                    files = {MODEL: _put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path))}
+                    if snapshot.training is not None:
+                        files[TRAINING] = _put_training(folder, snapshot.training)
+                    digest = weights_digest(snapshot.model)
+            finally:  # nobody may be at work in a folder that is deleted
+                theirs = {TRAINING: training_file()} if training_file is not None else {}
+            with _as_checkpoint_error(folder, 0):
+                manifest = CheckpointManifest(
+                    **snapshot.facts.model_dump(),
+                    weights_digest=digest,
+                    created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    files=files | theirs,
+                )
+                before_commit()
+                folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
         except CheckpointError:
-            raise
-        except Exception as error:  # safetensors and torch report a full disk with classes of their own
-            reason = _full_disk(folder, snapshot) or f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
-            raise CheckpointError(
-                f"cannot write checkpoint {folder.uri()}: {reason}",
-                next_step="free space or restore access, then run the same command: it continues from the checkpoint before, "
-                "or begins again where there is none",
-            ) from error
+            raise
         return Checkpoint(name, manifest, folder)
+
+    def write_training(self, step: int, mark: str, state: TrainingState) -> StoredFile:
+        """Write `training.pt` of the checkpoint of `step` that ends with `mark`, which another process writes and commits.
+
+        Raises:
+            CheckpointError: the storage refuses.
+        """
+        folder = self._storage.child(_name(step, mark))
+        with _as_checkpoint_error(folder, _size_bytes([state.training["bytes"]])):
+            return _put_training(folder, state)
 
     def committed(self) -> list[Checkpoint]:
         """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
@@ -308,6 +335,27 @@ class CheckpointStore:
             return f"{MANIFEST} is incomplete: {'.'.join(map(str, first['loc'])) or 'top level'}: {first['msg']}"
 
 
+@contextlib.contextmanager
+def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
+    """Tell a user what failed. `size_bytes`: about how much is written in the block."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # safetensors and torch report a full disk with classes of their own
+        reason = _full_disk(folder, size_bytes) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"cannot write checkpoint {folder.uri()}: {reason}",
+            next_step="free space or restore access, then run the same command: it continues from the checkpoint before, "
+            "or begins again where there is none",
+        ) from error
+
+
+def _put_training(folder: Storage, state: TrainingState) -> StoredFile:
+    content = {"training": state.training, "ranks": state.ranks}
+    return _put(folder, TRAINING, lambda path: torch.save(content, path))
+
+
 def _put(folder: Storage, file: str, save: Callable[[Path], object]) -> StoredFile:
     with _place(folder, file) as path:
         save(path)
@@ -343,15 +391,15 @@ def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:
     return None
 
 
-def _full_disk(folder: Storage, snapshot: Snapshot) -> str:
+def _full_disk(folder: Storage, size_bytes: int) -> str:
     """That the disk is full, if it is: what torch says of it names offsets in a file.
 
-    What did not fit is gone by now, so free space is compared with what was to be written: the weights, and AdamW's averages.
+    What did not fit may be gone by now, so free space is compared with what was to be written.
     """
     if not folder.is_local or not folder.local_path().exists():
         return ""
     free = shutil.disk_usage(folder.local_path()).free
-    needed = _NEARLY_FULL_BYTES + 3 * sum(tensor.nbytes for tensor in snapshot.model.values())
+    needed = _NEARLY_FULL_BYTES + size_bytes
     return f"no space left on its disk ({free / 1e6:,.0f} MB free)" if free < needed else ""
 
 
@@ -360,6 +408,14 @@ def _lost(name: str, why: str, used: CheckpointManifest) -> str:
     again = "1 step is" if steps == 1 else f"{steps:,} steps are"
     cost = f"{again} trained again" if steps else "no step is lost"
     return f"checkpoint {name} is damaged ({why}); continuing from step {used.step:,} instead: {cost}"
+
+
+def _size_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _name(step: int, mark: str) -> str:
+    return f"step-{step:010d}-{mark}"
 
 
 def _step_of(name: str) -> int:

@@ -5,6 +5,7 @@ A thin view of torch.distributed that also stands for one lone process.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Group"]
+__all__ = ["Group", "Letters"]
+
+LETTER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,14 @@ class Group:
 
         return gathered
 
+    def beside_first(self) -> int | None:
+        """The lowest other rank on rank 0's machine; None where rank 0 is alone there. A collective."""
+        if self.world_size == 1:
+            return None
+        hosts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(hosts, socket.gethostname())
+        return next((rank for rank, host in enumerate(hosts) if rank > 0 and host == hosts[0]), None)
+
     def from_first(self, value: Any) -> Any:
         """Rank 0's small picklable value, on every rank; the other ranks' argument is ignored."""
         if self.world_size == 1:
@@ -85,3 +96,32 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
+
+
+class Letters:
+    """Carries short texts from one rank to rank 0, beside what training sends: for threads in the background.
+
+    Making it is a collective.
+
+    Args:
+        sender: the other rank.
+    """
+
+    def __init__(self, sender: int) -> None:
+        self._sender = sender
+        self._pair = dist.new_group([0, sender], backend="gloo")
+
+    def send(self, text: str) -> None:
+        """Send a text of at most `LETTER_BYTES` to rank 0 and wait until it is taken. Raises RuntimeError if rank 0 is gone."""
+        letter = bytearray(text.encode().ljust(LETTER_BYTES))
+        dist.send(torch.frombuffer(letter, dtype=torch.uint8), dst=0, group=self._pair)
+
+    def receive(self) -> str:
+        """Wait for the sender's next text. Raises RuntimeError if it is gone."""
+        letter = bytearray(LETTER_BYTES)
+        dist.recv(torch.frombuffer(letter, dtype=torch.uint8), src=self._sender, group=self._pair)
+        return letter.decode().rstrip()
+
+    def close(self) -> None:
+        """No more is sent or received; whoever still waits for it gets an error."""
+        dist.destroy_process_group(self._pair)

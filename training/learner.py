@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from ingest.list_batches import batch_rows_of
 from penstock.errors import ResumeError, TrainingError
 from training.gradients import Gradients, MeanGradients
 from training.group import Group
+from training.host_copy import copied, once_there
 from training.packed import pack
 from training.recipe import Columns, Recipe
 from training.spec import TrainSpec
@@ -106,10 +107,19 @@ class Learner:
         """Give every rank rank 0's buffers (batch norm's running statistics), which are those that are saved. A collective."""
         self._group.copy_first(list(self.model.buffers()))
 
-    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(weights, everything else that must be saved, packed), copied to the CPU; later steps do not change them."""
+    def copy_weights(self) -> Callable[[], dict[str, Tensor]]:
+        """Begin to copy the weights to the CPU; later steps do not change the copy.
+
+        Returns:
+            A function that waits for the copy and gives it. Any thread may call it.
+        """
+        weights = {name: copied(value) for name, value in tensors_of(self.model.state_dict()).items()}
+        return once_there(weights, self._group.device)
+
+    def copy_training(self) -> Callable[[], dict[str, Any]]:
+        """As `copy_weights`, everything else that must be saved, packed."""
         state_dict = self.model.state_dict()
-        weights = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors_of(state_dict).items()}
+        weights = tensors_of(state_dict)
         training = {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
@@ -117,10 +127,12 @@ class Learner:
             "extra": {name: value for name, value in state_dict.items() if name not in weights},
             "learning_rate": self._spec.learning_rate,
         }
-        return weights, pack(training)
+        return once_there(pack(training), self._group.device)
 
     def restore(self, weights: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
-        """Put an unpacked snapshot back. To the default optimizer a changed `train.learning_rate` is applied, in proportion.
+        """Put copied weights and the unpacked rest back.
+
+        To the default optimizer a changed `train.learning_rate` is applied, in proportion.
 
         Raises:
             ResumeError: the checkpoint is from another model or optimizer.

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from training.host_copy import host_memory
+
 __all__ = ["pack", "unpack"]
 
 _PLACE = "\0tensor"
@@ -26,6 +28,8 @@ _PADDING = torch.zeros(_ALIGN_BYTES, dtype=torch.uint8)
 
 def pack(value: Any) -> dict[str, Any]:
     """Copy a tree of dicts, lists and tuples, and every tensor in it to the CPU; later changes do not reach the copy.
+
+    What lies on a GPU is only on its way when this returns: see `training.host_copy`.
 
     Returns:
         `tree`, `layout` (JSON: dtype and shape of each tensor) and `bytes` (uint8[n]): what torch.load reads with
@@ -43,9 +47,12 @@ def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]
         for tensor in tensors:
             pieces += [tensor.reshape(-1).view(torch.uint8), _PADDING[: -tensor.nbytes % _ALIGN_BYTES]]
         return torch.cat(pieces)
-    block = torch.zeros(sum(_room(tensor.nbytes) for tensor in tensors), dtype=torch.uint8)
+    block = host_memory([sum(_room(tensor.nbytes) for tensor in tensors)], torch.uint8, like=tensors)
+    first = 0
     for tensor, place in zip(tensors, _views(layout, block), strict=True):
-        place.copy_(tensor)
+        place.copy_(tensor, non_blocking=True)
+        block[first + tensor.nbytes : first + _room(tensor.nbytes)] = 0
+        first += _room(tensor.nbytes)
     return block
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import IO
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from functools import partial
+from typing import IO, Any
+
+from pydantic import BaseModel
+from torch import Tensor
 
 from ingest.cursor import Batch
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
-from training.checkpoint_writer import CheckpointWriter
-from training.group import Group
+from penstock.errors import CheckpointError
+from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile, TrainingState
+from training.checkpoint_writer import BackgroundWriter, CheckpointWriter
+from training.group import Group, Letters
 from training.job import TrainJob
 from training.journal import JournalWriter, Point, truncate_journal
 from training.learner import Learner
@@ -22,11 +28,14 @@ from training.not_a_number import not_a_number
 from training.packed import pack
 from training.state import TrainState, capture_rng
 
-__all__ = ["FirstRank", "RankObserver", "rank_observer"]
+__all__ = ["FirstRank", "RankBesideFirst", "RankObserver", "rank_observer"]
+
+LONGEST_TEXT = 800
+"""Characters of an error's texts that another rank tells: a letter has a fixed size."""
 
 
 class RankObserver(Observer):
-    """The observer of every rank but the first.
+    """The observer of a rank that writes nothing of a checkpoint.
 
     Args:
         group: the ranks.
@@ -49,14 +58,93 @@ class RankObserver(Observer):
             self._rows_file.flush()
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
-        """Give this rank's random generators to rank 0. A collective."""
+        """Give this rank's random generators to those who write. A collective."""
         self._sent()
-        self._sent = self._group.gather(pack(capture_rng(self._group.device))["bytes"])
+        self._sent = self._generators()
 
     def finish(self) -> str | None:
         """Wait for what is being written; the name of the last checkpoint written by this process, on rank 0."""
         self._sent()
         return None
+
+    def _generators(self) -> Callable[[], dict[str, Any]]:
+        """Begin to gather all ranks' random generators; the function waits for them. A collective."""
+        own = pack(capture_rng(self._group.device))
+        everyones = self._group.gather(own["bytes"])
+        return lambda: {**own, "bytes": everyones()}
+
+
+class RankBesideFirst(RankObserver):
+    """The observer of the rank that writes `training.pt`: what is copied and written is divided between two ranks.
+
+    The optimizer's state is the same on all of them. Rank 0 waits for the letter that says what was written, and commits it.
+
+    Args:
+        group: the ranks.
+        learner: what is saved.
+        store: where to.
+        letters: to rank 0.
+        mark: ends the names of this worker group's checkpoints.
+        rows_file: as for every rank.
+    """
+
+    def __init__(
+        self, group: Group, learner: Learner, store: CheckpointStore, letters: Letters, mark: str, rows_file: IO[str] | None
+    ) -> None:
+        super().__init__(group, rows_file)
+        self._learner, self._store, self._letters, self._mark = learner, store, letters, mark
+        self._writer: BackgroundWriter[StoredFile] = BackgroundWriter()
+
+    def save(self, state: TrainState, measured: dict[str, float]) -> None:
+        """Copy this rank's part to memory and have it written in the background. A collective.
+
+        Raises:
+            CheckpointError: the write before failed.
+            RuntimeError: a rank was lost before it had sent its part of the one before.
+        """
+        self._writer.wait()  # before the copy: at most one is held
+        generators = self._generators()
+        training = self._learner.copy_training()
+        self._writer.start(lambda: self._write(state.step, lambda: TrainingState(training(), generators())))
+
+    def finish(self) -> str | None:
+        """As `FirstRank.finish`; has no name to tell."""
+        self._writer.wait()
+        return None
+
+    def close(self) -> None:
+        """As `BackgroundWriter.close`."""
+        self._writer.close()
+
+    def _write(self, step: int, completed: Callable[[], TrainingState]) -> StoredFile:
+        letter = _Letter()
+        try:
+            letter.written = self._store.write_training(step, self._mark, completed())
+            return letter.written
+        except CheckpointError as error:
+            letter.failed = error.message[:LONGEST_TEXT], error.next_step[:LONGEST_TEXT]
+            raise
+        finally:
+            self._letters.send(letter.model_dump_json())
+
+
+class _Letter(BaseModel):
+    """What became of `training.pt`. Neither is set where another rank was lost, which a user can do nothing about."""
+
+    written: StoredFile | None = None
+    failed: tuple[str, str] | None = None
+    """Message and next step of the CheckpointError."""
+
+
+def _training_file(letters: Letters) -> StoredFile:
+    """Wait for what the rank beside this one has written. Raises what that raised: CheckpointError or RuntimeError."""
+    letter = _Letter.model_validate_json(letters.receive())
+    if letter.written is not None:
+        return letter.written
+    if letter.failed is not None:
+        message, next_step = letter.failed
+        raise CheckpointError(message, next_step=next_step)
+    raise RuntimeError("a rank was lost while a checkpoint was written")
 
 
 class FirstRank(RankObserver):
@@ -69,6 +157,8 @@ class FirstRank(RankObserver):
         writer: writes checkpoints in the background.
         learner: what is saved.
         facts: what is the same in every checkpoint of this worker group.
+        mark: ends the names of this worker group's checkpoints.
+        alone: this rank writes `training.pt` too.
         rows_file: as for every rank.
         clock: monotonic seconds.
     """
@@ -81,11 +171,14 @@ class FirstRank(RankObserver):
         writer: CheckpointWriter,
         learner: Learner,
         facts: CheckpointFacts,
+        mark: str,
+        alone: bool,
         rows_file: IO[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(group, rows_file)
         self._job, self._courier, self._writer, self._learner, self._facts = job, courier, writer, learner, facts
+        self._mark, self._alone = mark, alone
         self._clock = clock
         self._saved_s = clock()
         self._unsealed: list[Point] = []
@@ -130,38 +223,40 @@ class FirstRank(RankObserver):
         self._add(Point(now_ms(), step, metrics))
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
-        """Copy everything to memory and have it written in the background. A collective.
+        """Copy this rank's part to memory and have it written in the background. A collective.
 
         Raises:
-            CheckpointError: the write before failed.
-            RuntimeError: a rank was lost before it had sent its part of the one before.
-            TrainingError: a weight is not a number.
+            CheckpointError, RuntimeError, TrainingError: of the one before, as `CheckpointWriter.submit`.
         """
         self._writer.wait()  # before the copy: at most one is held
-        generators = pack(capture_rng(self._group.device))
-        everyones = self._group.gather(generators["bytes"])
-        weights, training = self._learner.snapshot()
+        generators = self._generators()
+        weights = self._learner.copy_weights()
+        training = self._learner.copy_training() if self._alone else None
         update = {
             "step": state.step,
             "epoch": state.epoch,
             "position": state.position,
             "metrics": {name: value if math.isfinite(value) else None for name, value in measured.items()},
         }
+        facts = self._facts.model_copy(update=update)
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=state.step))
-        if self._job.spec.on_nan == "stop":
-            bad = next((name for name, tensor in weights.items() if tensor.is_floating_point() and tensor.isnan().any()), None)
-            if bad is not None:
-                raise not_a_number(f"the weight {bad} is not a number after step {state.step:,}")
-        facts = self._facts.model_copy(update=update)
-        self._writer.submit(lambda: Snapshot(facts, weights, training, {**generators, "bytes": everyones()}), points)
+
+        def completed() -> Snapshot:
+            model = weights()
+            if self._job.spec.on_nan == "stop":
+                _check_weights(model, state.step)
+            rest = TrainingState(training(), generators()) if training is not None else None
+            return Snapshot(facts, model, rest, self._mark)
+
+        self._writer.submit(completed, points)
         self._saved_s = self._clock()
 
     def finish(self) -> str | None:
         """Wait for the last checkpoint to be committed.
 
         Raises:
-            CheckpointError, RuntimeError: it could not be written, or not be completed.
+            CheckpointError, RuntimeError, TrainingError: as `CheckpointWriter.submit`, of the last one.
         """
         last = self._writer.wait()
         return last.name if last is not None else None
@@ -175,20 +270,34 @@ class FirstRank(RankObserver):
 def rank_observer(
     job: TrainJob, group: Group, client: MailboxClient, store: CheckpointStore, learner: Learner, facts: CheckpointFacts
 ) -> Iterator[RankObserver]:
-    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error."""
-    with _rows_file(job, group.rank) as rows_file:
-        if not group.is_first:
+    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
+
+    A collective.
+    """
+    beside = group.beside_first()
+    # A name of its own for every write: each worker group has a mark, and saves a step once.
+    mark = group.from_first(uuid.uuid4().hex[:6])
+    with ExitStack() as closes:
+        letters = closes.enter_context(closing(Letters(beside))) if beside is not None else None
+        rows_file = closes.enter_context(_rows_file(job, group.rank))
+        if group.is_first:
+            # What was sealed beyond the checkpoint belongs to steps that are now executed again.
+            truncate_journal(job.run_storage, facts.step)
+            courier = closes.enter_context(closing(Courier(client)))
+            training_file = partial(_training_file, letters) if letters is not None else None
+            journal = JournalWriter(job.run_storage, job.attempt)
+            writer = closes.enter_context(closing(CheckpointWriter(store, journal, courier.post, training_file)))
+            yield FirstRank(job, group, courier, writer, learner, facts, mark, letters is None, rows_file)
+        elif letters is not None and group.rank == beside:
+            yield closes.enter_context(closing(RankBesideFirst(group, learner, store, letters, mark, rows_file)))
+        else:
             yield RankObserver(group, rows_file)
-            return
-        # What was sealed beyond the checkpoint belongs to steps that are now executed again.
-        truncate_journal(job.run_storage, facts.step)
-        courier = Courier(client)
-        writer = CheckpointWriter(store, JournalWriter(job.run_storage, job.attempt), courier.post)
-        try:
-            yield FirstRank(job, group, courier, writer, learner, facts, rows_file)
-        finally:
-            writer.close()
-            courier.close()
+
+
+def _check_weights(model: Mapping[str, Tensor], step: int) -> None:
+    bad = next((name for name, tensor in model.items() if tensor.is_floating_point() and tensor.isnan().any()), None)
+    if bad is not None:
+        raise not_a_number(f"the weight {bad} is not a number after step {step:,}")
 
 
 def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:

@@ -16,7 +16,7 @@ import torch
 
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
-from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, TrainingState
 from training.packed import pack
 from training.spec import BestSpec
 
@@ -34,7 +34,7 @@ def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float 
     model = {"weight": torch.full((64, 64), fill), "half": torch.full((3,), fill, dtype=torch.bfloat16)}
     training = pack({"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}})
     generators = pack({"torch": torch.get_rng_state()})
-    return Snapshot(facts, model, training, {**generators, "bytes": generators["bytes"].expand(2, -1)})
+    return Snapshot(facts, model, TrainingState(training, {**generators, "bytes": generators["bytes"].expand(2, -1)}))
 
 
 def overwrite(storage: Storage, path: str, data: bytes) -> None:
@@ -187,7 +187,7 @@ def test_a_disk_that_refuses_is_a_checkpoint_error(tmp_path: Path) -> None:
 _WRITER = """
 import sys, torch
 from penstock.storage import Storage
-from training.checkpoint import VERSION, CheckpointFacts, CheckpointStore, Snapshot
+from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot, TrainingState
 from training.packed import pack
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
@@ -197,7 +197,7 @@ while True:
     step += 1
     facts = CheckpointFacts(step=step, epoch=0, position=step, world_size=1)
     model = {f"w{i}": torch.full((50_000,), float(step)) for i in range(4)}
-    store.write(Snapshot(facts, model, pack({"extra": {}}), pack({})))
+    store.write(Snapshot(facts, model, TrainingState(pack({"extra": {}}), pack({}))))
     store.prune()
     print(step, flush=True)
 """

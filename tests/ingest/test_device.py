@@ -15,9 +15,9 @@ from ingest.public import open_feed
 from penstock.errors import SpecError
 from penstock.storage import Storage
 from tests.conformance.feed_cases import ROWS, values_of, write_dataset
+from tests.gpu import needs_gpu
 
 SCALE = [1 / 255, 2.0, 0.5]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
 @pytest.fixture

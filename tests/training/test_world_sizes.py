@@ -10,17 +10,20 @@ import pytest
 import torch
 import torch.nn as nn
 
+from penstock.errors import CheckpointError
 from penstock.storage import Storage
-from tests.training.digits import make_job
+from tests.training.digits import ListClient, make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from training import checkpoint as checkpoint_module
+from training import group as group_module
+from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile, TrainingState
 from training.checkpoint_writer import CheckpointWriter
 from training.gradients import MeanGradients
 from training.group import Group
 from training.job import TrainJob
 from training.journal import JournalWriter
 from training.packed import pack
-from training.worker import RankResult
+from training.worker import RankResult, run_rank
 
 
 def newest(folder: Path, run: str) -> Checkpoint:
@@ -45,7 +48,7 @@ def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
     writer = CheckpointWriter(CheckpointStore(storage), JournalWriter(storage, 1), lambda event: None)
     gathered = group.gather(torch.zeros(3, dtype=torch.uint8))
     facts = CheckpointFacts(step=1, epoch=0, position=0, world_size=2)
-    writer.submit(lambda: Snapshot(facts, {}, pack({}), {**pack({}), "bytes": gathered()}), [])
+    writer.submit(lambda: Snapshot(facts, {}, TrainingState(pack({}), {**pack({}), "bytes": gathered()})), [])
     try:
         writer.wait()
     except RuntimeError as error:
@@ -58,6 +61,53 @@ def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
 def test_a_rank_that_is_lost_is_no_failure_to_write(tmp_path: Path) -> None:
     # A CheckpointError would end the run: what a lost worker raises is tried again.
     assert run_ranks(write_what_the_other_rank_never_sends, 2, tmp_path)[0] == "RuntimeError[]"
+
+
+def write_where_the_other_rank_cannot(group: Group, job: TrainJob) -> str:
+    def full(*_: object) -> None:
+        raise CheckpointError("cannot write it: no space left on its disk", next_step="free space")
+
+    if not group.is_first:
+        CheckpointStore.write_training = full  # type: ignore[method-assign, assignment]
+    try:
+        run_rank(job, group, ListClient())
+    except CheckpointError as error:
+        return f"{error.message}; {error.next_step}"
+    except RuntimeError:
+        return "the other rank was lost"
+    return "finished"
+
+
+def test_what_one_rank_cannot_write_is_an_error_and_nothing_counts(tmp_path: Path) -> None:
+    job = make_job(tmp_path, workers=2, checkpoint={"every_s": None, "every_steps": 2})
+    told = run_ranks(write_where_the_other_rank_cannot, 2, job)
+    error = "cannot write it: no space left on its disk; free space"
+    assert error in told and {*told} <= {error, "the other rank was lost"}
+    assert Storage(str(tmp_path / "run")).list("checkpoints") == []
+
+
+def who_writes_the_training_state(group: Group, job: TrainJob, hosts: list[str]) -> int:
+    """How many files of optimizer state this rank writes."""
+    written: list[StoredFile] = []
+    write = checkpoint_module._put_training
+
+    def counted(*arguments: Any) -> StoredFile:
+        written.append(write(*arguments))
+        return written[-1]
+
+    checkpoint_module._put_training = counted
+    group_module.socket.gethostname = lambda: hosts[group.rank]  # type: ignore[assignment]
+    run_rank(job, group, ListClient())
+    return len(written)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "writer"), [(["a", "a", "a"], 1), (["a", "b", "a"], 2), (["a", "b", "b"], 0)], ids=["one", "two", "apart"]
+)
+def test_a_rank_on_the_first_ones_machine_writes_the_training_state(tmp_path: Path, hosts: list[str], writer: int) -> None:
+    written = run_ranks(who_writes_the_training_state, 3, make_job(tmp_path, workers=3, epochs=1, recipe="Linear"), hosts)
+    assert [count > 0 for count in written] == [rank == writer for rank in range(3)]
+    assert newest(tmp_path, "run").training()["optimizer"]["state"]
 
 
 def test_every_global_batch_holds_the_same_rows_in_the_same_order(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""How does a GPU's state get to the CPU while the GPU works on?
+
+Into pinned memory, which the GPU writes by itself: nobody waits but who reads the copy. What the GPU is asked to do later comes
+after the copies, so they hold what was there when they were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["copied", "host_memory", "once_there"]
+
+T = TypeVar("T")
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU; of a GPU's tensor it is on its way: see `once_there`."""
+    source = tensor.detach()
+    if not source.is_cuda or source.layout is not torch.strided:
+        return source.to("cpu", copy=True).contiguous()
+    copy = host_memory(source.shape, source.dtype, like=[source])
+    return copy.copy_(source.contiguous(), non_blocking=True)
+
+
+def once_there(value: T, device: torch.device) -> Callable[[], T]:
+    """A function, for any thread, that waits for the copies from `device` asked for so far by this one, and returns `value`."""
+    if device.type != "cuda":
+        return lambda: value
+    event = torch.cuda.current_stream(device).record_event()
+
+    def arrived() -> T:
+        event.synchronize()
+        return value
+
+    return arrived
+
+
+def host_memory(shape: Sequence[int], dtype: torch.dtype, like: Iterable[Tensor]) -> Tensor:
+    """CPU memory of arbitrary content; pinned if a tensor of `like` lies on a GPU."""
+    with _unfilled():
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=any(tensor.is_cuda for tensor in like))
+
+
+@contextmanager
+def _unfilled() -> Iterator[None]:
+    """In deterministic mode torch fills fresh memory, which takes longer than the copy that comes into it."""
+    mode: Any = torch.utils.deterministic
+    fills = mode.fill_uninitialized_memory
+    mode.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        mode.fill_uninitialized_memory = fills
