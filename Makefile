@@ -67,6 +67,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@$(BIN)/python -m benchmarks.beyond
 	@$(BIN)/python -m benchmarks.loop
 	@$(BIN)/python -m benchmarks.gpu
+	@$(BIN)/python -m benchmarks.gpu_loop
 	@$(BIN)/python -m benchmarks.prepare
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python -m benchmarks.start

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import PIL
@@ -15,10 +17,11 @@ from ingest.dataset import FeedSchema
 from penstock.errors import ResumeError
 from training.checkpoint import CheckpointFacts
 
-__all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge"]
+__all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge", "told_of_chance", "with_reason"]
 
 BIT_EXACT = "bit-exact"
 _SAME_ORDER = "same-order: "
+_NOT_DETERMINISTIC = " does not have a deterministic implementation"
 _DECISIVE = {"torch": "torch", "device": "device", "cpu": "CPU", "threads": "torch threads", "cuda": "CUDA", "images": "Pillow"}
 """The parts of the environment that floating-point results depend on, by the words a user reads."""
 
@@ -63,9 +66,38 @@ def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], 
             changes += [f"{path} ({', '.join(names)})"] if names else []
         elif before != now:
             changes.append(f"{path} {before} -> {now}")
-    earlier = [] if facts.exactness == BIT_EXACT else [facts.exactness.removeprefix(_SAME_ORDER)]
-    found = [*earlier, *changes]
-    return _SAME_ORDER + ", ".join(found) if found else BIT_EXACT
+    exactness = facts.exactness
+    for change in changes:
+        exactness = with_reason(exactness, change)
+    return exactness
+
+
+def with_reason(exactness: str, reason: str) -> str:
+    """`same-order: `, what is said already, and why else bits may differ."""
+    said = [] if exactness == BIT_EXACT else exactness.removeprefix(_SAME_ORDER).split(", ")
+    return exactness if reason in said else _SAME_ORDER + ", ".join([*said, reason])
+
+
+@contextmanager
+def told_of_chance(tell: Callable[[str], None]) -> Iterator[None]:
+    """Call `tell` whenever an operation runs in the block that torch has no deterministic form of, with the operation's name.
+
+    It is called where torch would warn, in any thread of this process. The warning itself is shown once for each operation.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=f".*{_NOT_DETERMINISTIC}")
+        show, shown = warnings.showwarning, set[str]()
+
+        def told(message: Warning | str, *others: Any, **more: Any) -> None:
+            operation, found, _ = str(message).partition(_NOT_DETERMINISTIC)
+            if found:
+                tell(operation)
+            if not found or operation not in shown:
+                shown.add(operation)
+                show(message, *others, **more)
+
+        warnings.showwarning = told
+        yield
 
 
 def check_identity(facts: CheckpointFacts, identity: Mapping[str, str], checkpoint: str) -> None:

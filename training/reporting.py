@@ -18,6 +18,7 @@ from ingest.cursor import Batch
 from penstock.errors import CheckpointError
 from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile, TrainingState
 from training.checkpoint_writer import BackgroundWriter, CheckpointWriter
+from training.exactness import with_reason
 from training.group import Group, Letters
 from training.job import TrainJob
 from training.journal import JournalWriter, Point, truncate_journal
@@ -47,8 +48,16 @@ class RankObserver(Observer):
         self._rows_file = rows_file
         self._sent: Callable[[], object] = lambda: None
 
+    @property
+    def exactness(self) -> str | None:
+        """What the next checkpoint says of itself; known on rank 0."""
+        return None
+
     def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
         """Training continues from `checkpoint`."""
+
+    def chance(self, operation: str) -> None:
+        """An operation is used whose bits differ from time to time."""
 
     def batch(self, step: int, epoch: int, batch: Batch) -> None:
         """Record the rows before they are learned: a line more than learned is harmless, a line less would hide a row."""
@@ -188,6 +197,20 @@ class FirstRank(RankObserver):
         """Tell the driver."""
         step, name = checkpoint.manifest.step, checkpoint.name
         self._courier.post(Resumed(step=step, checkpoint=name, exactness=self._facts.exactness, warnings=tuple(warnings)))
+
+    @property
+    def exactness(self) -> str:
+        """What the next checkpoint says of itself."""
+        return self._facts.exactness
+
+    def chance(self, operation: str) -> None:
+        """Let checkpoints say so from now on, and tell the driver once."""
+        exactness = with_reason(self._facts.exactness, f"{operation} is not deterministic")
+        if exactness != self._facts.exactness:
+            self._facts = self._facts.model_copy(update={"exactness": exactness})
+            self._courier.post(
+                Warned(message=f"torch has no deterministic {operation} for this device: weights may differ in their last bits")
+            )
 
     def wants(self) -> tuple[bool, bool]:
         """A stop when the driver asked for one, a save when the time has come and the writer is free."""

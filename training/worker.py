@@ -17,7 +17,7 @@ import torch
 from ingest.cursor import Feed
 from penstock.errors import PenstockError, ResumeError, SpecError
 from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore
-from training.exactness import BIT_EXACT, check_identity, environment_of, judge
+from training.exactness import BIT_EXACT, check_identity, environment_of, judge, told_of_chance
 from training.feeds import open_job_feed
 from training.group import Group
 from training.job import TrainJob
@@ -99,9 +99,16 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     with rank_observer(job, group, client, store, learner, facts) as observer:
         if checkpoint is not None:
             observer.resumed(checkpoint, warnings)
-        end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
+
+        def tell(operation: str) -> None:
+            if learner.model.training:  # what validation does changes no weight
+                observer.chance(operation)
+
+        with told_of_chance(tell):
+            end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
         written = observer.finish()
-    return replace(start, status=end.status, state=end.state, checkpoint=written or start.checkpoint)
+    exactness = observer.exactness or start.exactness
+    return replace(start, status=end.status, state=end.state, exactness=exactness, checkpoint=written or start.checkpoint)
 
 
 def _continue_from(

@@ -177,3 +177,18 @@ class Freezing(Branches):
         if model["stem"].bias.abs().max() > 0.13:
             model["even"].requires_grad_(False)
         return super().loss(model, batch)
+
+
+class Chance(Digits):
+    """Uses an operation that torch has no deterministic form of."""
+
+    def loss(self, model, batch):
+        image = batch["image"].put(torch.tensor([0]), torch.zeros(1))
+        return super().loss(model, {**batch, "image": image})
+
+
+class ChanceInPredict(Digits):
+    """Uses such an operation where nothing is learned."""
+
+    def predict(self, model, batch):
+        return model(batch["image"].put(torch.tensor([0]), torch.zeros(1)))

@@ -237,6 +237,27 @@ def test_a_changed_recipe_is_told_by_the_file_that_changed(tmp_path: Path) -> No
     assert result.exactness == "same-order: the recipe's code (words.txt)"
 
 
+def test_an_operation_whose_bits_differ_is_told_once_and_not_forgotten(tmp_path: Path) -> None:
+    client = ListClient()
+    reason = "same-order: put_ is not deterministic"
+    with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation") as shown:
+        first = train_alone(make_job(tmp_path, recipe="Chance", max_steps=3), client)
+    assert len([warning for warning in shown if "put_" in str(warning.message)]) == 1
+    assert first.exactness == newest(tmp_path, "run").exactness == reason
+    told = [event.message for event in client.events if isinstance(event, Warned)]
+    assert told == ["torch has no deterministic put_ for this device: weights may differ in their last bits"]
+    with pytest.warns(UserWarning, match="put_"):
+        again = train_alone(make_job(tmp_path, recipe="Chance", attempt=2), client)
+    assert again.exactness == reason and again.resumed_from_step == 3
+    assert len([event for event in client.events if isinstance(event, Warned)]) == 1
+
+
+def test_what_only_validation_does_costs_no_exactness(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="put_"):
+        result = train_alone(make_job(tmp_path, recipe="ChanceInPredict"))
+    assert result.exactness == "bit-exact"
+
+
 def test_other_data_are_refused(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, max_steps=3))
     other = make_order(ShuffleSpec(seed=18), ROWS["train"])
