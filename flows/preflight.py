@@ -15,7 +15,7 @@ from flows.cpus import held_by_workers
 from flows.services import check_ray_answers
 from ingest.shard_cache import cache_folder, configured_budget
 from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
-from penstock.storage import Storage
+from penstock.storage import NO_ROOM, Storage
 from tasks.project import Project
 from tasks.spec import PipelineSpec
 from training.recipe import load_recipe
@@ -64,6 +64,11 @@ def check_storage(storage: Storage) -> None:
     except Interrupted:
         raise
     except Exception as error:  # every store has errors of its own
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise PreflightError(
+                f"storage {storage.root} cannot be written: its disk is full",
+                next_step=f"free some space ({FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free), then run the same command",
+            ) from error
         reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         raise PreflightError(
             f"storage {storage.root} cannot be written: {reason}",

@@ -61,7 +61,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 
 
 def _facts(output: dict[str, Any]) -> Facts:
-    return tuple((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
+    metrics = ((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
+    return ("of step", f"{output['step']:,}"), *metrics
 
 
 STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)

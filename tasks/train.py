@@ -58,7 +58,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     committed = store.committed()
     ctx.tracker.checkpoints(committed)
     if not committed and ctx.ledger.has_trained(ctx.run.run):
-        ctx.reporter.say("train: this run stopped before its first checkpoint was saved, and starts at step 0 again")
+        ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
 
     restarts = 0
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from penstock.config import Section
 from penstock.digest import file_digest
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
 from training.packed import unpack
 from training.spec import BestSpec
@@ -170,34 +170,40 @@ class CheckpointStore:
         Args:
             snapshot: what to write.
             before_commit: called when all files are durable and the manifest is not there yet.
-            training_file: waits for the process that writes `training.pt`, where the snapshot does not hold it. Its errors
-                stay as they are.
+            training_file: waits for the process that writes `training.pt`, where the snapshot does not hold it. It is called
+                once, also if something fails here. Its errors stay as they are.
 
         Raises:
             CheckpointError: the storage refuses (full, gone, no permission).
+            PenstockError: `before_commit` refuses.
         """
         name = _name(snapshot.facts.step, snapshot.mark or uuid.uuid4().hex[:6])
         folder = self._storage.child(name)
-        model_bytes = _size_bytes(snapshot.model.values())
+        files: dict[str, StoredFile] = {}
+        asked = training_file is None
         try:
-            try:
-                with _as_checkpoint_error(folder, 3 * model_bytes):  # AdamW's averages are twice as large
-                    files = {MODEL: _put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path))}
-                    if snapshot.training is not None:
-                        files[TRAINING] = _put_training(folder, snapshot.training)
-                    digest = weights_digest(snapshot.model)
-            finally:  # nobody may be at work in a folder that is deleted
-                theirs = {TRAINING: training_file()} if training_file is not None else {}
+            with _as_checkpoint_error(folder, 3 * _size_bytes(snapshot.model.values())):  # AdamW's averages are twice as large
+                files[MODEL] = _put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path))
+                if snapshot.training is not None:
+                    files[TRAINING] = _put_training(folder, snapshot.training)
+                digest = weights_digest(snapshot.model)
+            if training_file is not None:
+                asked = True
+                files[TRAINING] = training_file()
             with _as_checkpoint_error(folder, 0):
                 manifest = CheckpointManifest(
                     **snapshot.facts.model_dump(),
                     weights_digest=digest,
                     created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    files=files | theirs,
+                    files=files,
                 )
                 before_commit()
+                _check_is_there(folder, TRAINING, files[TRAINING])
                 folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
-        except CheckpointError:
+        except Exception:
+            with contextlib.suppress(Exception):
+                if training_file is not None and not asked:
+                    training_file()  # nobody may be at work in a folder that is deleted
             with contextlib.suppress(Exception):
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise
@@ -340,7 +346,7 @@ def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
     """Tell a user what failed. `size_bytes`: about how much is written in the block."""
     try:
         yield
-    except CheckpointError:
+    except PenstockError:
         raise
     except Exception as error:  # safetensors and torch report a full disk with classes of their own
         reason = _full_disk(folder, size_bytes) or f"{type(error).__name__}: {error}"
@@ -349,6 +355,19 @@ def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
             next_step="free space or restore access, then run the same command: it continues from the checkpoint before, "
             "or begins again where there is none",
         ) from error
+
+
+def _check_is_there(folder: Storage, file: str, stored: StoredFile) -> None:
+    """Another process may have written it: where this one sees another disk, it would commit a checkpoint without the file."""
+    try:
+        size_bytes = folder.size(file)
+    except FileNotFoundError:
+        size_bytes = -1
+    if size_bytes != stored.size_bytes:
+        raise CheckpointError(
+            f"another worker wrote {file} of {folder.uri()}, and it is not here: the workers do not share their storage",
+            next_step="set `storage` to a place that all workers see, such as s3://bucket/prefix",
+        )
 
 
 def _put_training(folder: Storage, state: TrainingState) -> StoredFile:

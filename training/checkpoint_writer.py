@@ -10,6 +10,7 @@ from penstock.errors import CheckpointError
 from training.checkpoint import Checkpoint, CheckpointStore, Snapshot, StoredFile
 from training.journal import JournalWriter, Point
 from training.mailbox import CheckpointCommitted, Event
+from training.not_a_number import not_a_number
 
 __all__ = ["BackgroundWriter", "CheckpointWriter"]
 
@@ -62,6 +63,7 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         journal: where metric points are sealed.
         post: takes the news.
         training_file: waits for the rank that writes `training.pt`, as in `CheckpointStore.write`; None where this one does.
+        refuses_nan: a weight that is not a number is an error, and nothing counts that was written of it.
     """
 
     def __init__(
@@ -70,12 +72,19 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         journal: JournalWriter,
         post: Callable[[Event], None],
         training_file: Callable[[], StoredFile] | None = None,
+        refuses_nan: bool = False,
     ) -> None:
         super().__init__()
         self._store = store
         self._journal = journal
         self._post = post
         self._training_file = training_file
+        self._refuses_nan = refuses_nan
+
+    @property
+    def writes_training(self) -> bool:
+        """Whether snapshots are to hold what `training.pt` does."""
+        return self._training_file is None
 
     def submit(self, completed: Callable[[], Snapshot], points: list[Point]) -> None:
         """Start writing; waits for the one before.
@@ -92,14 +101,11 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         self.start(lambda: self._write(completed, points))
 
     def _write(self, completed: Callable[[], Snapshot], points: list[Point]) -> Checkpoint:
-        try:
-            snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
-        except BaseException:
-            if self._training_file is not None:
-                self._training_file()  # who sends it waits until it is taken
-            raise
+        snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
 
         def seal() -> None:
+            if self._refuses_nan:
+                _check_weights(snapshot)
             # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.
             for point in points:
                 self._journal.add(point)
@@ -112,3 +118,10 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
             raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
         self._post(CheckpointCommitted(name=checkpoint.name, step=checkpoint.manifest.step))
         return checkpoint
+
+
+def _check_weights(snapshot: Snapshot) -> None:
+    weights = snapshot.model.items()
+    bad = next((name for name, weight in weights if weight.is_floating_point() and weight.isnan().any()), None)
+    if bad is not None:
+        raise not_a_number(f"the weight {bad} is not a number after step {snapshot.facts.step:,}")

@@ -5,9 +5,13 @@ A thin view of torch.distributed that also stands for one lone process.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 __all__ = ["Group", "Letters"]
-
-LETTER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Group:
         if self.world_size == 1:
             return None
         hosts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(hosts, socket.gethostname())
+        dist.all_gather_object(hosts, _machine())
         return next((rank for rank, host in enumerate(hosts) if rank > 0 and host == hosts[0]), None)
 
     def from_first(self, value: Any) -> Any:
@@ -98,6 +100,12 @@ class Group:
                 dist.broadcast(tensor, src=0)
 
 
+def _machine() -> str:
+    """Which machine this is: hosts that were cloned may share a name, but not the kernel that runs."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else uuid.getnode()}"
+
+
 class Letters:
     """Carries short texts from one rank to rank 0, beside what training sends: for threads in the background.
 
@@ -109,19 +117,25 @@ class Letters:
 
     def __init__(self, sender: int) -> None:
         self._sender = sender
-        self._pair = dist.new_group([0, sender], backend="gloo")
+        # A rank that is lost closes its connection; what takes so long is a slow storage.
+        self._pair: Any = dist.new_group([0, sender], timeout=timedelta(days=1), backend="gloo")
 
     def send(self, text: str) -> None:
-        """Send a text of at most `LETTER_BYTES` to rank 0 and wait until it is taken. Raises RuntimeError if rank 0 is gone."""
-        letter = bytearray(text.encode().ljust(LETTER_BYTES))
-        dist.send(torch.frombuffer(letter, dtype=torch.uint8), dst=0, group=self._pair)
+        """Send a text to rank 0, and wait until it is taken. Raises RuntimeError if rank 0 is gone."""
+        letter = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        for part in (torch.tensor([len(letter)]), letter):
+            dist.send(part, dst=0, group=self._pair)
 
     def receive(self) -> str:
         """Wait for the sender's next text. Raises RuntimeError if it is gone."""
-        letter = bytearray(LETTER_BYTES)
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, src=self._sender, group=self._pair)
+        letter = bytearray(int(size))
         dist.recv(torch.frombuffer(letter, dtype=torch.uint8), src=self._sender, group=self._pair)
-        return letter.decode().rstrip()
+        return letter.decode()
 
     def close(self) -> None:
         """No more is sent or received; whoever still waits for it gets an error."""
-        dist.destroy_process_group(self._pair)
+        with contextlib.suppress(ValueError):  # the ranks' own group has ended, and this one with it
+            dist.destroy_process_group(self._pair)
+        self._pair = None

@@ -6,8 +6,10 @@ after the copies, so they hold what was there when they were asked for.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,11 +18,14 @@ from torch import Tensor
 __all__ = ["copied", "host_memory", "once_there"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def copied(tensor: Tensor) -> Tensor:
     """A contiguous copy on the CPU; of a GPU's tensor it is on its way: see `once_there`."""
     source = tensor.detach()
+    if source.is_cuda:
+        source = source.resolve_conj().resolve_neg()  # the GPU's part: a lazy one would be done here, and too early
     if not source.is_cuda or source.layout is not torch.strided:
         return source.to("cpu", copy=True).contiguous()
     copy = host_memory(source.shape, source.dtype, like=[source])
@@ -41,9 +46,15 @@ def once_there(value: T, device: torch.device) -> Callable[[], T]:
 
 
 def host_memory(shape: Sequence[int], dtype: torch.dtype, like: Iterable[Tensor]) -> Tensor:
-    """CPU memory of arbitrary content; pinned if a tensor of `like` lies on a GPU."""
+    """CPU memory of arbitrary content; pinned if a tensor of `like` lies on a GPU, and there is so much to pin."""
+    make = partial(torch.empty, tuple(shape), dtype=dtype, device="cpu")
     with _unfilled():
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=any(tensor.is_cuda for tensor in like))
+        if any(tensor.is_cuda for tensor in like):
+            try:
+                return make(pin_memory=True)
+            except RuntimeError:
+                _log.warning("no memory can be pinned for a copy of the training state: training waits while it is copied")
+        return make()
 
 
 @contextmanager

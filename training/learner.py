@@ -107,6 +107,12 @@ class Learner:
         """Give every rank rank 0's buffers (batch norm's running statistics), which are those that are saved. A collective."""
         self._group.copy_first(list(self.model.buffers()))
 
+    @property
+    def has_extra_state(self) -> bool:
+        """Whether a module keeps more than tensors, by `get_extra_state`."""
+        state_dict = self.model.state_dict()
+        return len(tensors_of(state_dict)) < len(state_dict)
+
     def copy_weights(self) -> Callable[[], dict[str, Tensor]]:
         """Begin to copy the weights to the CPU; later steps do not change the copy.
 

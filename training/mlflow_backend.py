@@ -78,6 +78,8 @@ def open_client(tracking_uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
+    # A traceback of hundreds of lines at each try; the sender says in one what failed, and tries again.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri, registry_uri=tracking_uri)
 
 

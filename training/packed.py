@@ -90,7 +90,7 @@ def _without_tensors(value: Any, found: list[Tensor]) -> Any:
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
         if not plain or value.is_quantized or value.is_nested:
             return value.detach().to("cpu", copy=True)
-        found.append(value.detach())
+        found.append(value.detach().resolve_conj().resolve_neg() if value.is_cuda else value.detach())
         return {_PLACE: len(found) - 1}
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _without_tensors(item, found)) for key, item in value.items())

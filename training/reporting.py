@@ -6,13 +6,12 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from typing import IO, Any
 
 from pydantic import BaseModel
-from torch import Tensor
 
 from ingest.cursor import Batch
 from penstock.errors import CheckpointError
@@ -25,14 +24,10 @@ from training.journal import JournalWriter, Point, truncate_journal
 from training.learner import Learner
 from training.loop import Observer, StepTimes
 from training.mailbox import Courier, MailboxClient, Progress, Resumed, Saving, Warned, now_ms
-from training.not_a_number import not_a_number
 from training.packed import pack
 from training.state import TrainState, capture_rng
 
 __all__ = ["FirstRank", "RankBesideFirst", "RankObserver", "rank_observer"]
-
-LONGEST_TEXT = 800
-"""Characters of an error's texts that another rank tells: a letter has a fixed size."""
 
 
 class RankObserver(Observer):
@@ -86,7 +81,7 @@ class RankObserver(Observer):
 class RankBesideFirst(RankObserver):
     """The observer of the rank that writes `training.pt`: what is copied and written is divided between two ranks.
 
-    The optimizer's state is the same on all of them. Rank 0 waits for the letter that says what was written, and commits it.
+    What that file holds is the same on all of them. Rank 0 waits for the letter that says what was written, and commits it.
 
     Args:
         group: the ranks.
@@ -126,12 +121,12 @@ class RankBesideFirst(RankObserver):
         self._writer.close()
 
     def _write(self, step: int, completed: Callable[[], TrainingState]) -> StoredFile:
-        letter = _Letter()
+        letter = _Letter(step=step)
         try:
             letter.written = self._store.write_training(step, self._mark, completed())
             return letter.written
         except CheckpointError as error:
-            letter.failed = error.message[:LONGEST_TEXT], error.next_step[:LONGEST_TEXT]
+            letter.failed = error.message, error.next_step
             raise
         finally:
             self._letters.send(letter.model_dump_json())
@@ -140,6 +135,7 @@ class RankBesideFirst(RankObserver):
 class _Letter(BaseModel):
     """What became of `training.pt`. Neither is set where another rank was lost, which a user can do nothing about."""
 
+    step: int
     written: StoredFile | None = None
     failed: tuple[str, str] | None = None
     """Message and next step of the CheckpointError."""
@@ -167,7 +163,6 @@ class FirstRank(RankObserver):
         learner: what is saved.
         facts: what is the same in every checkpoint of this worker group.
         mark: ends the names of this worker group's checkpoints.
-        alone: this rank writes `training.pt` too.
         rows_file: as for every rank.
         clock: monotonic seconds.
     """
@@ -181,13 +176,12 @@ class FirstRank(RankObserver):
         learner: Learner,
         facts: CheckpointFacts,
         mark: str,
-        alone: bool,
         rows_file: IO[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(group, rows_file)
         self._job, self._courier, self._writer, self._learner, self._facts = job, courier, writer, learner, facts
-        self._mark, self._alone = mark, alone
+        self._mark = mark
         self._clock = clock
         self._saved_s = clock()
         self._unsealed: list[Point] = []
@@ -254,7 +248,7 @@ class FirstRank(RankObserver):
         self._writer.wait()  # before the copy: at most one is held
         generators = self._generators()
         weights = self._learner.copy_weights()
-        training = self._learner.copy_training() if self._alone else None
+        training = self._learner.copy_training() if self._writer.writes_training else None
         update = {
             "step": state.step,
             "epoch": state.epoch,
@@ -266,11 +260,9 @@ class FirstRank(RankObserver):
         self._courier.post(Saving(step=state.step))
 
         def completed() -> Snapshot:
-            model = weights()
-            if self._job.spec.on_nan == "stop":
-                _check_weights(model, state.step)
-            rest = TrainingState(training(), generators()) if training is not None else None
-            return Snapshot(facts, model, rest, self._mark)
+            everyones = generators()  # also where another rank writes them: this one takes part until all have them
+            rest = TrainingState(training(), everyones) if training is not None else None
+            return Snapshot(facts, weights(), rest, self._mark)
 
         self._writer.submit(completed, points)
         self._saved_s = self._clock()
@@ -297,7 +289,8 @@ def rank_observer(
 
     A collective.
     """
-    beside = group.beside_first()
+    # What a module keeps beside its tensors may differ between ranks: then it is rank 0's, as the weights are.
+    beside = group.beside_first() if not learner.has_extra_state else None
     # A name of its own for every write: each worker group has a mark, and saves a step once.
     mark = group.from_first(uuid.uuid4().hex[:6])
     with ExitStack() as closes:
@@ -309,18 +302,13 @@ def rank_observer(
             courier = closes.enter_context(closing(Courier(client)))
             training_file = partial(_training_file, letters) if letters is not None else None
             journal = JournalWriter(job.run_storage, job.attempt)
-            writer = closes.enter_context(closing(CheckpointWriter(store, journal, courier.post, training_file)))
-            yield FirstRank(job, group, courier, writer, learner, facts, mark, letters is None, rows_file)
+            stops = job.spec.on_nan == "stop"
+            writer = closes.enter_context(closing(CheckpointWriter(store, journal, courier.post, training_file, stops)))
+            yield FirstRank(job, group, courier, writer, learner, facts, mark, rows_file)
         elif letters is not None and group.rank == beside:
             yield closes.enter_context(closing(RankBesideFirst(group, learner, store, letters, mark, rows_file)))
         else:
             yield RankObserver(group, rows_file)
-
-
-def _check_weights(model: Mapping[str, Tensor], step: int) -> None:
-    bad = next((name for name, tensor in model.items() if tensor.is_floating_point() and tensor.isnan().any()), None)
-    if bad is not None:
-        raise not_a_number(f"the weight {bad} is not a number after step {step:,}")
 
 
 def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -35,6 +36,16 @@ def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         check_storage(Storage(str(tmp_path / "file" / "below")))
     assert caught.value.exit_code == 3
     assert "penstock doctor --storage" in caught.value.next_step
+
+
+def test_a_full_disk_is_no_wrong_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Storage, "write_bytes", full)
+    with pytest.raises(PreflightError, match="its disk is full") as caught:
+        check_storage(Storage(str(tmp_path)))
+    assert caught.value.next_step == "free some space (268 MB must stay free), then run the same command"
 
 
 def test_a_good_storage_is_left_as_it_was(tmp_path: Path) -> None:

@@ -192,3 +192,49 @@ class ChanceInPredict(Digits):
 
     def predict(self, model, batch):
         return model(batch["image"].put(torch.tensor([0]), torch.zeros(1)))
+
+
+class _Mean(nn.Module):
+    """Adds the mean of all images that this rank has seen; how many they are is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+        self.register_buffer("mean", torch.zeros(8, 8))
+
+    def forward(self, image):
+        if self.training and len(image):
+            self.seen += len(image)
+            self.mean += (image.mean(0) - self.mean) * (len(image) / self.seen)
+        return image
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+class Counting(Linear):
+    """With a module whose state is more than tensors, and is not the same on every rank."""
+
+    def build_model(self, schema):
+        return nn.Sequential(_Mean(), super().build_model(schema))
+
+
+class _Breaks(torch.optim.AdamW):
+    steps = 0
+
+    def step(self, *arguments, **options):
+        super().step(*arguments, **options)
+        self.steps += 1
+        if self.steps == 4:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].view(-1)[0] = torch.nan
+
+
+class NanWeights(Linear):
+    """Its fourth step leaves a weight that is not a number."""
+
+    def optimizer(self, model):
+        return _Breaks(model.parameters())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections import Counter, OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from training import host_copy
 from training.packed import pack, unpack
 
 
@@ -106,3 +108,30 @@ def test_what_lies_elsewhere_is_copied_like_what_lies_here(monkeypatch: pytest.M
     monkeypatch.setattr(Tensor, "is_cpu", False)
     elsewhere = pack(TENSORS)
     assert elsewhere["layout"] == here["layout"] and torch.equal(elsewhere["bytes"], here["bytes"])
+
+
+def test_without_memory_to_pin_a_copy_is_made_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = torch.empty
+
+    def refusing(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*arguments, **options)
+
+    monkeypatch.setattr(host_copy.torch, "empty", refusing)
+    on_a_gpu = SimpleNamespace(is_cuda=True)
+    assert host_copy.host_memory([2, 3], torch.float32, like=[on_a_gpu]).shape == (2, 3)
+    assert "no memory can be pinned" in caplog.text
+
+
+def test_memory_for_a_copy_is_not_filled_first_and_others_memory_is() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for _ in range(3):
+            host_copy.host_memory([8], torch.float32, like=[])
+            assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+            assert torch.empty(8).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
@@ -19,6 +22,7 @@ from penstock.storage import Storage
 from tests.penstock.databases import MARK, execute, marked, tables_of
 from tests.training.tracking_cases import checkpoint_at
 from training.journal import Point
+from training.mlflow_backend import open_client
 from training.tracking import Tracker, repair
 
 
@@ -278,3 +282,13 @@ def test_an_empty_database_is_made_once_per_machine(tmp_path: Path, monkeypatch:
     tables = made("first")
     marked(tmp_path / "cache", empty="runs")
     assert made("second") == tables | {MARK}
+
+
+def test_a_database_that_fails_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = open_client(f"sqlite:///{tmp_path}/mlflow.db")
+    run = client.create_run(client.create_experiment("e")).info.run_id
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("DROP TABLE metrics")
+    with pytest.raises(MlflowException, match="no such table: metrics"):
+        client.log_metric(run, "loss", 1.0)
+    assert not [record for record in caplog.records if record.exc_info], "MLflow's traceback of hundreds of lines"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
 from tests.training.digits import ListClient, make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks
@@ -19,7 +21,7 @@ from training import group as group_module
 from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile, TrainingState
 from training.checkpoint_writer import CheckpointWriter
 from training.gradients import MeanGradients
-from training.group import Group
+from training.group import Group, Letters
 from training.job import TrainJob
 from training.journal import JournalWriter
 from training.packed import pack
@@ -84,6 +86,71 @@ def test_what_one_rank_cannot_write_is_an_error_and_nothing_counts(tmp_path: Pat
     error = "cannot write it: no space left on its disk; free space"
     assert error in told and {*told} <= {error, "the other rank was lost"}
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
+
+
+def write_where_this_rank_cannot(group: Group, job: TrainJob) -> str:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    if group.is_first:
+        checkpoint_module.safetensors.torch.save_file = full  # type: ignore[assignment]
+    return error_of(group, job)
+
+
+def error_of(group: Group, job: TrainJob) -> str:
+    try:
+        run_rank(job, group, ListClient())
+    except (PenstockError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "finished"
+
+
+def test_what_the_first_rank_cannot_write_leaves_nothing_of_the_other(tmp_path: Path) -> None:
+    told = run_ranks(write_where_this_rank_cannot, 2, make_job(tmp_path, workers=2, checkpoint={"every_steps": 2}))
+    assert told[0].startswith("CheckpointError: cannot write checkpoint") and "no space left" in told[0]
+    assert Storage(str(tmp_path / "run")).list("checkpoints") == []
+
+
+def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(tmp_path: Path) -> None:
+    job = make_job(tmp_path, workers=2, recipe="NanWeights", checkpoint={"every_s": None, "every_steps": 4})
+    told = run_ranks(error_of, 2, job)
+    assert told[0].startswith("TrainingError: the weight ") and "is not a number after step 4" in told[0]
+    assert Storage(str(tmp_path / "run")).list("checkpoints") == []
+
+
+def write_on_a_disk_of_its_own(group: Group, job: TrainJob, folders: list[Path]) -> str:
+    return error_of(group, replace(job, run_storage=Storage(str(folders[group.rank]))))
+
+
+def test_a_checkpoint_whose_parts_lie_on_two_disks_does_not_count(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    told = run_ranks(write_on_a_disk_of_its_own, 2, make_job(tmp_path, workers=2), folders)
+    assert "the workers do not share their storage" in told[0]
+    assert Storage(str(folders[0])).list("checkpoints") == []
+
+
+def send_long(group: Group, text: str) -> str:
+    with closing(Letters(1)) as letters:
+        if group.is_first:
+            return letters.receive()
+        letters.send(text)
+    return text
+
+
+def test_a_letter_may_be_long() -> None:
+    text = "Zähl bis 3\x00\n" * 5000
+    assert run_ranks(send_long, 2, text) == [text, text]
+
+
+def test_what_modules_keep_beside_tensors_is_the_first_rank_s(tmp_path: Path) -> None:
+    # Each rank counts its own rows: 83 are divided unevenly, so another rank's count would change the average.
+    spec = {"recipe": "Counting", "workers": 2, "batch_rows": 83}
+    whole = make_job(tmp_path, run="whole", **spec)
+    parts = [
+        make_job(tmp_path, run="parts", attempt=attempt, max_steps=steps, **spec) for attempt, steps in ((1, 3), (2, None))
+    ]
+    train_ranks(whole, *parts)
+    assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
 
 
 def who_writes_the_training_state(group: Group, job: TrainJob, hosts: list[str]) -> int:
