@@ -163,21 +163,22 @@ class CheckpointStore:
         self,
         snapshot: Snapshot,
         before_commit: Callable[[], None] = lambda: None,
-        training_file: Callable[[], StoredFile] | None = None,
+        training_file: Callable[[int], StoredFile] | None = None,
     ) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment this returns.
 
         Args:
             snapshot: what to write.
             before_commit: called when all files are durable and the manifest is not there yet.
-            training_file: waits for the process that writes `training.pt`, where the snapshot does not hold it. It is called
-                once, also if something fails here. Its errors stay as they are.
+            training_file: waits for the process that writes `training.pt` of a step, where the snapshot does not hold it. It is
+                called once, also if something fails here. Its errors stay as they are.
 
         Raises:
             CheckpointError: the storage refuses (full, gone, no permission).
             PenstockError: `before_commit` refuses.
         """
-        name = _name(snapshot.facts.step, snapshot.mark or uuid.uuid4().hex[:6])
+        step = snapshot.facts.step
+        name = _name(step, snapshot.mark or uuid.uuid4().hex[:6])
         folder = self._storage.child(name)
         files: dict[str, StoredFile] = {}
         asked = training_file is None
@@ -189,7 +190,8 @@ class CheckpointStore:
                 digest = weights_digest(snapshot.model)
             if training_file is not None:
                 asked = True
-                files[TRAINING] = training_file()
+                files[TRAINING] = training_file(step)
+                _check_is_there(folder, TRAINING, files[TRAINING])
             with _as_checkpoint_error(folder, 0):
                 manifest = CheckpointManifest(
                     **snapshot.facts.model_dump(),
@@ -198,12 +200,11 @@ class CheckpointStore:
                     files=files,
                 )
                 before_commit()
-                _check_is_there(folder, TRAINING, files[TRAINING])
                 folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
         except Exception:
             with contextlib.suppress(Exception):
                 if training_file is not None and not asked:
-                    training_file()  # nobody may be at work in a folder that is deleted
+                    training_file(step)  # nobody may be at work in a folder that is deleted
             with contextlib.suppress(Exception):
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise
@@ -358,11 +359,12 @@ def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
 
 
 def _check_is_there(folder: Storage, file: str, stored: StoredFile) -> None:
-    """Another process may have written it: where this one sees another disk, it would commit a checkpoint without the file."""
-    try:
-        size_bytes = folder.size(file)
-    except FileNotFoundError:
-        size_bytes = -1
+    """Another process has written it: where this one sees another disk, it would commit a checkpoint without the file."""
+    with _as_checkpoint_error(folder, 0):
+        try:
+            size_bytes = folder.size(file)
+        except FileNotFoundError:
+            size_bytes = -1
     if size_bytes != stored.size_bytes:
         raise CheckpointError(
             f"another worker wrote {file} of {folder.uri()}, and it is not here: the workers do not share their storage",

@@ -71,7 +71,7 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         store: CheckpointStore,
         journal: JournalWriter,
         post: Callable[[Event], None],
-        training_file: Callable[[], StoredFile] | None = None,
+        training_file: Callable[[int], StoredFile] | None = None,
         refuses_nan: bool = False,
     ) -> None:
         super().__init__()

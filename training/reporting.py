@@ -141,9 +141,11 @@ class _Letter(BaseModel):
     """Message and next step of the CheckpointError."""
 
 
-def _training_file(letters: Letters) -> StoredFile:
+def _training_file(letters: Letters, step: int) -> StoredFile:
     """Wait for what the rank beside this one has written. Raises what that raised: CheckpointError or RuntimeError."""
     letter = _Letter.model_validate_json(letters.receive())
+    if letter.step != step:
+        raise RuntimeError(f"the letter of step {letter.step} came where that of step {step} was due")
     if letter.written is not None:
         return letter.written
     if letter.failed is not None:

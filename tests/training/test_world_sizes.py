@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def test_what_the_first_rank_cannot_write_leaves_nothing_of_the_other(tmp_path: 
 def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(tmp_path: Path) -> None:
     job = make_job(tmp_path, workers=2, recipe="NanWeights", checkpoint={"every_s": None, "every_steps": 4})
     told = run_ranks(error_of, 2, job)
-    assert told[0].startswith("TrainingError: the weight ") and "is not a number after step 4" in told[0]
+    # The next step's loss may be looked at before the weights are.
+    assert re.match(r"TrainingError: (the weight .* is not a number after step 4|the training loss is nan at step 5)", told[0])
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
 
 
