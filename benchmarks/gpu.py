@@ -9,6 +9,7 @@ time that the GPU is busy. Without a GPU there is nothing to measure, and nothin
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -35,12 +36,8 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 def main() -> None:
     """Measure, and write `gpu.json`."""
-    parser = options_parser(5)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--device", default="cuda", help="another one shows that this runs, and measures nothing of use")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("gpu: left out, there is no GPU here")
+    options = gpu_options("gpu")
+    if options is None:
         return
     home, device = options.data / ROWS.name, torch.device(options.device)
     arrays(ROWS, home / "arrays")
@@ -57,6 +54,18 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     result = {"machine": describe(VERSIONS), "gpu": name, "rounds": options.rounds, "steps": options.steps, "batch_rows": BATCH}
     save(options.out, "gpu", {**result, "variants": beside_the_first(found, "rows_per_s")})
+
+
+def gpu_options(name: str) -> argparse.Namespace | None:
+    """The options of a benchmark of a GPU; None, and a word on it, where there is none."""
+    parser = options_parser(5)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--device", default="cuda", help="another one shows that this runs, and measures nothing of use")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(f"{name}: left out, there is no GPU here")
+        return None
+    return options
 
 
 def _measure(batches: Batches, device: torch.device, steps: int) -> float:

@@ -20,19 +20,14 @@ import torch
 
 from benchmarks.cached_dataset import manifest
 from benchmarks.feed_data import TABLES
-from benchmarks.loop import Quiet
+from benchmarks.gpu import gpu_options
+from benchmarks.loop import Quiet, train_job
 from benchmarks.machine import describe
-from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
+from benchmarks.outcome import beside_the_first, rows_per_s, save
 from ingest.cursor import Batch
-from ingest.order import make_order
-from ingest.spec import ShuffleSpec
-from penstock.storage import Storage
-from penstock.usercode import capture
 from training import reporting
 from training.group import Group
-from training.job import TrainJob
 from training.reporting import FirstRank
-from training.spec import TrainSpec
 from training.state import TrainState
 from training.worker import run_rank
 
@@ -44,12 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {"no checkpoint": NO_SAVE, SAVING: {**NO_S
 
 def main() -> None:
     """Measure, and write `gpu_loop.json`."""
-    parser = options_parser(5)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--device", default="cuda", help="another one shows that this runs, and measures nothing of use")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("gpu_loop: left out, there is no GPU here")
+    options = gpu_options("gpu_loop")
+    if options is None:
         return
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device(options.device)
     manifest(ROWS, options.data / ROWS.name / "penstock")
@@ -114,26 +105,10 @@ class _Watched(FirstRank):
 
 def _measure(checkpoint: dict[str, Any], data: Path, device: torch.device, steps: int) -> _Watched:
     with tempfile.TemporaryDirectory(dir=data) as folder, mock.patch.object(reporting, "FirstRank", _Watched):
-        run_rank(_job(data / ROWS.name / "penstock", Path(folder), steps, checkpoint), Group(0, 1, device), Quiet())
+        settings = {"batch_rows": BATCH, "max_steps": WARM_STEPS + steps + 1, "checkpoint": checkpoint}
+        job = train_job(ROWS, "gpu_recipe.py:Wide", data / ROWS.name / "penstock", Path(folder), **settings)
+        run_rank(job, Group(0, 1, device), Quiet())
     return _Watched.measured
-
-
-def _job(data: Path, run: Path, steps: int, checkpoint: dict[str, Any]) -> TrainJob:
-    made = manifest(ROWS, data)
-    order = make_order(ShuffleSpec(seed=17), ROWS.rows)
-    settings = {"batch_rows": BATCH, "epochs": 1000, "max_steps": WARM_STEPS + steps + 1, "checkpoint": checkpoint}
-    return TrainJob(
-        run_storage=Storage(str(run)),
-        data_storage=Storage(str(data)),
-        manifest=made,
-        order=order,
-        spec=TrainSpec.model_validate({"recipe": "gpu_recipe.py:Wide", **settings}),
-        seed=17,
-        code=capture("gpu_recipe.py:Wide", Path(__file__).parent),
-        attempt=1,
-        pipeline="gpu_loop",
-        identity={"data": made.content_digest, "order": order.fingerprint, "batch_rows": str(BATCH)},
-    )
 
 
 if __name__ == "__main__":

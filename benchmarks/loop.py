@@ -188,7 +188,8 @@ def _rank(rank: int, name: str, home: str, folder: str, steps: int, world: int, 
         timer, checkpoints, times = LoggingTimer(), CheckpointTimer(), []
         for count in (WARM_STEPS, WARM_STEPS + steps):
             client, logged, began = Quiet(), timer.seconds, time.perf_counter()
-            job = _job(Path(home, "penstock"), Path(folder, str(count)), count, world, checkpoint)
+            settings = {"batch_rows": BATCH, "workers": world, "max_steps": count, "checkpoint": checkpoint}
+            job = train_job(ROWS, "loop_recipe.py:Net", Path(home, "penstock"), Path(folder, str(count)), **settings)
             run_rank(job, Group.current(_CPU), client)
             times.append((time.perf_counter() - began, timer.seconds - logged + client.seconds))
         (warm, logging_warm), (whole, logging_whole) = times
@@ -224,21 +225,21 @@ def _by_hand(folder: Path, rank: int, steps: int) -> float:
     return time.perf_counter() - began
 
 
-def _job(data: Path, run: Path, steps: int, workers: int, checkpoint: dict[str, Any]) -> TrainJob:
-    made = manifest(ROWS, data)
-    order = make_order(ShuffleSpec(seed=17), ROWS.rows)
-    settings = {"batch_rows": BATCH, "workers": workers, "epochs": 1000, "max_steps": steps, "checkpoint": checkpoint}
+def train_job(rows: Rows, recipe: str, data: Path, run: Path, **settings: Any) -> TrainJob:
+    """A job that learns `rows` with a recipe of this folder; `settings` are fields of the train section."""
+    made = manifest(rows, data)
+    order = make_order(ShuffleSpec(seed=17), rows.rows)
     return TrainJob(
         run_storage=Storage(str(run)),
         data_storage=Storage(str(data)),
         manifest=made,
         order=order,
-        spec=TrainSpec.model_validate({"recipe": "loop_recipe.py:Net", **settings}),
+        spec=TrainSpec.model_validate({"recipe": recipe, "epochs": 1000, **settings}),
         seed=17,
-        code=capture("loop_recipe.py:Net", Path(__file__).parent),
+        code=capture(recipe, Path(__file__).parent),
         attempt=1,
-        pipeline="loop",
-        identity={"data": made.content_digest, "order": order.fingerprint, "batch_rows": str(BATCH)},
+        pipeline="benchmark",
+        identity={"data": made.content_digest, "order": order.fingerprint, "batch_rows": str(settings["batch_rows"])},
     )
 
 

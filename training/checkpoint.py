@@ -201,7 +201,7 @@ class CheckpointStore:
                 )
                 before_commit()
                 folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
-        except Exception:
+        except Exception:  # whatever failed, and it is raised again
             with contextlib.suppress(Exception):
                 if training_file is not None and not asked:
                     training_file(step)  # nobody may be at work in a folder that is deleted

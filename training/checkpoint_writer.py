@@ -114,7 +114,7 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         checkpoint = self._store.write(snapshot, seal, self._training_file)
         try:
             self._store.prune()
-        except Exception as error:
+        except Exception as error:  # every store has errors of its own
             raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
         self._post(CheckpointCommitted(name=checkpoint.name, step=checkpoint.manifest.step))
         return checkpoint
