@@ -47,8 +47,10 @@ Two processes train a small network (28-256-256-2, AdamW, DDP with gloo) on shuf
 {rounds} rounds of {steps:,} steps. By hand: tensors in memory, nothing logged, nothing saved. penstock reads its feed, sends
 loss, learning rate and times of every step, and can be continued exactly. Making and packing what is logged of every step takes
 {logging_percent:.1f} % of rank 0's time. The feed gathers in a thread of its own, beside the steps. A checkpoint every 50 steps
-adds {checkpoint_percent:.1f} % to their time where both cores train and none is left for the thread that writes it, and
-{checkpoint_percent_one_worker:.1f} % where one worker trains.
+adds {checkpoint_percent:.1f} % to their time. That is the median of rounds from {checkpoint_percent_spread[0]:.1f}
+to {checkpoint_percent_spread[1]:.1f} %, as the noise of this machine is larger than what is measured.
+Both cores train: it is written by a process that runs while one of them does not.
+Where one worker trains it adds {checkpoint_percent_one_worker:.1f} %.
 """
 
 PREPARE = """\

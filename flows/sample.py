@@ -34,7 +34,7 @@ from penstock.storage import Storage
 from tasks.project import Project
 from training.metrics import make_metrics, validation_metrics
 from training.recipe import Recipe, load_recipe
-from training.state import seed_rng
+from training.rng import seed_rng
 
 __all__ = ["try_one_batch"]
 

@@ -6,13 +6,13 @@ Shards are hashed while they are prepared, on the same two cores: BLAKE3 does 4.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from blake3 import blake3
 
-__all__ = ["DIGEST_BYTES", "bytes_digest", "canonical_json", "digest_of", "file_digest", "stream_digest"]
+__all__ = ["DIGEST_BYTES", "arrays_digest", "bytes_digest", "canonical_json", "digest_of", "file_digest", "stream_digest"]
 
 _READ_BYTES = 1 << 18
 DIGEST_BYTES = 16
@@ -40,6 +40,20 @@ def stream_digest(chunks: Iterable[bytes | memoryview]) -> str:
     for chunk in chunks:
         hasher.update(chunk)
     return hasher.hexdigest(DIGEST_BYTES)
+
+
+def arrays_digest(arrays: Iterable[tuple[str, str, Sequence[int], bytes | memoryview]]) -> str:
+    """Digest named arrays, given in the order of their names, each as (name, dtype, shape, content): 32 hex characters."""
+
+    def canonical() -> Iterator[bytes | memoryview]:
+        for name, dtype, shape, content in arrays:
+            header = canonical_json([name, dtype, list(shape)]).encode()
+            # The length in front keeps one array's bytes from being read as the next one's header.
+            yield len(header).to_bytes(8, "little")
+            yield header
+            yield content
+
+    return stream_digest(canonical())
 
 
 def file_digest(file: str | Path | IO[bytes]) -> str:

@@ -82,7 +82,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             elif isinstance(event, WorkerStarted):
                 if event.restart > restarts:
                     restarts = event.restart
-                    ctx.warn(f"train: a worker was lost; all are started again (restart {restarts} of {job.spec.retries})")
+                    if not ctx.stopping.stop.is_set():  # then it was ended from here
+                        ctx.warn(f"train: a worker was lost; all are started again (restart {restarts} of {job.spec.retries})")
                 workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
                 ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})
                 ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)

@@ -1,12 +1,12 @@
 """What is a checkpoint on storage, when does it count, and which one does a run continue from?
 
     checkpoints/step-0000000400-7f3a91/
-        model.safetensors    the weights, readable without penstock
-        training.pt          optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators, each
-                         of the two as training/packed.py keeps a tree of tensors
-        manifest.json        written last: sizes and hashes of the others; without it the folder does not count
+        model.safetensors     the weights, readable without penstock
+        training.safetensors  optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators
+        manifest.json         written last: sizes and hashes of the others; without it the folder does not count
 
-Rank 0 writes the weights and the manifest, and a rank beside it training.pt, if there is one: training/reporting.py.
+What lies in the two is told by training/state_files.py, and who writes which by training/reporting.py. Nothing here needs
+torch, as it is used by a process that does without: training/idle_writer_main.py.
 
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
 the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint. Source: the manifest
@@ -16,37 +16,42 @@ as the commit point follows OLMo-core's `.metadata` file.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-import safetensors.torch
-import torch
 from pydantic import Field, ValidationError
-from torch import Tensor
 
 from penstock.config import Section
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
-from training.packed import unpack
 from training.spec import BestSpec
 from training.state import TrainState
-from training.weights import weights_digest
 
-__all__ = ["Checkpoint", "CheckpointFacts", "CheckpointManifest", "CheckpointStore", "Snapshot", "StoredFile", "TrainingState"]
+__all__ = [
+    "MODEL",
+    "TRAINING",
+    "VERSION",
+    "Checkpoint",
+    "CheckpointFacts",
+    "CheckpointManifest",
+    "CheckpointStore",
+    "Snapshot",
+    "StoredFile",
+    "Tensors",
+]
 
 FOLDER = "checkpoints"
-VERSION: Literal[3] = 3
-MODEL, TRAINING, MANIFEST = "model.safetensors", "training.pt", "manifest.json"
+VERSION: Literal[4] = 4
+MODEL, TRAINING, MANIFEST = "model.safetensors", "training.safetensors", "manifest.json"
 _NEARLY_FULL_BYTES = 16 << 20
 _NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
 
@@ -81,9 +86,9 @@ class CheckpointFacts(Section):
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""
 
-    version: Literal[1, 2, 3] = VERSION
+    version: Literal[1, 2, 3, 4] = VERSION
     """1 kept the ranks' random generators in another form, in a file of their own: it is read, but not continued. 2 kept
-    tensors one by one."""
+    tensors one by one, and 3 kept what `training.safetensors` holds as `training.pt`, pickled."""
     weights_digest: str
     created: str
     files: dict[str, StoredFile]
@@ -94,24 +99,31 @@ class CheckpointManifest(CheckpointFacts):
         return sum(file.size_bytes for file in self.files.values())
 
 
+class Tensors(Protocol):
+    """Tensors that go into one file, wherever they are: `training.state_files.NamedTensors` or what another process shares."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all together."""
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file."""
+
+    def digest(self) -> str:
+        """As `training.weights.weights_digest`."""
+
+
+T_co = TypeVar("T_co", bound=Tensors, covariant=True)
+
+
 @dataclass(frozen=True)
-class TrainingState:
-    """What `training.pt` holds."""
-
-    training: dict[str, Any]
-    """Packed."""
-    ranks: dict[str, Any]
-    """Random generators, packed: the `tree` and `layout` that all ranks share, and the `bytes` of each, uint8[ranks, n]."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What one process writes of a checkpoint, copied to CPU memory, so that training goes on meanwhile."""
+class Snapshot(Generic[T_co]):
+    """What one process writes of a checkpoint: copies, so that training goes on meanwhile."""
 
     facts: CheckpointFacts
-    model: Mapping[str, Tensor]
-    training: TrainingState | None
-    """None where another process writes it."""
+    model: T_co
+    training: T_co | None
+    """As `training.state_files.training_file` makes it; None where another process writes it."""
     mark: str = ""
     """Ends the checkpoint's name; empty for one that is random."""
 
@@ -130,20 +142,6 @@ class Checkpoint:
         """Where training stood."""
         return TrainState(self.manifest.step, self.manifest.epoch, self.manifest.position)
 
-    def model(self) -> dict[str, Tensor]:
-        """The weights, on the CPU."""
-        return safetensors.torch.load(self.storage.read_bytes(MODEL))
-
-    def training(self) -> dict[str, Any]:
-        """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, on the CPU."""
-        file = self.storage.read_bytes(TRAINING)
-        content: dict[str, Any] = torch.load(io.BytesIO(file), map_location="cpu", weights_only=True)
-        del file  # the copies that follow need its room
-        if self.manifest.version < VERSION:
-            return content
-        ranks = content["ranks"]
-        return {**unpack(content["training"]), "ranks": [unpack({**ranks, "bytes": rank}) for rank in ranks["bytes"]]}
-
 
 class CheckpointStore:
     """The checkpoints of one run.
@@ -161,17 +159,17 @@ class CheckpointStore:
 
     def write(
         self,
-        snapshot: Snapshot,
+        snapshot: Snapshot[Tensors],
         before_commit: Callable[[], None] = lambda: None,
-        training_file: Callable[[int], StoredFile] | None = None,
+        training_written: Callable[[int], StoredFile] | None = None,
     ) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment this returns.
 
         Args:
             snapshot: what to write.
             before_commit: called when all files are durable and the manifest is not there yet.
-            training_file: waits for the process that writes `training.pt` of a step, where the snapshot does not hold it. It is
-                called once, also if something fails here. Its errors stay as they are.
+            training_written: waits for the process that writes the training state, where the snapshot does not hold it.
+                It is called once, also if something fails here. Its errors stay as they are.
 
         Raises:
             CheckpointError: the storage refuses (full, gone, no permission).
@@ -181,16 +179,15 @@ class CheckpointStore:
         name = _name(step, snapshot.mark or uuid.uuid4().hex[:6])
         folder = self._storage.child(name)
         files: dict[str, StoredFile] = {}
-        asked = training_file is None
+        asked = training_written is None
         try:
-            with _as_checkpoint_error(folder, 3 * _size_bytes(snapshot.model.values())):  # AdamW's averages are twice as large
-                files[MODEL] = _put(folder, MODEL, lambda path: safetensors.torch.save_file(dict(snapshot.model), path))
+            with _as_checkpoint_error(folder, 3 * snapshot.model.size_bytes):  # AdamW's averages are twice as large
+                files[MODEL], digest = _put(folder, MODEL, snapshot.model), snapshot.model.digest()
                 if snapshot.training is not None:
-                    files[TRAINING] = _put_training(folder, snapshot.training)
-                digest = weights_digest(snapshot.model)
-            if training_file is not None:
+                    files[TRAINING] = _put(folder, TRAINING, snapshot.training)
+            if training_written is not None:
                 asked = True
-                files[TRAINING] = training_file(step)
+                files[TRAINING] = training_written(step)
                 _check_is_there(folder, TRAINING, files[TRAINING])
             with _as_checkpoint_error(folder, 0):
                 manifest = CheckpointManifest(
@@ -203,22 +200,32 @@ class CheckpointStore:
                 folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
         except Exception:  # whatever failed, and it is raised again
             with contextlib.suppress(Exception):
-                if training_file is not None and not asked:
-                    training_file(step)  # nobody may be at work in a folder that is deleted
+                if training_written is not None and not asked:
+                    training_written(step)  # nobody may be at work in a folder that is deleted
             with contextlib.suppress(Exception):
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise
         return Checkpoint(name, manifest, folder)
 
-    def write_training(self, step: int, mark: str, state: TrainingState) -> StoredFile:
-        """Write `training.pt` of the checkpoint of `step` that ends with `mark`, which another process writes and commits.
+    def write_training(self, step: int, mark: str, training: Tensors) -> StoredFile:
+        """Write the training state of the checkpoint of `step` that ends with `mark`, which another process writes and commits.
 
         Raises:
             CheckpointError: the storage refuses.
         """
         folder = self._storage.child(_name(step, mark))
-        with _as_checkpoint_error(folder, _size_bytes([state.training["bytes"]])):
-            return _put_training(folder, state)
+        with _as_checkpoint_error(folder, training.size_bytes):
+            return _put(folder, TRAINING, training)
+
+    def settle(self, snapshot: Snapshot[Tensors]) -> Checkpoint | None:
+        """The checkpoint of a marked snapshot, if the process that wrote it and is gone has committed it; else its rests go."""
+        name = _name(snapshot.facts.step, snapshot.mark)
+        with _as_checkpoint_error(self._storage.child(name), 0):
+            found = self._read_manifest(name)
+            if isinstance(found, Checkpoint):
+                return found
+            self._storage.delete(name)
+        return None
 
     def committed(self) -> list[Checkpoint]:
         """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
@@ -314,6 +321,11 @@ class CheckpointStore:
         return sorted(found, key=age, reverse=True)
 
     def _names(self) -> list[str]:
+        if self._storage.is_local and self._storage.local_path().is_file():
+            raise CheckpointError(
+                f"{self._storage.uri()} is a file, and should be the folder of the run's checkpoints",
+                next_step="put the folder back, or start over with `penstock run FILE --fresh`",
+            )
         return [name for name in self._storage.list() if _NAME.match(name)]
 
     def _read_manifest(self, name: str) -> Checkpoint | str | None:
@@ -372,14 +384,9 @@ def _check_is_there(folder: Storage, file: str, stored: StoredFile) -> None:
         )
 
 
-def _put_training(folder: Storage, state: TrainingState) -> StoredFile:
-    content = {"training": state.training, "ranks": state.ranks}
-    return _put(folder, TRAINING, lambda path: torch.save(content, path))
-
-
-def _put(folder: Storage, file: str, save: Callable[[Path], object]) -> StoredFile:
+def _put(folder: Storage, file: str, tensors: Tensors) -> StoredFile:
     with _place(folder, file) as path:
-        save(path)
+        tensors.save(path)
         stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
         folder.put_file(path, file)
     return stored
@@ -429,10 +436,6 @@ def _lost(name: str, why: str, used: CheckpointManifest) -> str:
     again = "1 step is" if steps == 1 else f"{steps:,} steps are"
     cost = f"{again} trained again" if steps else "no step is lost"
     return f"checkpoint {name} is damaged ({why}); continuing from step {used.step:,} instead: {cost}"
-
-
-def _size_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _name(step: int, mark: str) -> str:

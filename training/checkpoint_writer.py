@@ -6,11 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from penstock.errors import CheckpointError
 from training.checkpoint import Checkpoint, CheckpointStore, Snapshot, StoredFile
+from training.commit import commit
+from training.idle_writer import IdleWriter, IdleWriterGoneError
 from training.journal import JournalWriter, Point
-from training.mailbox import CheckpointCommitted, Event
-from training.not_a_number import not_a_number
+from training.mailbox import CheckpointCommitted, Event, Warned
+from training.not_a_number import check_weights
+from training.snapshot_memory import SnapshotMemory
+from training.state_files import NamedTensors
 
 __all__ = ["BackgroundWriter", "CheckpointWriter"]
 
@@ -62,7 +65,8 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         store: where to.
         journal: where metric points are sealed.
         post: takes the news.
-        training_file: waits for the rank that writes `training.pt`, as in `CheckpointStore.write`; None where this one does.
+        training_written: waits for the rank that writes the training state, as in `CheckpointStore.write`; None: this one does.
+        idle: does it for the thread; not where another rank writes the training state.
         refuses_nan: a weight that is not a number is an error, and nothing counts that was written of it.
     """
 
@@ -71,22 +75,32 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         store: CheckpointStore,
         journal: JournalWriter,
         post: Callable[[Event], None],
-        training_file: Callable[[int], StoredFile] | None = None,
+        training_written: Callable[[int], StoredFile] | None = None,
+        idle: IdleWriter | None = None,
         refuses_nan: bool = False,
     ) -> None:
         super().__init__()
         self._store = store
         self._journal = journal
         self._post = post
-        self._training_file = training_file
+        self._training_written = training_written
+        self._idle = idle
         self._refuses_nan = refuses_nan
 
     @property
     def writes_training(self) -> bool:
-        """Whether snapshots are to hold what `training.pt` does."""
-        return self._training_file is None
+        """Whether the training state is to be given."""
+        return self._training_written is None
 
-    def submit(self, completed: Callable[[], Snapshot], points: list[Point]) -> None:
+    def memory(self) -> SnapshotMemory | None:
+        """Where to put the next copies, if anywhere. Waits for the checkpoint before, whose copies lay there."""
+        self.wait()
+        if self._idle is None:
+            return None
+        self._idle.memory.clear()
+        return self._idle.memory
+
+    def submit(self, completed: Callable[[], Snapshot[NamedTensors]], points: list[Point]) -> None:
         """Start writing; waits for the one before.
 
         Args:
@@ -100,28 +114,24 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         """
         self.start(lambda: self._write(completed, points))
 
-    def _write(self, completed: Callable[[], Snapshot], points: list[Point]) -> Checkpoint:
+    def _write(self, completed: Callable[[], Snapshot[NamedTensors]], points: list[Point]) -> Checkpoint:
         snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
 
-        def seal() -> None:
+        def check() -> None:
             if self._refuses_nan:
-                _check_weights(snapshot)
-            # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.
-            for point in points:
-                self._journal.add(point)
-            self._journal.seal(snapshot.facts.step)
+                check_weights(snapshot.model.tensors, snapshot.facts.step)
 
-        checkpoint = self._store.write(snapshot, seal, self._training_file)
-        try:
-            self._store.prune()
-        except Exception as error:  # every store has errors of its own
-            raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
+        checkpoint = None
+        if self._idle is not None:
+            check()
+            try:
+                checkpoint = self._idle.write(snapshot, points)
+            except IdleWriterGoneError as gone:
+                self._idle = None
+                if str(gone):
+                    self._post(Warned(message=str(gone)))
+                checkpoint = self._store.settle(snapshot)
+        if checkpoint is None:
+            checkpoint = commit(self._store, self._journal, snapshot, points, check, self._training_written)
         self._post(CheckpointCommitted(name=checkpoint.name, step=checkpoint.manifest.step))
         return checkpoint
-
-
-def _check_weights(snapshot: Snapshot) -> None:
-    weights = snapshot.model.items()
-    bad = next((name for name, weight in weights if weight.is_floating_point() and weight.isnan().any()), None)
-    if bad is not None:
-        raise not_a_number(f"the weight {bad} is not a number after step {snapshot.facts.step:,}")

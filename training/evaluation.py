@@ -22,6 +22,7 @@ from training.feeds import open_job_feed
 from training.job import TrainJob
 from training.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
 from training.recipe import load_recipe
+from training.state_files import training_of, weights_of
 from training.validation import run_over
 
 __all__ = ["EvaluationResult", "Findings", "evaluate"]
@@ -77,7 +78,7 @@ def evaluate(
     make_metrics(names, schema, recipe)  # before any work: a typo should not cost a pass over the rows
     model = recipe.build_model(schema)
     try:
-        model.load_state_dict({**weights.model(), **weights.training()["extra"]})
+        model.load_state_dict({**weights_of(weights), **training_of(weights)["extra"]})
     except RuntimeError as error:
         raise ResumeError(f"checkpoint {weights.name} does not fit the recipe's model: {error}") from error
     model.to(device).eval()

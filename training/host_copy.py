@@ -1,7 +1,7 @@
-"""How does a GPU's state get to the CPU while the GPU works on?
+"""How is state copied, so that training goes on meanwhile? From the CPU at once, from a GPU while that works on.
 
-Into pinned memory, which the GPU writes by itself: nobody waits but who reads the copy. What the GPU is asked to do later comes
-after the copies, so they hold what was there when they were asked for.
+A GPU's goes into pinned memory, which the GPU writes by itself: nobody waits but who reads the copy. What the GPU is asked to
+do later comes after the copies, so they hold what was there when they were asked for.
 """
 
 from __future__ import annotations
@@ -15,17 +15,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from training.snapshot_memory import SnapshotMemory
+
 __all__ = ["copied", "host_memory", "once_there"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU; of a GPU's tensor it is on its way: see `once_there`."""
+def copied(tensor: Tensor, memory: SnapshotMemory | None = None) -> Tensor:
+    """A contiguous copy on the CPU, in `memory` if that is given and the tensor was on the CPU before.
+
+    Of a GPU's tensor it is only on its way: see `once_there`.
+    """
     source = tensor.detach()
     if source.is_cuda:
         source = source.resolve_conj().resolve_neg()  # the GPU's part: a lazy one would be done here, and too early
+    if memory is not None and source.is_cpu and source.layout is torch.strided:
+        return memory.empty(source.shape, source.dtype).copy_(source)
     if not source.is_cuda or source.layout is not torch.strided:
         return source.to("cpu", copy=True).contiguous()
     copy = host_memory(source.shape, source.dtype, like=[source])

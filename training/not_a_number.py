@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
 from penstock.errors import TrainingError
 
-__all__ = ["not_a_number"]
+__all__ = ["check_weights", "not_a_number"]
 
 
 def not_a_number(what: str) -> TrainingError:
@@ -14,3 +19,16 @@ def not_a_number(what: str) -> TrainingError:
         next_step="lower train.learning_rate or set train.clip_norm, look at the values of the features, and run again: it "
         "continues from the checkpoint before; train.on_nan: warn goes on regardless",
     )
+
+
+def check_weights(weights: Mapping[str, Tensor], step: int) -> None:
+    """Raise that error if a weight after `step` steps is not a number."""
+    numbers = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
+    # One call for all that have a norm: float8 has none.
+    if get_total_norm(weight for weight in numbers.values() if weight.itemsize > 1).isnan():
+        suspects = numbers
+    else:
+        suspects = {name: weight for name, weight in numbers.items() if weight.itemsize == 1}
+    bad = next((name for name, weight in suspects.items() if weight.isnan().any()), None)
+    if bad is not None:
+        raise not_a_number(f"the weight {bad} is not a number after step {step:,}")

@@ -1,7 +1,7 @@
 """How is a tree of tensors kept as one block of bytes?
 
-An optimizer of a small network has dozens of tensors, and to pickle one costs more than to copy it: a checkpoint pickles one
-tensor, the block, and beside it a small tree of numbers and names that says what lies where.
+An optimizer of a small network has dozens of tensors, and to keep each by itself costs more than to copy it: a checkpoint holds
+one, the block, and beside it a small tree of numbers and names that says what lies where.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from training.host_copy import host_memory
+from training.snapshot_memory import SnapshotMemory
 
 __all__ = ["pack", "unpack"]
 
@@ -26,10 +27,11 @@ _ALIGN_BYTES = 64
 _PADDING = torch.zeros(_ALIGN_BYTES, dtype=torch.uint8)
 
 
-def pack(value: Any) -> dict[str, Any]:
+def pack(value: Any, memory: SnapshotMemory | None = None) -> dict[str, Any]:
     """Copy a tree of dicts, lists and tuples, and every tensor in it to the CPU; later changes do not reach the copy.
 
-    What lies on a GPU is only on its way when this returns: see `training.host_copy`.
+    What lies on a GPU is only on its way when this returns: see `training.host_copy`. Tensors that all lie on
+    the CPU are copied into `memory`, where that is given.
 
     Returns:
         `tree`, `layout` (JSON: dtype and shape of each tensor) and `bytes` (uint8[n]): what torch.load reads with
@@ -38,16 +40,20 @@ def pack(value: Any) -> dict[str, Any]:
     found: list[Tensor] = []
     tree = _without_tensors(value, found)
     layout = [(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in found]
-    return {"tree": tree, "layout": json.dumps(layout), "bytes": _one_block(found, layout)}
+    return {"tree": tree, "layout": json.dumps(layout), "bytes": _one_block(found, layout, memory)}
 
 
-def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]]) -> Tensor:
+def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]], memory: SnapshotMemory | None) -> Tensor:
+    size_bytes = sum(_room(tensor.nbytes) for tensor in tensors)
+    if memory is not None and all(tensor.is_cpu for tensor in tensors):
+        block = memory.empty([size_bytes], torch.uint8)
+    else:
+        block = host_memory([size_bytes], torch.uint8, like=tensors)
     if tensors and all(map(_is_bytes, tensors)):  # one call for all, instead of five for each
         pieces = []
         for tensor in tensors:
             pieces += [tensor.reshape(-1).view(torch.uint8), _PADDING[: -tensor.nbytes % _ALIGN_BYTES]]
-        return torch.cat(pieces)
-    block = host_memory([sum(_room(tensor.nbytes) for tensor in tensors)], torch.uint8, like=tensors)
+        return torch.cat(pieces, out=block)
     first = 0
     for tensor, place in zip(tensors, _views(layout, block), strict=True):
         place.copy_(tensor, non_blocking=True)

@@ -15,17 +15,21 @@ from pydantic import BaseModel
 
 from ingest.cursor import Batch
 from penstock.errors import CheckpointError
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile, TrainingState
+from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile
 from training.checkpoint_writer import BackgroundWriter, CheckpointWriter
 from training.exactness import with_reason
 from training.group import Group, Letters
+from training.idle_writer import IdleWriter
+from training.idle_writer_main import Target
 from training.job import TrainJob
 from training.journal import JournalWriter, Point, truncate_journal
 from training.learner import Learner
 from training.loop import Observer, StepTimes
 from training.mailbox import Courier, MailboxClient, Progress, Resumed, Saving, Warned, now_ms
 from training.packed import pack
-from training.state import TrainState, capture_rng
+from training.rng import capture_rng
+from training.state import TrainState
+from training.state_files import NamedTensors, training_file
 
 __all__ = ["FirstRank", "RankBesideFirst", "RankObserver", "rank_observer"]
 
@@ -79,7 +83,7 @@ class RankObserver(Observer):
 
 
 class RankBesideFirst(RankObserver):
-    """The observer of the rank that writes `training.pt`: what is copied and written is divided between two ranks.
+    """The observer of the rank that writes the training state: what is copied and written is divided between two ranks.
 
     What that file holds is the same on all of them. Rank 0 waits for the letter that says what was written, and commits it.
 
@@ -109,7 +113,7 @@ class RankBesideFirst(RankObserver):
         self._writer.wait()  # before the copy: at most one is held
         generators = self._generators()
         training = self._learner.copy_training()
-        self._writer.start(lambda: self._write(state.step, lambda: TrainingState(training(), generators())))
+        self._writer.start(lambda: self._write(state.step, lambda: training_file(training(), generators())))
 
     def finish(self) -> str | None:
         """As `FirstRank.finish`; has no name to tell."""
@@ -120,7 +124,7 @@ class RankBesideFirst(RankObserver):
         """As `BackgroundWriter.close`."""
         self._writer.close()
 
-    def _write(self, step: int, completed: Callable[[], TrainingState]) -> StoredFile:
+    def _write(self, step: int, completed: Callable[[], NamedTensors]) -> StoredFile:
         letter = _Letter(step=step)
         try:
             letter.written = self._store.write_training(step, self._mark, completed())
@@ -133,7 +137,7 @@ class RankBesideFirst(RankObserver):
 
 
 class _Letter(BaseModel):
-    """What became of `training.pt`. Neither is set where another rank was lost, which a user can do nothing about."""
+    """What became of it. Neither is set where another rank was lost, which a user can do nothing about."""
 
     step: int
     written: StoredFile | None = None
@@ -141,7 +145,7 @@ class _Letter(BaseModel):
     """Message and next step of the CheckpointError."""
 
 
-def _training_file(letters: Letters, step: int) -> StoredFile:
+def _training_written(letters: Letters, step: int) -> StoredFile:
     """Wait for what the rank beside this one has written. Raises what that raised: CheckpointError or RuntimeError."""
     letter = _Letter.model_validate_json(letters.receive())
     if letter.step != step:
@@ -247,10 +251,10 @@ class FirstRank(RankObserver):
         Raises:
             CheckpointError, RuntimeError, TrainingError: of the one before, as `CheckpointWriter.submit`.
         """
-        self._writer.wait()  # before the copy: at most one is held
+        memory = self._writer.memory()  # before the copy: at most one is held
         generators = self._generators()
-        weights = self._learner.copy_weights()
-        training = self._learner.copy_training() if self._writer.writes_training else None
+        weights = self._learner.copy_weights(memory)
+        training = self._learner.copy_training(memory) if self._writer.writes_training else None
         update = {
             "step": state.step,
             "epoch": state.epoch,
@@ -261,10 +265,10 @@ class FirstRank(RankObserver):
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=state.step))
 
-        def completed() -> Snapshot:
+        def completed() -> Snapshot[NamedTensors]:
             everyones = generators()  # also where another rank writes them: this one takes part until all have them
-            rest = TrainingState(training(), everyones) if training is not None else None
-            return Snapshot(facts, weights(), rest, self._mark)
+            rest = training_file(training(), everyones) if training is not None else None
+            return Snapshot(facts, NamedTensors(weights()), rest, self._mark)
 
         self._writer.submit(completed, points)
         self._saved_s = self._clock()
@@ -285,16 +289,17 @@ class FirstRank(RankObserver):
 
 @contextmanager
 def rank_observer(
-    job: TrainJob, group: Group, client: MailboxClient, store: CheckpointStore, learner: Learner, facts: CheckpointFacts
+    job: TrainJob, group: Group, client: MailboxClient, learner: Learner, facts: CheckpointFacts
 ) -> Iterator[RankObserver]:
     """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
 
     A collective.
     """
-    # What a module keeps beside its tensors may differ between ranks: then it is rank 0's, as the weights are.
-    beside = group.beside_first() if not learner.has_extra_state else None
     # A name of its own for every write: each worker group has a mark, and saves a step once.
-    mark = group.from_first(uuid.uuid4().hex[:6])
+    mark, idles = group.from_first((uuid.uuid4().hex[:6], IdleWriter.is_of_use(group.device, job.run_storage)))
+    # What a module keeps beside its tensors may differ between ranks: then it is rank 0's, as the weights are.
+    beside = group.beside_first() if not idles and not learner.has_extra_state else None
+    store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
     with ExitStack() as closes:
         letters = closes.enter_context(closing(Letters(beside))) if beside is not None else None
         rows_file = closes.enter_context(_rows_file(job, group.rank))
@@ -302,15 +307,26 @@ def rank_observer(
             # What was sealed beyond the checkpoint belongs to steps that are now executed again.
             truncate_journal(job.run_storage, facts.step)
             courier = closes.enter_context(closing(Courier(client)))
-            training_file = partial(_training_file, letters) if letters is not None else None
+            target = Target(job.run_storage, job.spec.checkpoint, job.attempt)
+            idle = _idle_writer(target, courier, closes) if idles else None
+            training_written = partial(_training_written, letters) if letters is not None else None
             journal = JournalWriter(job.run_storage, job.attempt)
             stops = job.spec.on_nan == "stop"
-            writer = closes.enter_context(closing(CheckpointWriter(store, journal, courier.post, training_file, stops)))
+            writer = CheckpointWriter(store, journal, courier.post, training_written, idle, refuses_nan=stops)
+            closes.enter_context(closing(writer))
             yield FirstRank(job, group, courier, writer, learner, facts, mark, rows_file)
         elif letters is not None and group.rank == beside:
             yield closes.enter_context(closing(RankBesideFirst(group, learner, store, letters, mark, rows_file)))
         else:
             yield RankObserver(group, rows_file)
+
+
+def _idle_writer(target: Target, courier: Courier, closes: ExitStack) -> IdleWriter | None:
+    try:
+        return closes.enter_context(closing(IdleWriter(target)))
+    except OSError as error:
+        courier.post(Warned(message=f"no process can be started that writes checkpoints ({error}): training does it"))
+        return None
 
 
 def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:

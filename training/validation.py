@@ -12,7 +12,7 @@ from training.group import Group
 from training.learner import Learner
 from training.metrics import MetricSet
 from training.recipe import Recipe
-from training.state import capture_rng, restore_rng
+from training.rng import capture_rng, restore_rng
 
 __all__ = ["run_over", "validate"]
 

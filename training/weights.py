@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from penstock.digest import canonical_json, stream_digest
+from penstock.digest import arrays_digest
 
 __all__ = ["file_weights_digest", "tensors_of", "weights_digest"]
 
@@ -25,21 +25,18 @@ def tensors_of(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
 def weights_digest(state_dict: Mapping[str, object]) -> str:
     """Digest a state_dict: 32 hex characters. Device and memory layout do not count, values count bit by bit."""
     tensors = tensors_of(state_dict)
-    return stream_digest(_canonical_bytes(tensors, tensors.__getitem__))
+    return arrays_digest(_arrays(tensors, tensors.__getitem__))
 
 
 def file_weights_digest(path: str | Path) -> str:
     """Digest a safetensors file, one tensor at a time; equals `weights_digest` of the state_dict it was saved from."""
     with safe_open(str(path), framework="pt") as file:
-        return stream_digest(_canonical_bytes(file.keys(), file.get_tensor))
+        return arrays_digest(_arrays(file.keys(), file.get_tensor))
 
 
-def _canonical_bytes(names: Iterable[str], tensor: Callable[[str], Tensor]) -> Iterator[bytes | memoryview]:
+def _arrays(names: Iterable[str], tensor: Callable[[str], Tensor]) -> Iterator[tuple[str, str, list[int], bytes | memoryview]]:
     for name in sorted(names):
         value = tensor(name).detach().cpu().contiguous()
-        header = canonical_json([name, str(value.dtype).removeprefix("torch."), list(value.shape)]).encode()
-        # The length in front keeps one tensor's bytes from being read as the next one's header.
-        yield len(header).to_bytes(8, "little")
-        yield header
         # As bytes, because numpy knows no bfloat16 and a float comparison would call -0.0 and 0.0 equal.
-        yield value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
+        content = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
+        yield name, str(value.dtype).removeprefix("torch."), list(value.shape), content

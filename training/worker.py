@@ -27,7 +27,9 @@ from training.mailbox import Failure, MailboxClient, RayMailboxClient, now_ms
 from training.metrics import validation_metrics
 from training.recipe import load_recipe
 from training.reporting import rank_observer
-from training.state import TrainState, restore_rng, seed_rng
+from training.rng import restore_rng, seed_rng
+from training.state import TrainState
+from training.state_files import training_of, weights_of
 
 __all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
 
@@ -96,7 +98,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     if stop:
         return start
 
-    with rank_observer(job, group, client, store, learner, facts) as observer:
+    with rank_observer(job, group, client, learner, facts) as observer:
         if checkpoint is not None:
             observer.resumed(checkpoint, warnings)
 
@@ -134,8 +136,8 @@ def _continue_from(
                 f"{VERSION}), whose random generators this one cannot put back",
                 next_step="end the run with the penstock that began it, or start over with `penstock run FILE --fresh`",
             )
-        training = checkpoint.training()
-        learner.restore(checkpoint.model(), training)
+        training = training_of(checkpoint)
+        learner.restore(weights_of(checkpoint), training)
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(training["ranks"][group.rank], group.device)
     facts = CheckpointFacts(

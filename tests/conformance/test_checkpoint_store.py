@@ -16,9 +16,10 @@ import torch
 
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
-from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, TrainingState
+from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
 from training.packed import pack
 from training.spec import BestSpec
+from training.state_files import NamedTensors, training_file, training_of, weights_of
 
 
 @pytest.fixture(params=["disk", "object store", pytest.param("S3 server", marks=pytest.mark.s3)])
@@ -28,13 +29,16 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage(str(tmp_path)) if request.param == "disk" else Storage(f"memory://{uuid.uuid4().hex}")
 
 
-def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float | None] | None = None) -> Snapshot:
+def snapshot(
+    step: int, *, value: float | None = None, metrics: dict[str, float | None] | None = None
+) -> Snapshot[NamedTensors]:
     fill = float(step) if value is None else value
     facts = CheckpointFacts(step=step, epoch=1, position=step * 8, world_size=2, identity={"data": "d"}, metrics=metrics or {})
     model = {"weight": torch.full((64, 64), fill), "half": torch.full((3,), fill, dtype=torch.bfloat16)}
     training = pack({"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}})
     generators = pack({"torch": torch.get_rng_state()})
-    return Snapshot(facts, model, TrainingState(training, {**generators, "bytes": generators["bytes"].expand(2, -1)}))
+    ranks = {**generators, "bytes": generators["bytes"].expand(2, -1)}
+    return Snapshot(facts, NamedTensors(model), training_file(training, ranks))
 
 
 def overwrite(storage: Storage, path: str, data: bytes) -> None:
@@ -59,9 +63,10 @@ def test_what_was_written_is_read_back(storage: Storage) -> None:
     assert read.name == written.name and read.manifest == written.manifest
     assert (read.state.step, read.state.epoch, read.state.position) == (7, 1, 56)
     assert read.manifest.metrics == {"val/loss": 0.25, "train/loss": None}
-    assert torch.equal(read.model()["half"], torch.full((3,), 7.0, dtype=torch.bfloat16))
-    assert read.training()["optimizer"]["state"][0]["step"].item() == 7.0
-    assert len(read.training()["ranks"]) == 2 and read.training()["ranks"][0]["torch"].equal(torch.get_rng_state())
+    assert torch.equal(weights_of(read)["half"], torch.full((3,), 7.0, dtype=torch.bfloat16))
+    kept = training_of(read)
+    assert kept["optimizer"]["state"][0]["step"].item() == 7.0
+    assert len(kept["ranks"]) == 2 and kept["ranks"][0]["torch"].equal(torch.get_rng_state())
     assert store.problem(read.name) is None
     assert store.get(read.name).manifest == read.manifest
 
@@ -81,7 +86,7 @@ def test_files_without_a_manifest_do_not_count_and_are_no_loss(storage: Storage)
     assert storage.list("checkpoints") == [first.name]
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "training.pt", "manifest.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors", "manifest.json"])
 def test_a_torn_newest_checkpoint_gives_way_to_the_one_before(storage: Storage, file: str) -> None:
     store = CheckpointStore(storage)
     first = store.write(snapshot(100))
@@ -113,10 +118,10 @@ def test_a_missing_file_is_noticed(storage: Storage) -> None:
     store = CheckpointStore(storage)
     store.write(snapshot(1))
     bad = store.write(snapshot(2))
-    storage.delete(f"checkpoints/{bad.name}/training.pt")
+    storage.delete(f"checkpoints/{bad.name}/training.safetensors")
     found, warnings = store.newest_valid()
     assert found is not None and found.manifest.step == 1
-    assert "training.pt is missing" in warnings[0]
+    assert "training.safetensors is missing" in warnings[0]
 
 
 def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(storage: Storage) -> None:
@@ -184,11 +189,19 @@ def test_a_disk_that_refuses_is_a_checkpoint_error(tmp_path: Path) -> None:
         CheckpointStore(Storage(str(tmp_path))).write(snapshot(1))
 
 
+def test_a_file_in_the_folder_s_place_is_not_taken_for_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("somebody put it here")
+    with pytest.raises(CheckpointError, match="checkpoints is a file") as told:
+        CheckpointStore(Storage(str(tmp_path))).newest_valid()
+    assert "put the folder back" in told.value.next_step
+
+
 _WRITER = """
 import sys, torch
 from penstock.storage import Storage
-from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot, TrainingState
+from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
 from training.packed import pack
+from training.state_files import NamedTensors, training_file
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
 store.clean(found)
@@ -197,7 +210,7 @@ while True:
     step += 1
     facts = CheckpointFacts(step=step, epoch=0, position=step, world_size=1)
     model = {f"w{i}": torch.full((50_000,), float(step)) for i in range(4)}
-    store.write(Snapshot(facts, model, TrainingState(pack({"extra": {}}), pack({}))))
+    store.write(Snapshot(facts, NamedTensors(model), training_file(pack({"extra": {}}), pack({}))))
     store.prune()
     print(step, flush=True)
 """
@@ -220,7 +233,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
         found, warnings = store.newest_valid()
         assert found is not None and warnings == []
         assert found.manifest.step in (reported, reported + 1) and reported > reached
-        assert torch.equal(found.model()["w3"], torch.full((50_000,), float(found.manifest.step)))
+        assert torch.equal(weights_of(found)["w3"], torch.full((50_000,), float(found.manifest.step)))
         reached = found.manifest.step
 
 
@@ -241,7 +254,7 @@ def test_a_write_that_fails_for_want_of_space_says_so_and_leaves_nothing(
     def full(*_: object) -> None:
         raise RuntimeError("unexpected pos 22401984 vs 22401872")
 
-    monkeypatch.setattr("training.checkpoint.torch.save", full)
+    monkeypatch.setattr("training.state_files.safetensors.torch.save_file", full)
     monkeypatch.setattr("training.checkpoint.shutil.disk_usage", lambda _path: Usage)
     with pytest.raises(CheckpointError, match="no space left on its disk"):
         CheckpointStore(Storage(str(tmp_path))).write(snapshot(7))

@@ -21,6 +21,7 @@ from training.evaluation import Findings, evaluate
 from training.figures import calibration_figure, confusion_figure, figure_png, precision_recall_figure, roc_figure
 from training.job import TrainJob
 from training.recipe import load_recipe
+from training.state_files import weights_of
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[Tr
     )
     recipe = load_recipe(job.code, job.spec.params)
     model = recipe.build_model(job.manifest.feed_schema).eval()
-    model.load_state_dict(checkpoint.model())
+    model.load_state_dict(weights_of(checkpoint))
     for split in ("validation", "test"):
         images, labels = split_rows(job.manifest, job.data_storage, split)
         with torch.no_grad():

@@ -26,6 +26,8 @@ from training.checkpoint import CheckpointManifest, CheckpointStore
 from training.group import Group
 from training.journal import Point, read_journal
 from training.mailbox import CheckpointCommitted, Progress, Resumed, Warned
+from training.packed import pack
+from training.state_files import training_of, weights_of
 from training.worker import run_rank
 
 STEPS = 14  # two epochs of 333 rows in batches of 48
@@ -206,7 +208,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_and_no_bits(tmp_path: Path) -> 
 
 def test_time_based_checkpoints_need_no_step_count(tmp_path: Path) -> None:
     client = ListClient()
-    slow: dict[str, Any] = {"recipe": "Slow", "params": {"seconds": 0.05}}
+    slow: dict[str, Any] = {"recipe": "Slow", "params": {"seconds": 0.2}}
     spec = {"every_s": 0.1, "every_epoch": False, "keep": 20}
     train_alone(make_job(tmp_path, checkpoint=spec, **slow), client)
     steps = [event.step for event in client.events if isinstance(event, CheckpointCommitted)]
@@ -273,21 +275,28 @@ def test_a_checkpoint_of_the_format_before_is_listed_and_not_continued(tmp_path:
     store = CheckpointStore(Storage(str(tmp_path / "run")))
     (found,) = store.committed()
     found.storage.write_json("manifest.json", {**found.manifest.model_dump(mode="json"), "version": 1})
-    with pytest.raises(ResumeError, match=r"older penstock \(format 1, now 3\)"):
+    with pytest.raises(ResumeError, match=r"older penstock \(format 1, now 4\)"):
         train_alone(make_job(tmp_path, attempt=2))
     assert [checkpoint.name for checkpoint in store.committed()] == [found.name]
 
 
-def test_a_checkpoint_of_format_2_continues_to_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_checkpoint_of_a_format_before_continues_to_the_same_weights(tmp_path: Path, version: int) -> None:
     train_alone(make_job(tmp_path, run="whole", max_steps=6))
     train_alone(make_job(tmp_path, run="parts", max_steps=3))
     (found,) = CheckpointStore(Storage(str(tmp_path / "parts"))).committed()
-    # As format 2 kept it: the tree as it is.
+    # Format 2 kept the tree as it was, format 3 the blocks and what is beside them in one file.
+    content = tree_map_only(Tensor, Tensor.clone, training_of(found))
+    if version == 3:
+        ranks = pack(content.pop("ranks")[0])
+        content = {"training": pack(content), "ranks": {**ranks, "bytes": ranks["bytes"][None]}}
     path = found.storage.local_path("training.pt")
-    torch.save(tree_map_only(Tensor, Tensor.clone, found.training()), path)
-    file = {"size_bytes": path.stat().st_size, "digest": file_digest(path)}
+    torch.save(content, path)
     manifest = found.manifest.model_dump(mode="json")
-    found.storage.write_json("manifest.json", {**manifest, "version": 2, "files": {**manifest["files"], "training.pt": file}})
+    files = {**manifest["files"], "training.pt": {"size_bytes": path.stat().st_size, "digest": file_digest(path)}}
+    del files["training.safetensors"]
+    found.storage.delete("training.safetensors")
+    found.storage.write_json("manifest.json", {**manifest, "version": version, "files": files})
     train_alone(make_job(tmp_path, run="parts", max_steps=6, attempt=2))
     whole, parts = newest(tmp_path, "whole"), newest(tmp_path, "parts")
     assert whole.step == parts.step == 6
@@ -303,7 +312,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_written_stops_training(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").write_text("in the way")
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="cannot write checkpoint"):
         train_alone(job)
 
@@ -343,7 +352,7 @@ def test_a_loss_that_is_not_a_number_ends_training_and_saves_nothing_after_it(tm
         train_alone(job)
     for checkpoint in CheckpointStore(job.run_storage).committed():
         assert checkpoint.manifest.metrics["train/loss"] is not None
-        assert not any(tensor.isnan().any() for tensor in checkpoint.model().values())
+        assert not any(tensor.isnan().any() for tensor in weights_of(checkpoint).values())
 
 
 def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:

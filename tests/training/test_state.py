@@ -10,7 +10,8 @@ import torch
 
 from tests.training.digits import CPU
 from training.packed import pack, unpack
-from training.state import TrainState, capture_rng, restore_rng, seed_rng
+from training.rng import capture_rng, restore_rng, seed_rng
+from training.state import TrainState
 
 
 def draw() -> list[float]:

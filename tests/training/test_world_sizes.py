@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,17 @@ import torch.nn as nn
 from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
 from tests.training.digits import ListClient, make_job
-from tests.training.ranks import run_ranks, train_all, train_ranks
-from training import checkpoint as checkpoint_module
+from tests.training.ranks import run_ranks, train_all, train_ranks, without_idle_writer
 from training import group as group_module
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile, TrainingState
+from training import reporting, state_files
+from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
 from training.checkpoint_writer import CheckpointWriter
 from training.gradients import MeanGradients
 from training.group import Group, Letters
 from training.job import TrainJob
 from training.journal import JournalWriter
 from training.packed import pack
+from training.state_files import NamedTensors, training_file, training_of, weights_of
 from training.worker import RankResult, run_rank
 
 
@@ -51,7 +53,11 @@ def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
     writer = CheckpointWriter(CheckpointStore(storage), JournalWriter(storage, 1), lambda event: None)
     gathered = group.gather(torch.zeros(3, dtype=torch.uint8))
     facts = CheckpointFacts(step=1, epoch=0, position=0, world_size=2)
-    writer.submit(lambda: Snapshot(facts, {}, TrainingState(pack({}), {**pack({}), "bytes": gathered()})), [])
+
+    def completed() -> Snapshot[NamedTensors]:
+        return Snapshot(facts, NamedTensors({}), training_file(pack({}), {**pack({}), "bytes": gathered()}))
+
+    writer.submit(completed, [])
     try:
         writer.wait()
     except RuntimeError as error:
@@ -67,6 +73,8 @@ def test_a_rank_that_is_lost_is_no_failure_to_write(tmp_path: Path) -> None:
 
 
 def write_where_the_other_rank_cannot(group: Group, job: TrainJob) -> str:
+    without_idle_writer()
+
     def full(*_: object) -> None:
         raise CheckpointError("cannot write it: no space left on its disk", next_step="free space")
 
@@ -90,11 +98,13 @@ def test_what_one_rank_cannot_write_is_an_error_and_nothing_counts(tmp_path: Pat
 
 
 def write_where_this_rank_cannot(group: Group, job: TrainJob) -> str:
+    without_idle_writer()
+
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
     if group.is_first:
-        checkpoint_module.safetensors.torch.save_file = full  # type: ignore[assignment]
+        state_files.safetensors.torch.save_file = full  # type: ignore[assignment]
     return error_of(group, job)
 
 
@@ -112,15 +122,24 @@ def test_what_the_first_rank_cannot_write_leaves_nothing_of_the_other(tmp_path: 
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
 
 
-def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(tmp_path: Path) -> None:
+def error_of_threads(group: Group, job: TrainJob) -> str:
+    without_idle_writer()
+    return error_of(group, job)
+
+
+@pytest.mark.parametrize("ranks_error", [error_of, error_of_threads])
+def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(
+    tmp_path: Path, ranks_error: Callable[[Group, TrainJob], str]
+) -> None:
     job = make_job(tmp_path, workers=2, recipe="NanWeights", checkpoint={"every_s": None, "every_steps": 4})
-    told = run_ranks(error_of, 2, job)
+    told = run_ranks(ranks_error, 2, job)
     # The next step's loss may be looked at before the weights are.
     assert re.match(r"TrainingError: (the weight .* is not a number after step 4|the training loss is nan at step 5)", told[0])
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
 
 
 def write_on_a_disk_of_its_own(group: Group, job: TrainJob, folders: list[Path]) -> str:
+    without_idle_writer()
     return error_of(group, replace(job, run_storage=Storage(str(folders[group.rank]))))
 
 
@@ -157,14 +176,14 @@ def test_what_modules_keep_beside_tensors_is_the_first_rank_s(tmp_path: Path) ->
 
 def who_writes_the_training_state(group: Group, job: TrainJob, hosts: list[str]) -> int:
     """How many files of optimizer state this rank writes."""
-    written: list[StoredFile] = []
-    write = checkpoint_module._put_training
+    without_idle_writer()
+    written: list[NamedTensors] = []
 
-    def counted(*arguments: Any) -> StoredFile:
-        written.append(write(*arguments))
+    def counted(*arguments: Any) -> NamedTensors:
+        written.append(training_file(*arguments))
         return written[-1]
 
-    checkpoint_module._put_training = counted
+    reporting.training_file = counted
     group_module.socket.gethostname = lambda: hosts[group.rank]  # type: ignore[assignment]
     run_rank(job, group, ListClient())
     return len(written)
@@ -176,7 +195,7 @@ def who_writes_the_training_state(group: Group, job: TrainJob, hosts: list[str])
 def test_a_rank_on_the_first_ones_machine_writes_the_training_state(tmp_path: Path, hosts: list[str], writer: int) -> None:
     written = run_ranks(who_writes_the_training_state, 3, make_job(tmp_path, workers=3, epochs=1, recipe="Linear"), hosts)
     assert [count > 0 for count in written] == [rank == writer for rank in range(3)]
-    assert newest(tmp_path, "run").training()["optimizer"]["state"]
+    assert training_of(newest(tmp_path, "run"))["optimizer"]["state"]
 
 
 def test_every_global_batch_holds_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
@@ -205,8 +224,8 @@ def test_the_gradient_is_the_mean_over_the_global_batch(tmp_path: Path, workers:
     train_ranks(make_job(tmp_path, run="alone", **spec))
     train_ranks(make_job(tmp_path, run="together", workers=workers, accumulate=2, **spec))
     alone, together = newest(tmp_path, "alone"), newest(tmp_path, "together")
-    for name, weight in alone.model().items():
-        torch.testing.assert_close(together.model()[name], weight, rtol=1e-4, atol=1e-5)
+    for name, weight in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(together)[name], weight, rtol=1e-4, atol=1e-5)
     assert together.manifest.metrics == pytest.approx(alone.manifest.metrics, rel=1e-4)
 
 
@@ -267,8 +286,8 @@ def test_parameters_that_some_ranks_or_steps_do_not_reach(tmp_path: Path, recipe
         make_job(tmp_path, run="parts", attempt=2, **together),
     )
     alone, whole = newest(tmp_path, "alone"), newest(tmp_path, "together")
-    for name, weight in alone.model().items():
-        torch.testing.assert_close(whole.model()[name], weight, rtol=1e-4, atol=1e-5)
+    for name, weight in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(whole)[name], weight, rtol=1e-4, atol=1e-5)
     assert newest(tmp_path, "parts").manifest.weights_digest == whole.manifest.weights_digest
 
 
@@ -277,10 +296,10 @@ def test_a_recipe_may_freeze_parameters_while_it_trains(tmp_path: Path) -> None:
     train_ranks(make_job(tmp_path, run="alone", **spec))
     train_ranks(make_job(tmp_path, run="together", workers=2, **spec))
     train_ranks(make_job(tmp_path, run="unfrozen", workers=2, recipe="Branches", batch_rows=10))
-    alone, together = newest(tmp_path, "alone").model(), newest(tmp_path, "together").model()
+    alone, together = weights_of(newest(tmp_path, "alone")), weights_of(newest(tmp_path, "together"))
     for name, weight in alone.items():
         torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(newest(tmp_path, "unfrozen").model()["even.weight"], together["even.weight"], rtol=1e-2)
+    assert not torch.allclose(weights_of(newest(tmp_path, "unfrozen"))["even.weight"], together["even.weight"], rtol=1e-2)
 
 
 def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path: Path) -> None:
