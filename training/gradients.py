@@ -1,6 +1,6 @@
 """How do the gradients of all ranks become one mean, with the same bits in a resumed process? DDP, told what it would find out.
 
-DDP collects gradients in buckets and adds up each bucket over the ranks. Three things are ours:
+DDP collects gradients in buckets and adds up each bucket over the ranks. Four things are ours:
 
 - **Where a gradient lies.** The sum over more than two ranks depends on where in its bucket a value lies, and DDP lays the
   buckets out anew after its first backward: a resumed process, which begins with the first layout again, would differ in the
@@ -11,6 +11,9 @@ DDP collects gradients in buckets and adds up each bucket over the ranks. Three 
   more.
 - **Parameters that no rank reached in a step** keep no gradient, so that weight decay and momentum leave them alone, as they do
   on a single rank.
+- **Sparse gradients** of embeddings. Gloo's own sum of sparse tensors writes where it must not while anything else is summed
+  (torch 2.13: two `all_reduce` at once, one of them sparse, end a process within minutes), and NCCL has none. So they are kept
+  from DDP, and their rows are gathered from all ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -91,7 +95,8 @@ class MeanGradients(Gradients):
         super().__init__(recipe, model, callee, autocast, scaler)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-        self._sparse = {id(module.weight) for module in embeddings if module.sparse}
+        sparse = {id(module.weight) for module in embeddings if module.sparse}
+        self._sparse = [index for index, parameter in enumerate(self._trained) if id(parameter) in sparse]
         first = self._trained[0]
         self._all = torch.ones(len(self._trained), dtype=first.dtype, device=first.device)
         # Its gradient says of each parameter whether this rank reached it.
@@ -102,10 +107,17 @@ class MeanGradients(Gradients):
             parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._passed.add(index))
 
     def _settle(self, module: nn.Module) -> None:
+        sparse = {id(self._trained[index]) for index in self._sparse}
+        named = module.named_parameters(remove_duplicate=False)
+        ignored = [name for name, parameter in named if id(parameter) in sparse]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
+        for index in self._sparse:
+            dist.broadcast(self._trained[index].detach(), src=0)  # as DDP does with those that it has
         self._module = DistributedDataParallel(module)
         self._module(None)
-        for parameter in [*reversed(self._trained), self._reached]:
-            torch.autograd.backward([parameter], [self._zeros(parameter)])
+        dense = [parameter for parameter in self._trained if id(parameter) not in sparse]
+        for parameter in [*reversed(dense), self._reached]:
+            torch.autograd.backward([parameter], [torch.zeros_like(parameter)])
         self._module.zero_grad()  # which only the last of them, by completing the sum, has put there for good
 
     def add(self, part: Columns | None, weight: float, *, last: bool) -> Tensor:
@@ -125,21 +137,45 @@ class MeanGradients(Gradients):
         if unused:
             reached = reached.clone()
             reached[unused] = 0
-        parameters = [self._trained[index] for index in late]
+        parameters = [self._trained[index] for index in late if index not in self._sparse]
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]  # by the recipe, since it was built
         for parameter in frozen:
             parameter.requires_grad_(True)
-        torch.autograd.backward([*parameters, self._reached], [*map(self._zeros, parameters), reached])
+        torch.autograd.backward([*parameters, self._reached], [*map(torch.zeros_like, parameters), reached])
         for parameter in frozen:
             parameter.requires_grad_(False)
+        for index in self._sparse:
+            self._trained[index].grad = _mean_of_sparse(self._trained[index])
         counted, self._reached.grad = self._reached.grad, None
         if unused and counted is not None:  # where all is used, as mostly, nobody waits for the device
             for index, share in zip(unused, counted[unused].tolist(), strict=True):
                 if share == 0:
                     self._trained[index].grad = None
 
-    def _zeros(self, parameter: Tensor) -> Tensor:
-        if id(parameter) not in self._sparse:
-            return torch.zeros_like(parameter)
-        rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
-        return torch.sparse_coo_tensor(rows, parameter.detach()[:0], parameter.shape, check_invariants=True)
+
+def _mean_of_sparse(parameter: Tensor) -> Tensor:
+    """The mean over the ranks of a parameter's sparse gradient; a rank may have none. A collective.
+
+    What is sent are rows, as many from each rank as the one with most of them has.
+    """
+    rows, values = torch.empty(0, dtype=torch.int64, device=parameter.device), parameter.new_empty(0, *parameter.shape[1:])
+    if parameter.grad is not None:
+        own = parameter.grad.coalesce()
+        rows, values = own.indices()[0], own.values()
+    ranks = dist.get_world_size()
+    counts = torch.zeros(ranks, dtype=torch.int64, device=parameter.device)
+    counts[dist.get_rank()] = len(rows)
+    dist.all_reduce(counts)
+    numbers: list[int] = counts.tolist()
+    rows, values = _gathered(rows, numbers), _gathered(values, numbers) / ranks
+    return torch.sparse_coo_tensor(rows[None], values, parameter.shape, check_invariants=True).coalesce()
+
+
+def _gathered(own: Tensor, numbers: list[int]) -> Tensor:
+    """All ranks' rows, one rank's after the other. A collective."""
+    padded = own.new_zeros(max(numbers), *own.shape[1:])
+    padded[: len(own)] = own
+    everyones = [torch.empty_like(padded) for _ in numbers]
+    if len(padded):
+        dist.all_gather(everyones, padded)
+    return torch.cat([theirs[:number] for theirs, number in zip(everyones, numbers, strict=True)])
