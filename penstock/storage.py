@@ -214,8 +214,13 @@ class Storage:
     def delete(self, path: str) -> None:
         """Remove a file or a folder with all below it; nothing happens if it is not there."""
         with contextlib.suppress(FileNotFoundError), self._translated(path):
-            fs, full = self._locate(path)
-            fs.rm(full, recursive=True)
+            if not self.is_local:
+                fs, full = self._locate(path)
+                fs.rm(full, recursive=True)
+            elif (target := self.local_path(path)).is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            else:
+                target.unlink()
 
     def local_path(self, path: str = "") -> Path:
         """The path on disk. Raises ValueError for a remote root."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from training.checkpoint import Checkpoint, CheckpointStore, Snapshot, StoredFile
+from training.checkpoint import CheckpointStore, Snapshot, StoredFile
 from training.commit import commit
 from training.idle_writer import IdleWriter, IdleWriterGoneError
 from training.journal import JournalWriter, Point
@@ -58,8 +58,8 @@ class BackgroundWriter(Generic[T]):
         self._executor.shutdown(wait=True)
 
 
-class CheckpointWriter(BackgroundWriter[Checkpoint]):
-    """Writes and commits checkpoints, and tells of each. Rank 0 only.
+class CheckpointWriter(BackgroundWriter[str]):
+    """Writes and commits checkpoints, tells of each and returns its name. Rank 0 only.
 
     Args:
         store: where to.
@@ -114,24 +114,24 @@ class CheckpointWriter(BackgroundWriter[Checkpoint]):
         """
         self.start(lambda: self._write(completed, points))
 
-    def _write(self, completed: Callable[[], Snapshot[NamedTensors]], points: list[Point]) -> Checkpoint:
+    def _write(self, completed: Callable[[], Snapshot[NamedTensors]], points: list[Point]) -> str:
         snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
 
         def check() -> None:
             if self._refuses_nan:
                 check_weights(snapshot.model.tensors, snapshot.facts.step)
 
-        checkpoint = None
+        name = None
         if self._idle is not None:
             check()
             try:
-                checkpoint = self._idle.write(snapshot, points)
+                name = self._idle.write(snapshot, points)
             except IdleWriterGoneError as gone:
                 self._idle = None
                 if str(gone):
                     self._post(Warned(message=str(gone)))
-                checkpoint = self._store.settle(snapshot)
-        if checkpoint is None:
-            checkpoint = commit(self._store, self._journal, snapshot, points, check, self._training_written)
-        self._post(CheckpointCommitted(name=checkpoint.name, step=checkpoint.manifest.step))
-        return checkpoint
+                name = self._store.settle(snapshot)
+        if name is None:
+            name = commit(self._store, self._journal, snapshot, points, check, self._training_written)
+        self._post(CheckpointCommitted(name=name, step=snapshot.facts.step))
+        return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from penstock.errors import CheckpointError
-from training.checkpoint import Checkpoint, CheckpointStore, Snapshot, StoredFile, Tensors
+from training.checkpoint import CheckpointStore, Snapshot, StoredFile, Tensors
 from training.journal import JournalWriter, Point
 
 __all__ = ["commit"]
@@ -18,7 +18,7 @@ def commit(
     points: Iterable[Point],
     check: Callable[[], None] = lambda: None,
     training_written: Callable[[int], StoredFile] | None = None,
-) -> Checkpoint:
+) -> str:
     """Write the files, check, seal the points, commit, and delete what is too old.
 
     Args:
@@ -28,6 +28,9 @@ def commit(
         points: the metric points up to the snapshot's step that no earlier checkpoint sealed.
         check: raises, and then nothing counts that was written.
         training_written: as in `CheckpointStore.write`.
+
+    Returns:
+        The checkpoint's name.
 
     Raises:
         CheckpointError: the storage refuses.
@@ -46,4 +49,4 @@ def commit(
         store.prune()
     except Exception as error:  # every store has errors of its own
         raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
-    return checkpoint
+    return checkpoint.name

@@ -23,7 +23,7 @@ from torch import Tensor
 import training
 from penstock.errors import PenstockError
 from penstock.storage import Storage
-from training.checkpoint import Checkpoint, Snapshot
+from training.checkpoint import Snapshot
 from training.idle_writer_main import Place, Request, Target
 from training.journal import Point
 from training.snapshot_memory import SnapshotMemory
@@ -47,15 +47,15 @@ class IdleWriter:
 
     Args:
         target: where checkpoints go.
-        patience_s: how long it may be kept from running before it is given up.
+        patience_s: how long it may be kept from running before it is given up, or twice that if it has run before.
 
     Raises:
         OSError: no process can be started.
     """
 
-    def __init__(self, target: Target, patience_s: float = 5.0) -> None:
+    def __init__(self, target: Target, patience_s: float = 3.0) -> None:
         self.memory = SnapshotMemory()
-        self._target, self._patience_s = target, patience_s
+        self._patience_s = patience_s
         self._connection, theirs = Pipe()
         root = str(Path(training.__file__).parents[1])
         with theirs:
@@ -65,6 +65,7 @@ class IdleWriter:
                 self._process = psutil.Popen(
                     [sys.executable, "-P", "-c", code], pass_fds=arguments[:2], stdin=subprocess.DEVNULL, process_group=0
                 )
+                self._connection.send(target)
             except OSError:
                 self._connection.close()
                 self.memory.close()
@@ -79,7 +80,7 @@ class IdleWriter:
         """Whether training takes the cores that a checkpoint is written with, to a disk of this machine, on Linux."""
         return device.type == "cpu" and storage.is_local and sys.platform == "linux" and hasattr(os, "memfd_create")
 
-    def write(self, snapshot: Snapshot[NamedTensors], points: list[Point]) -> Checkpoint:
+    def write(self, snapshot: Snapshot[NamedTensors], points: list[Point]) -> str:
         """As `training.commit.commit`.
 
         Raises:
@@ -88,12 +89,12 @@ class IdleWriter:
         """
         model = self._places(snapshot.model)
         training = self._places(snapshot.training) if snapshot.training is not None else None
-        request = bytearray(pickle.dumps(Request(self._target, snapshot.facts, model, training, snapshot.mark, points)))
+        request = bytearray(pickle.dumps(Request(snapshot.facts, model, training, snapshot.mark, points)))
         where = self.memory.place(torch.frombuffer(request, dtype=torch.uint8)), len(request)
         try:
             self._connection.send(where)
             self._wait()
-            answer: Checkpoint | PenstockError = self._connection.recv()
+            answer: str | PenstockError = self._connection.recv()
         except (EOFError, OSError, psutil.Error) as error:
             what = f"the process that writes checkpoints was lost ({self._kill()}): training writes them itself now"
             raise IdleWriterGoneError(what) from error
@@ -109,7 +110,7 @@ class IdleWriter:
 
     def _wait(self) -> None:
         """Wait for the answer of a process that lives and runs, however slowly. What cannot may take for ever."""
-        before_s = self._ran_s()
+        before_s = 0.0  # to ask costs as much as the request: it is asked when there is reason to
         while not self._connection.poll(self._patience_s):
             if self._process.poll() is not None:  # and somebody else, who was forked meanwhile, keeps the connection open
                 raise EOFError

@@ -22,7 +22,7 @@ from safetensors import TensorSpec, serialize_file
 from penstock.digest import arrays_digest
 from penstock.errors import PenstockError
 from penstock.storage import Storage
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
 from training.commit import commit
 from training.journal import JournalWriter, Point
 from training.spec import CheckpointSpec
@@ -48,9 +48,8 @@ class Place(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One checkpoint. The answer to it is the Checkpoint, or the error."""
+    """One checkpoint. The answer to it is the checkpoint's name, or the error."""
 
-    target: Target
     facts: CheckpointFacts
     model: Mapping[str, Place]
     training: Mapping[str, Place] | None
@@ -89,11 +88,16 @@ class _SharedTensors:
 def main(connection_fd: int, memory_fd: int, parent: int) -> None:
     """Answer requests of the process `parent` until it closes its end of the connection.
 
-    A request comes as where it lies, pickled, in the shared memory: it may be larger than what a connection takes at once. That
-    memory has no name by which others could open it.
+    The first message is the Target. A request comes as where it lies, pickled, in the shared memory: it may be larger than what
+    a connection takes at once. That memory has no name by which others could open it.
     """
     _live_with(parent)
     connection: Connection[Any, Any] = Connection(connection_fd)
+    try:
+        storage, spec, attempt = connection.recv()
+    except EOFError:
+        return
+    store, journal = CheckpointStore(storage, spec.keep, spec.best), JournalWriter(storage, attempt)
     memory: mmap.mmap | None = None
     while True:
         try:
@@ -105,16 +109,12 @@ def main(connection_fd: int, memory_fd: int, parent: int) -> None:
         request: Request = pickle.loads(memory[first : first + size_bytes])
         model = _SharedTensors(memory, request.model)
         training = _SharedTensors(memory, request.training) if request.training is not None else None
+        snapshot = Snapshot(request.facts, model, training, request.mark)
         try:
-            answer: Any = _commit(request, Snapshot(request.facts, model, training, request.mark))
+            answer: str | PenstockError = commit(store, journal, snapshot, request.points)
         except PenstockError as error:
             answer = error
         connection.send(answer)
-
-
-def _commit(request: Request, snapshot: Snapshot[_SharedTensors]) -> Checkpoint:
-    storage, spec, attempt = request.target
-    return commit(CheckpointStore(storage, spec.keep, spec.best), JournalWriter(storage, attempt), snapshot, request.points)
 
 
 def _live_with(parent: int) -> None:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pydantic_core import to_json
+
 from penstock.storage import Storage
 
 __all__ = ["JournalWriter", "Point", "read_journal", "truncate_journal"]
@@ -38,10 +40,6 @@ class _Segment(NamedTuple):
     path: str
 
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-"""`json.dumps` makes an encoder each time it is told of separators."""
-
-
 class JournalWriter:
     """Collects points and seals them. Lives where points are made (rank 0); not thread-safe."""
 
@@ -61,11 +59,11 @@ class JournalWriter:
         """
         if not self._pending:
             return
-        lines = [_encode({"t": p.t_ms, "s": p.step, "v": dict(p.values)}) for p in self._pending]
+        lines = [to_json({"t": p.t_ms, "s": p.step, "v": dict(p.values)}, inf_nan_mode="constants") for p in self._pending]
         path = f"{_FOLDER}/{step:010d}-a{self._attempt}.jsonl"
         if self._storage.exists(path):  # validation after a checkpoint seals the same step again
-            lines = [*self._storage.read_bytes(path).decode().splitlines(), *lines]
-        self._storage.write_bytes(path, ("\n".join(lines) + "\n").encode())
+            lines = [*self._storage.read_bytes(path).splitlines(), *lines]
+        self._storage.write_bytes(path, b"\n".join(lines) + b"\n")
         self._pending.clear()
 
 

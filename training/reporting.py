@@ -9,9 +9,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
 from pydantic import BaseModel
+from torch import Tensor
 
 from ingest.cursor import Batch
 from penstock.errors import CheckpointError
@@ -26,7 +27,6 @@ from training.journal import JournalWriter, Point, truncate_journal
 from training.learner import Learner
 from training.loop import Observer, StepTimes
 from training.mailbox import Courier, MailboxClient, Progress, Resumed, Saving, Warned, now_ms
-from training.packed import pack
 from training.rng import capture_rng
 from training.state import TrainState
 from training.state_files import NamedTensors, training_file
@@ -75,11 +75,9 @@ class RankObserver(Observer):
         self._sent()
         return None
 
-    def _generators(self) -> Callable[[], dict[str, Any]]:
-        """Begin to gather all ranks' random generators; the function waits for them. A collective."""
-        own = pack(capture_rng(self._group.device))
-        everyones = self._group.gather(own["bytes"])
-        return lambda: {**own, "bytes": everyones()}
+    def _generators(self) -> Callable[[], Tensor]:
+        """Begin to gather all ranks' random generators; the function waits for them: uint8[ranks, n]. A collective."""
+        return self._group.gather(capture_rng(self._group.device))
 
 
 class RankBesideFirst(RankObserver):
@@ -279,8 +277,7 @@ class FirstRank(RankObserver):
         Raises:
             CheckpointError, RuntimeError, TrainingError: as `CheckpointWriter.submit`, of the last one.
         """
-        last = self._writer.wait()
-        return last.name if last is not None else None
+        return self._writer.wait()
 
     def _add(self, point: Point) -> None:
         self._unsealed.append(point)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import struct
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +13,12 @@ from torch import Tensor
 
 from penstock.digest import digest_of
 
-__all__ = ["capture_rng", "restore_rng", "seed_rng"]
+__all__ = ["capture_rng", "restore_rng", "rng_bytes", "seed_rng"]
+
+_HEAD = struct.Struct("<q625Id2qd2q")
+"""Python's version, numbers and second number of a pair that was drawn together (or nan); numpy's position, whether it holds
+such a number, and that; how many bytes are torch's and the GPU's. Numpy's numbers follow, then those bytes."""
+_NUMPY, _KEYS = "MT19937", 624
 
 
 def seed_rng(*parts: int) -> None:
@@ -23,33 +29,42 @@ def seed_rng(*parts: int) -> None:
     torch.manual_seed(value)
 
 
-def capture_rng(device: torch.device) -> dict[str, Tensor]:
-    """The state of every global generator of this process, as tensors whose shapes do not depend on what was drawn."""
+def capture_rng(device: torch.device) -> Tensor:
+    """The state of every global generator of this process, uint8[n]; n depends on the kind of device alone."""
     version, numbers, gauss_next = random.getstate()
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    counters = np.array([position, has_gauss], np.int64)
-    state = {
-        "python": torch.from_numpy(np.array([version, *numbers], np.int64)),
-        "numpy": torch.from_numpy(np.concatenate([counters, keys])),
-        # The second number of a pair that was drawn together: python's, or none, and numpy's.
-        "gauss": torch.tensor([math.nan if gauss_next is None else gauss_next, gauss], dtype=torch.float64),
-        "torch": torch.get_rng_state(),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
+    own = torch.get_rng_state().numpy().tobytes()
+    cuda = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
+    gauss_next = math.nan if gauss_next is None else gauss_next
+    head = _HEAD.pack(version, *numbers, gauss_next, position, has_gauss, gauss, len(own), len(cuda))
+    return _tensor(head, np.asarray(keys, np.uint32).tobytes(), own, cuda)
 
 
-def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
+def restore_rng(state: Tensor, device: torch.device) -> None:
     """Put this process's generators back to a captured state."""
-    version, *numbers = state["python"].tolist()
-    gauss_next, gauss = state["gauss"].tolist()
+    content = state.numpy().tobytes()
+    version, *numbers, gauss_next, position, has_gauss, gauss, torch_bytes, cuda_bytes = _HEAD.unpack_from(content)
     random.setstate((version, tuple(numbers), None if math.isnan(gauss_next) else gauss_next))
+    keys = np.frombuffer(content, np.uint32, _KEYS, _HEAD.size)
+    np.random.set_state((_NUMPY, keys, position, has_gauss, gauss))
+    # As tensors with memory of their own: torch 2.13 sets a generator from where a tensor's storage begins.
+    first = _HEAD.size + keys.nbytes
+    torch.set_rng_state(state[first : first + torch_bytes].clone())
+    if device.type == "cuda" and cuda_bytes:
+        torch.cuda.set_rng_state(state[first + torch_bytes :].clone(), device)
+
+
+def rng_bytes(state: Mapping[str, Tensor]) -> Tensor:
+    """What `capture_rng` returned when checkpoints had format 2 or 3, as it returns it now."""
+    gauss_next, gauss = state["gauss"].tolist()
     position, has_gauss, *keys = state["numpy"].tolist()
-    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+    own, cuda = (state[name].numpy().tobytes() if name in state else b"" for name in ("torch", "cuda"))
+    head = _HEAD.pack(*state["python"].tolist(), gauss_next, position, has_gauss, gauss, len(own), len(cuda))
+    return _tensor(head, np.array(keys, np.uint32).tobytes(), own, cuda)
+
+
+def _tensor(*parts: bytes) -> Tensor:
+    return torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
 
 
 def _mixed(*parts: int) -> int:

@@ -1,12 +1,14 @@
 """What lies in the files of a checkpoint, and how does it become tensors again?
 
-Both are safetensors files. That of the weights holds them by name; that of the training state two blocks of bytes as
-training/packed.py makes them, `training` and `ranks` (one row for each rank), and as `trees` what it keeps beside the blocks.
+Both are safetensors files. That of the weights holds them by name. That of the training state holds blocks of bytes: `training`
+and `tree`, what training/packed.py makes of it, and `ranks`, the random generators as training/rng.py captures them.
 """
 
 from __future__ import annotations
 
+import functools
 import io
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from training.checkpoint import MODEL, TRAINING, Checkpoint
 from training.packed import unpack
+from training.rng import rng_bytes
 from training.weights import weights_digest
 
 __all__ = ["NamedTensors", "training_file", "training_of", "weights_of"]
@@ -45,18 +48,15 @@ class NamedTensors:
         return weights_digest(self.tensors)
 
 
-def training_file(training: Mapping[str, Any], ranks: Mapping[str, Any]) -> NamedTensors:
+def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
     """What the training state's file holds.
 
     Args:
         training: optimizer, scheduler, gradient scaler and extra state, packed.
-        ranks: random generators, packed: `tree` and `layout`, which all ranks share, and the `bytes` of each, uint8[ranks, n].
+        ranks: each rank's random generators, uint8[ranks, n].
     """
-    parts = {"training": training, "ranks": ranks}
-    trees = io.BytesIO()
-    torch.save({part: {"tree": packed["tree"], "layout": packed["layout"]} for part, packed in parts.items()}, trees)
-    blocks = {part: packed["bytes"].contiguous() for part, packed in parts.items()}
-    return NamedTensors({**blocks, "trees": torch.frombuffer(trees.getbuffer(), dtype=torch.uint8)})
+    tree = _saved(pickle.dumps({name: training[name] for name in ("tree", "layout")}))
+    return NamedTensors({"training": training["bytes"], "tree": tree, "ranks": ranks.contiguous()})
 
 
 def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -65,17 +65,25 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def training_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, on the CPU."""
-    if checkpoint.manifest.version < _SAFETENSORS_SINCE:
-        content = _loaded(checkpoint.storage.read_bytes(_TRAINING_BEFORE))
-        if checkpoint.manifest.version < _PACKED_SINCE:
-            return content
-        training, ranks = content["training"], content["ranks"]
-    else:
+    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU."""
+    if checkpoint.manifest.version >= _SAFETENSORS_SINCE:
         blocks = safetensors.torch.load(checkpoint.storage.read_bytes(TRAINING))
-        trees = _loaded(blocks["trees"].numpy().tobytes())
-        training, ranks = ({**trees[part], "bytes": blocks[part]} for part in ("training", "ranks"))
-    return {**unpack(training), "ranks": [unpack({**ranks, "bytes": rank}) for rank in ranks["bytes"]]}
+        tree = _loaded(blocks["tree"].numpy().tobytes())
+        return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
+    content = _loaded(checkpoint.storage.read_bytes(_TRAINING_BEFORE))
+    training, ranks = content, content["ranks"]
+    if checkpoint.manifest.version >= _PACKED_SINCE:
+        training = unpack(content["training"])
+        ranks = [unpack({**ranks, "bytes": rank}) for rank in ranks["bytes"]]
+    return {**training, "ranks": torch.stack([rng_bytes(rank) for rank in ranks])}
+
+
+@functools.lru_cache(maxsize=1)
+def _saved(pickled: bytes) -> Tensor:
+    """What torch.save makes of what this process has pickled: often the same as before, and it takes fifty times as long."""
+    stream = io.BytesIO()
+    torch.save(pickle.loads(pickled), stream)
+    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
 
 
 def _loaded(content: bytes) -> dict[str, Any]:

@@ -21,12 +21,14 @@ from penstock.digest import file_digest
 from penstock.errors import CheckpointError, ResumeError, SpecError, TrainingError
 from penstock.storage import Storage
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
+from tests.training.test_state import generators_of_format_3
 from training import mailbox
 from training.checkpoint import CheckpointManifest, CheckpointStore
 from training.group import Group
 from training.journal import Point, read_journal
 from training.mailbox import CheckpointCommitted, Progress, Resumed, Warned
 from training.packed import pack
+from training.rng import restore_rng
 from training.state_files import training_of, weights_of
 from training.worker import run_rank
 
@@ -287,9 +289,13 @@ def test_a_checkpoint_of_a_format_before_continues_to_the_same_weights(tmp_path:
     (found,) = CheckpointStore(Storage(str(tmp_path / "parts"))).committed()
     # Format 2 kept the tree as it was, format 3 the blocks and what is beside them in one file.
     content = tree_map_only(Tensor, Tensor.clone, training_of(found))
+    restore_rng(content.pop("ranks")[0], CPU)
+    generators = generators_of_format_3()
     if version == 3:
-        ranks = pack(content.pop("ranks")[0])
+        ranks = pack(generators)
         content = {"training": pack(content), "ranks": {**ranks, "bytes": ranks["bytes"][None]}}
+    else:
+        content["ranks"] = [generators]
     path = found.storage.local_path("training.pt")
     torch.save(content, path)
     manifest = found.manifest.model_dump(mode="json")
