@@ -19,7 +19,7 @@ import pickle
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,8 +102,8 @@ class CheckpointTimer:
 
         RankObserver.batch = FirstRank.batch = stamped  # type: ignore[method-assign]
 
-    def share(self, warm_steps: int) -> float:
-        """Median time that a checkpoint adds, as a part of the `EVERY` steps it is for; of the last training."""
+    def shares(self, warm_steps: int) -> list[float]:
+        """The time that each checkpoint of the last training has added, as a part of the `EVERY` steps it is for."""
         shares = []
         for saved in range(warm_steps, len(self._began) - EVERY, EVERY):
             # A step's time is stamped after the save that comes before it: begun one step earlier, the first ten hold the save.
@@ -111,7 +111,7 @@ class CheckpointTimer:
             first, second, *others = (end - begin for begin, end in itertools.pairwise(stamps))
             usual = statistics.median(others)
             shares.append((first + second - 2 * usual) / (usual * EVERY / 10))
-        return statistics.median(shares)
+        return shares
 
 
 def main() -> None:
@@ -132,8 +132,8 @@ def main() -> None:
         if name == PLAIN:
             logging.append(times.logging_s / times.loop_s)
         elif name == SAVING:
-            checkpoints.append(times.checkpoint_share)
-            with_a_core.append(_measure(name, home, options.steps, 1).checkpoint_share)
+            checkpoints.append(times.checkpoint_shares)
+            with_a_core.append(_measure(name, home, options.steps, 1).checkpoint_shares)
         return rows / times.loop_s
 
     found = rows_per_s("loop", VARIANTS, options.rounds, measure)
@@ -146,13 +146,16 @@ def main() -> None:
         "variants": beside_the_first(found, "rows_per_s"),
         "logging_share": logging,
         "logging_percent": 100 * statistics.median(logging),
-        "checkpoint_share": checkpoints,
-        "checkpoint_percent": 100 * statistics.median(checkpoints),
-        "checkpoint_percent_spread": [100 * min(checkpoints), 100 * max(checkpoints)],
-        "checkpoint_share_one_worker": with_a_core,
-        "checkpoint_percent_one_worker": 100 * statistics.median(with_a_core),
+        **_percent("checkpoint_percent", checkpoints),
+        **_percent("checkpoint_percent_one_worker", with_a_core),
     }
     save(options.out, "loop", result)
+
+
+def _percent(name: str, rounds: list[list[float]]) -> dict[str, Any]:
+    """The median of all checkpoints together, as those of one round are few, and the lowest and highest of a round's."""
+    medians = [100 * statistics.median(shares) for shares in rounds]
+    return {name: 100 * statistics.median(itertools.chain(*rounds)), f"{name}_spread": [min(medians), max(medians)]}
 
 
 class Times(NamedTuple):
@@ -160,8 +163,8 @@ class Times(NamedTuple):
 
     loop_s: float
     logging_s: float = 0.0
-    checkpoint_share: float = 0.0
-    """Of the time of the steps from one checkpoint to the next."""
+    checkpoint_shares: Sequence[float] = ()
+    """Of the time of the steps from one checkpoint to the next; as rank 0 sees it."""
 
 
 def _measure(name: str, home: Path, steps: int, world: int) -> Times:
@@ -194,8 +197,8 @@ def _rank(rank: int, name: str, home: str, folder: str, steps: int, world: int, 
             run_rank(job, Group.current(_CPU), client)
             times.append((time.perf_counter() - began, timer.seconds - logged + client.seconds))
         (warm, logging_warm), (whole, logging_whole) = times
-        share = checkpoints.share(WARM_STEPS) if name == SAVING else 0.0
-        answers.put(Times(whole - warm, logging_whole - logging_warm, share))
+        shares = checkpoints.shares(WARM_STEPS) if name == SAVING and rank == 0 else []
+        answers.put(Times(whole - warm, logging_whole - logging_warm, tuple(shares)))
     dist.destroy_process_group()
 
 
