@@ -46,10 +46,11 @@ LOOP = """\
 Two processes train a small network (28-256-256-2, AdamW, DDP with gloo) on shuffled batches of {batch_rows:,} rows,
 {rounds} rounds of {steps:,} steps. By hand: tensors in memory, nothing logged, nothing saved. penstock reads its feed, sends
 loss, learning rate and times of every step, and can be continued exactly. Making and packing what is logged of every step takes
-{logging_percent:.1f} % of rank 0's time. The feed gathers in a thread of its own, beside the steps. A checkpoint every 50 steps
-adds {checkpoint_percent:.1f} % to their time: the median of all checkpoints, of those of one round {checkpoint_percent_spread[0]:.1f}
-to {checkpoint_percent_spread[1]:.1f} %. Both cores train: it is written by a process that runs while one of them does not. (Steps
-after a checkpoint may even be faster, as a core that sleeps in between takes a while to wake up.)
+{logging_percent:.1f} % of rank 0's time. The feed gathers in a thread of its own, beside the steps.
+
+A checkpoint every 50 steps adds {checkpoint_percent:.1f} % to their time: the median of all checkpoints, of those of one round
+{checkpoint_percent_spread[0]:.1f} to {checkpoint_percent_spread[1]:.1f} %. Both cores train: it is written by a process that
+runs while one of them does not. (Steps may even be faster meanwhile, as a core that sleeps in between takes time to wake up.)
 Where one worker trains it adds {checkpoint_percent_one_worker:.1f} %.
 """
 
