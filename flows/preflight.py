@@ -70,10 +70,12 @@ def check_storage(storage: Storage) -> None:
                 next_step=f"free some space ({FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free), then run the same command",
             ) from error
         reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        correct = "make the folder writable, or set `storage` to another"
+        if not storage.is_local:
+            correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"
         raise PreflightError(
-            f"storage {storage.root} cannot be written: {reason}",
-            next_step="correct `storage` (or the credentials and AWS_ENDPOINT_URL), then: penstock doctor --storage "
-            + storage.root,
+            f"storage {storage.root} cannot be written: {getattr(error, 'strerror', None) or reason}",
+            next_step=f"{correct}, then: penstock doctor --storage {storage.root}",
         ) from error
 
 

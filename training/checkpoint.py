@@ -156,7 +156,6 @@ class CheckpointStore:
         self._storage = storage.child(FOLDER)
         self._keep = keep
         self._best = best
-        self._seen: dict[str, Checkpoint] = {}
 
     def write(
         self,
@@ -206,8 +205,7 @@ class CheckpointStore:
             with contextlib.suppress(Exception):
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise
-        self._seen[name] = Checkpoint(name, manifest, folder)
-        return self._seen[name]
+        return Checkpoint(name, manifest, folder)
 
     def write_training(self, step: int, mark: str, training: Tensors) -> StoredFile:
         """Write the training state of the checkpoint of `step` that ends with `mark`, which another process writes and commits.
@@ -233,7 +231,7 @@ class CheckpointStore:
 
     def committed(self) -> list[Checkpoint]:
         """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
-        return [found for _, found in self._newest_first(self._read_manifest) if isinstance(found, Checkpoint)]
+        return [found for _, found in self._newest_first() if isinstance(found, Checkpoint)]
 
     def get(self, name: str) -> Checkpoint:
         """The committed checkpoint `name`.
@@ -265,7 +263,7 @@ class CheckpointStore:
             CheckpointError: there are committed checkpoints and none can be trusted, or one is from a newer penstock.
         """
         damaged: dict[str, str] = {}
-        for name, found in self._newest_first(self._read_manifest):
+        for name, found in self._newest_first():
             problem = _damage(found) if isinstance(found, Checkpoint) else found
             if isinstance(found, Checkpoint) and problem is None:
                 return found, [_lost(bad, why, found.manifest) for bad, why in damaged.items()]
@@ -283,11 +281,8 @@ class CheckpointStore:
         return _best(self.committed(), self._best)
 
     def prune(self) -> list[str]:
-        """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm.
-
-        A manifest never changes: those that this store has written, or read here, are not read again.
-        """
-        committed = [found for _, found in self._newest_first(self._read_once) if isinstance(found, Checkpoint)]
+        """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm."""
+        committed = self.committed()
         kept = {checkpoint.name for checkpoint in committed[: self._keep]}
         best = _best(committed, self._best)
         if best is not None:
@@ -313,14 +308,13 @@ class CheckpointStore:
         # The manifest goes first: a folder that lost some files must not look committed.
         self._storage.delete(f"{name}/{MANIFEST}")
         self._storage.delete(name)
-        self._seen.pop(name, None)
 
-    def _newest_first(self, read: Callable[[str], Checkpoint | str | None]) -> list[tuple[str, Checkpoint | str]]:
+    def _newest_first(self) -> list[tuple[str, Checkpoint | str]]:
         """(name, checkpoint or what is wrong with its manifest) of every folder with a manifest.
 
         A folder without one was never committed: nothing was promised, so nothing is lost with it.
         """
-        found = [(name, item) for name in self._names() if (item := read(name)) is not None]
+        found = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
 
         def age(entry: tuple[str, Checkpoint | str]) -> tuple[int, str]:
             name, item = entry
@@ -335,12 +329,6 @@ class CheckpointStore:
                 next_step="put the folder back, or start over with `penstock run FILE --fresh`",
             )
         return [name for name in self._storage.list() if _NAME.match(name)]
-
-    def _read_once(self, name: str) -> Checkpoint | str | None:
-        found = self._seen.get(name) or self._read_manifest(name)
-        if isinstance(found, Checkpoint):
-            self._seen[name] = found
-        return found
 
     def _read_manifest(self, name: str) -> Checkpoint | str | None:
         """The checkpoint, or why its manifest cannot be used, or None where there is no manifest."""

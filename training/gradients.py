@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from penstock.errors import TrainingError
 from training.recipe import Columns, Recipe
 
 __all__ = ["Gradients", "MeanGradients"]
@@ -144,31 +145,45 @@ class MeanGradients(Gradients):
         torch.autograd.backward([*parameters, self._reached], [*map(torch.zeros_like, parameters), reached])
         for parameter in frozen:
             parameter.requires_grad_(False)
-        for index in self._sparse:
-            self._trained[index].grad = _mean_of_sparse(self._trained[index])
+        self._complete_sparse()
         counted, self._reached.grad = self._reached.grad, None
         if unused and counted is not None:  # where all is used, as mostly, nobody waits for the device
             for index, share in zip(unused, counted[unused].tolist(), strict=True):
                 if share == 0:
                     self._trained[index].grad = None
 
+    def _complete_sparse(self) -> None:
+        """Put the mean over the ranks in place of sparse gradients; a rank may have none.
 
-def _mean_of_sparse(parameter: Tensor) -> Tensor:
-    """The mean over the ranks of a parameter's sparse gradient; a rank may have none. A collective.
+        What is sent are rows, as many from each rank as the one with most of them has.
+        """
+        if not self._sparse:
+            return
+        parameters = [self._trained[index] for index in self._sparse]
+        own = [_rows_of(parameter) for parameter in parameters]
+        ranks = dist.get_world_size()
+        counts = torch.zeros(ranks, len(own), dtype=torch.int64)
+        counts[dist.get_rank()] = torch.tensor([len(rows) for rows, _ in own])
+        counts = counts.to(parameters[0].device)
+        dist.all_reduce(counts)
+        for parameter, parts, numbers in zip(parameters, own, counts.t().tolist(), strict=True):
+            rows, values = (_gathered(part, numbers) for part in parts)
+            mean = torch.sparse_coo_tensor(rows[None], values / ranks, parameter.shape, check_invariants=True)
+            parameter.grad = mean.coalesce()
 
-    What is sent are rows, as many from each rank as the one with most of them has.
-    """
-    rows, values = torch.empty(0, dtype=torch.int64, device=parameter.device), parameter.new_empty(0, *parameter.shape[1:])
-    if parameter.grad is not None:
-        own = parameter.grad.coalesce()
-        rows, values = own.indices()[0], own.values()
-    ranks = dist.get_world_size()
-    counts = torch.zeros(ranks, dtype=torch.int64, device=parameter.device)
-    counts[dist.get_rank()] = len(rows)
-    dist.all_reduce(counts)
-    numbers: list[int] = counts.tolist()
-    rows, values = _gathered(rows, numbers), _gathered(values, numbers) / ranks
-    return torch.sparse_coo_tensor(rows[None], values, parameter.shape, check_invariants=True).coalesce()
+
+def _rows_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows of a parameter have a gradient on this rank, int64[n], and their gradients, [n, ...]."""
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.empty(0, dtype=torch.int64, device=parameter.device), parameter.new_empty(0, *parameter.shape[1:])
+    if not gradient.is_sparse:
+        raise TrainingError(
+            f"the weight {list(parameter.shape)} of an embedding with sparse=True has a dense gradient: it has another use",
+            next_step="take sparse=True from the embedding, or give the other layer a weight of its own",
+        )
+    gradient = gradient.coalesce()
+    return gradient.indices()[0], gradient.values()
 
 
 def _gathered(own: Tensor, numbers: list[int]) -> Tensor:

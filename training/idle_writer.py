@@ -47,7 +47,7 @@ class IdleWriter:
 
     Args:
         target: where checkpoints go.
-        patience_s: how long it may be kept from running before it is given up, or twice that if it has run before.
+        patience_s: how often a late process is looked at; it is given up when it has hardly run between two looks.
 
     Raises:
         OSError: no process can be started.
@@ -65,11 +65,11 @@ class IdleWriter:
                 self._process = psutil.Popen(
                     [sys.executable, "-P", "-c", code], pass_fds=arguments[:2], stdin=subprocess.DEVNULL, process_group=0
                 )
-                self._connection.send(target)
             except OSError:
                 self._connection.close()
                 self.memory.close()
                 raise
+            self._connection.send(target)  # while the other end is open here, too, so it cannot fail
         with contextlib.suppress(OSError, psutil.Error):  # a container may forbid it, and the process may have ended
             os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
             # Its writes would be idle, too: behind whoever else wants the disk.

@@ -24,7 +24,7 @@ def not_a_number(what: str) -> TrainingError:
 def check_weights(weights: Mapping[str, Tensor], step: int) -> None:
     """Raise that error if a weight after `step` steps is not a number."""
     numbers = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
-    # A sum is what takes least to see one; float8 has none. That of infinite ones may be none, too, so it is looked at twice.
+    # A sum is what takes least to see one; float8 has none. inf - inf is NaN, too, so it is looked at twice.
     total = sum(weight.sum().item() for weight in numbers.values() if weight.itemsize > 1)
     suspects = {name: weight for name, weight in numbers.items() if weight.itemsize == 1 or math.isnan(total)}
     bad = next((name for name, weight in suspects.items() if weight.isnan().any()), None)

@@ -70,8 +70,8 @@ def _is_bytes(tensor: Tensor) -> bool:
 def unpack(packed: dict[str, Any]) -> Any:
     """The tree again.
 
-    Each tensor gets memory of its own: one small number must not keep the block alive, and torch 2.13 sets a generator from
-    where a tensor's storage begins, wherever in it the tensor does.
+    Each tensor gets memory of its own: one small number must not keep the block alive, and torch 2.13 sets a generator (a
+    module may keep one in its extra state) from where a tensor's storage begins, wherever in it the tensor does.
     """
     views = _views(json.loads(packed["layout"]), packed["bytes"])
     return _with_tensors(packed["tree"], [view.clone() for view in views])

@@ -25,7 +25,7 @@ from training.weights import weights_digest
 
 __all__ = ["NamedTensors", "training_file", "training_of", "weights_of"]
 
-_TRAINING_BEFORE, _SAFETENSORS_SINCE, _PACKED_SINCE = "training.pt", 4, 3
+_TRAINING_BEFORE, _SAFETENSORS_SINCE, _PACKED_SINCE, _RANKS_SINCE = "training.pt", 4, 3, 2
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,17 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def training_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU."""
+    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU.
+
+    Of a checkpoint of format 1 without `ranks`.
+    """
     if checkpoint.manifest.version >= _SAFETENSORS_SINCE:
         blocks = safetensors.torch.load(checkpoint.storage.read_bytes(TRAINING))
         tree = _loaded(blocks["tree"].numpy().tobytes())
         return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
     content = _loaded(checkpoint.storage.read_bytes(_TRAINING_BEFORE))
+    if checkpoint.manifest.version < _RANKS_SINCE:
+        return content
     training, ranks = content, content["ranks"]
     if checkpoint.manifest.version >= _PACKED_SINCE:
         training = unpack(content["training"])

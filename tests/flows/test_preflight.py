@@ -35,6 +35,7 @@ def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"storage .*file/below cannot be written") as caught:
         check_storage(Storage(str(tmp_path / "file" / "below")))
     assert caught.value.exit_code == 3
+    assert caught.value.next_step.startswith("make the folder writable")
     assert "penstock doctor --storage" in caught.value.next_step
 
 

@@ -170,6 +170,17 @@ class Sparse(Branches):
         return loss + (model["table"](batch["label"][rows]).square().sum() / len(rows) if rows.any() else 0.0)
 
 
+class Tied(Linear):
+    """The weight of a sparse embedding is a layer's, too."""
+
+    def build_model(self, schema):
+        return nn.Embedding(10, 64, sparse=True)
+
+    def loss(self, model, batch):
+        logits = batch["image"].flatten(1) @ model.weight.t()
+        return nn.functional.cross_entropy(logits, batch["label"]) + model(batch["label"]).square().mean()
+
+
 class Freezing(Branches):
     """Stops training a part after about twenty steps."""
 

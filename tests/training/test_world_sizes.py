@@ -317,6 +317,11 @@ def test_gloo_sums_no_sparse_gradients(tmp_path: Path) -> None:
     assert run_ranks(layouts_that_ddp_sums, 2, job) == [{False}, {False}]
 
 
+def test_a_sparse_embedding_with_another_use_is_told(tmp_path: Path) -> None:
+    told = run_ranks(error_of, 2, make_job(tmp_path, recipe="Tied", workers=2, max_steps=2))
+    assert any(re.match(r"TrainingError: the weight \[10, 64\] of an embedding .* dense gradient", one) for one in told)
+
+
 def test_a_recipe_may_freeze_parameters_while_it_trains(tmp_path: Path) -> None:
     spec = {"recipe": "Freezing", "batch_rows": 10}
     train_ranks(make_job(tmp_path, run="alone", **spec))
