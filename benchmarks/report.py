@@ -45,7 +45,9 @@ LOOP = """\
 
 Two processes train a small network (28-256-256-2, AdamW, DDP with gloo) on shuffled batches of {batch_rows:,} rows,
 {rounds} rounds of {steps:,} steps. By hand: tensors in memory, nothing logged, nothing saved. penstock reads its feed, sends
-loss, learning rate and times of every step, and can be continued exactly. Making and packing what is logged of every step takes
+loss, learning rate and times of every step, and can be continued exactly. (Ratios are
+medians of those inside each round, which the medians of the rows beside them need not give.)
+Making and packing what is logged of every step takes
 {logging_percent:.1f} % of rank 0's time. The feed gathers in a thread of its own, beside the steps.
 
 A checkpoint every 50 steps adds {checkpoint_percent:.1f} % to their time: the median of all checkpoints, of those of one round

@@ -35,7 +35,7 @@ def pack(value: Any, memory: SnapshotMemory | None = None) -> dict[str, Any]:
 
     Returns:
         `tree`, `layout` (JSON: dtype and shape of each tensor) and `bytes` (uint8[n]): what torch.load reads with
-        weights_only=True, if it reads the tree's other leaves. Trees of tensors of equal dtypes and shapes have equal layouts.
+        weights_only=True, if it reads the tree's other leaves.
     """
     found: list[Tensor] = []
     tree = _without_tensors(value, found)
