@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import ingest.prefetch
 from benchmarks.cached_dataset import manifest
 from benchmarks.consumers import BATCH, Batches, Contender
 from benchmarks.feed_data import Rows, arrays
@@ -53,9 +54,24 @@ def take_reused(rows: Rows, folder: Path, rank: int, world: int, epoch: int) -> 
 
 
 def penstock_feed(
-    rows: Rows, folder: Path, rank: int, world: int, epoch: int, *, mode: str, prefetch: int, window_rows: int = 1 << 18
+    rows: Rows,
+    folder: Path,
+    rank: int,
+    world: int,
+    epoch: int,
+    *,
+    mode: str,
+    prefetch: int,
+    window_rows: int = 1 << 18,
+    from_the_start: bool = False,
 ) -> Batches:
-    """penstock's feed in one of its orders."""
+    """penstock's feed in one of its orders.
+
+    Args:
+        from_the_start: read ahead also for a consumer that does nothing meanwhile, as those that are measured here.
+    """
+    if from_the_start:
+        ingest.prefetch.LOST_S = 0.0
     feed = _feed(rows, str(folder), rank, world, mode, prefetch, window_rows)
     for batch in feed.batches(epoch):
         yield batch.columns["x"], batch.columns["label"]
@@ -237,6 +253,9 @@ CONTENDERS: dict[str, Contender] = {
     "numpy take into a reused buffer": Contender(take_reused, "arrays"),
     "penstock, global": Contender(functools.partial(penstock_feed, mode="global", prefetch=2), "penstock"),
     "penstock, global, no thread": Contender(functools.partial(penstock_feed, mode="global", prefetch=0), "penstock"),
+    "penstock, global, always a thread": Contender(
+        functools.partial(penstock_feed, mode="global", prefetch=2, from_the_start=True), "penstock"
+    ),
     "penstock, windowed": Contender(functools.partial(penstock_feed, mode="windowed", prefetch=2), "penstock"),
     "penstock, as stored": Contender(functools.partial(penstock_feed, mode="none", prefetch=2), "penstock"),
     "torch DataLoader, batched": Contender(torch_loader, "arrays"),

@@ -5,6 +5,7 @@ Only numpy is needed here: contenders with an environment of their own read this
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,12 @@ TABLES = {
 }
 
 
+@functools.cache
 def arrays(rows: Rows, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The rows as two memory-mapped arrays, written on the first call."""
+    """The rows as two memory-mapped arrays, written on the first call.
+
+    Mapped once in a process: a map that is opened anew for each epoch is faulted in anew, page by page.
+    """
     paths = folder / "x.npy", folder / "label.npy"
     if not paths[1].exists():
         folder.mkdir(parents=True, exist_ok=True)

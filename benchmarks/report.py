@@ -29,13 +29,14 @@ round, medians over the rounds; rates are for orientation, they belong to the ma
 
 Shuffled batches of 256 rows as torch tensors, to one consumer process and to two that get half of the rows each. The limit is
 numpy gathering random rows of a memory-mapped array into fresh tensors: what the memory allows a program that does nothing
-else. In the first round a whole epoch of every contender but Ray's was checked: each row once. `benchmarks/contenders.py`,
-`benchmarks/ray_contenders.py` and `benchmarks/mosaic.py` hold each contender's settings. What a contender delivers differs:
-penstock's global order is exact to continue at any batch on any number of ranks; LitData, WebDataset and Ray's local shuffle
-mix rows of one shard or buffer; "numpy take into a reused buffer" hands out the same memory for every batch. MosaicML
-Streaming needs a huggingface_hub that Hugging Face datasets no longer works with, so `make bench` gives it an environment of
-its own, with the newest numpy that it allows. WebDataset is not measured on the table: a file in an archive for each row of
-112 bytes is nobody's use of it.
+else. Who reads here does nothing with its batches: penstock notices, and gathers them without its thread, which would have
+nothing to do meanwhile ("always a thread" shows what it costs). In the first round a whole epoch of every contender but Ray's
+was checked: each row once. `benchmarks/contenders.py`, `benchmarks/ray_contenders.py` and `benchmarks/mosaic.py` hold each
+contender's settings. What a contender delivers differs: penstock's global order is exact to continue at any batch on any
+number of ranks; LitData, WebDataset and Ray's local shuffle mix rows of one shard or buffer; "numpy take into a reused buffer"
+hands out the same memory for every batch. MosaicML Streaming needs a huggingface_hub that Hugging Face datasets no longer
+works with, so `make bench` gives it an environment of its own, with the newest numpy that it allows. WebDataset is not
+measured on the table: a file in an archive for each row of 112 bytes is nobody's use of it.
 
 ![Share of the limit](images/feed.png)
 """

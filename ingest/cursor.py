@@ -106,7 +106,7 @@ class FeedShare(NamedTuple):
     rank: int = 0
     world_size: int = 1
     prefetch: int = 2
-    """Groups of batches gathered ahead in a thread; 0 gathers when asked."""
+    """Groups of batches gathered ahead in a thread, once that saves time; 0 gathers when asked."""
     last: LastBatch = "keep"
     """What becomes of an epoch's last global batch where the rows do not fill it."""
 

@@ -31,8 +31,12 @@ from penstock.storage import Storage
 
 __all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]
 
-GROUP_BYTES = 16 << 20
-"""About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather."""
+GROUP_BYTES = 4 << 20
+"""About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather. What
+was gathered should still be in the processor's cache when it is used, and so should be the memory that is used again."""
+
+IDS_AT_ONCE = 1 << 15
+"""About how many rows' ids are found with one call, which costs more than that of few rows."""
 
 MAX_GROUP_BATCHES = 128
 """Of small rows: more of them leave the cache before they are handed over."""
@@ -68,7 +72,8 @@ class CachedFeed(FeedCursor):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.
 
-        A thread gathers ahead; closing or dropping the iterator stops it. An epoch can be read again, also from elsewhere.
+        A thread gathers ahead where that saves time; closing or dropping the iterator stops it. An epoch can be read again,
+        also from elsewhere.
         """
         self._check_start(epoch, start)
         yield from self._handed_over(epoch, self._groups(epoch, start))
@@ -79,14 +84,21 @@ class CachedFeed(FeedCursor):
         self._rows.pin_memory(torch.device(device).type == "cuda")
 
     def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:
+        at_once = batches_at_once(self.part, self._rows.row_bytes)
         announced = start if self._rows.ahead_rows else self.num_rows
-        for cuts in self._cuts(epoch, start):
-            while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
-                upto = min(announced + self._rows.ahead_rows, self.num_rows)
-                # By the ids before they are put into steps by length, which open shards to find the lengths.
-                self._rows.will_need(self._drawn_at(epoch, self._own_positions(announced, upto)), anew=announced == start)
-                announced = upto
-            yield gathered(self._rows, self.part, cuts, partial(self._ids_at, epoch))
+        for planned in self._cuts(epoch, start, at_once):
+            for first in range(0, len(planned), at_once):
+                cuts = planned[first : first + at_once]
+                while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
+                    upto = min(announced + self._rows.ahead_rows, self.num_rows)
+                    # By the ids before they are put into steps by length, which open shards to find the lengths.
+                    self._rows.will_need(self._drawn_at(epoch, self._own_positions(announced, upto)), anew=announced == start)
+                    announced = upto
+                if first == 0:
+                    ids = self._ids_at(epoch, own_positions(self.part, planned))
+                group = gathered(self._rows, self.part, cuts, ids)
+                ids = ids[sum(batch.rows for batch in group) :]
+                yield group
 
     def _own_positions(self, start: int, stop: int) -> NDArray[np.int64]:
         """Those of [start, stop) that this rank reads; all of them where steps differ in their rows."""
@@ -98,12 +110,14 @@ class CachedFeed(FeedCursor):
         low, high = (rows * rank // self.part.world_size for rank in (self.part.rank, self.part.rank + 1))
         return positions[(positions - first >= low) & (positions - first < high)]
 
-    def _cuts(self, epoch: int, start: int) -> Iterator[list[tuple[int, int]]]:
-        """First and end position of each global batch, as many of them at a time as are gathered with one call."""
-        batch_rows, count = self.part.batch_rows, batches_at_once(self.part, self._rows.row_bytes)
+    def _cuts(self, epoch: int, start: int, at_once: int) -> Iterator[list[tuple[int, int]]]:
+        """First and end position of each global batch, as many of them at a time as get their ids with one call."""
+        batch_rows = self.part.batch_rows
+        local_rows = max(1, batch_rows // self.part.world_size)
+        count = at_once * max(1, min(MAX_GROUP_BATCHES, IDS_AT_ONCE // local_rows) // at_once)
         if self._pools is not None:
             steps = self._pools.steps(epoch, start)
-            while some := list(itertools.islice(steps, count)):
+            while some := list(itertools.islice(steps, at_once)):
                 yield some
             return
         for first in range(start, self.num_rows, batch_rows * count):
@@ -123,30 +137,33 @@ def make_pools(spec: LengthSpec, seed: int, rows: Rows, epoch_rows: int, batch_r
     return Pools(spec, column, seed, epoch_rows, batch_rows, ids_at, partial(rows.lengths, column.name))
 
 
-def gathered(
-    rows: Rows, part: FeedShare, cuts: Sequence[tuple[int, int]], ids_at: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-) -> list[Batch]:
+def own_positions(part: FeedShare, cuts: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The positions that one rank reads of some global batches, given by first and end position: int64, ascending."""
+    own = (share(stop - begin, part.rank, part.world_size) for begin, stop in cuts)
+    return np.concatenate([np.arange(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, own, strict=True)])
+
+
+def gathered(rows: Rows, part: FeedShare, cuts: Sequence[tuple[int, int]], ids: NDArray[np.int64]) -> list[Batch]:
     """Gather one rank's share of some global batches with one call and cut them apart: they share one allocation.
 
-    Each batch's tensors count their changes alone (`.data`): autograd would else take a change of one batch, by its owner or by
-    an augmentation ahead, for a change of those before it.
+    Each batch's tensors count their changes alone (`unsafe_split`): autograd would else take a change of one batch, by its
+    owner or by an augmentation ahead, for a change of those before it.
 
     Args:
         cuts: first and end position of each global batch.
-        ids_at: ascending positions -> row ids.
+        ids: of the rows at this rank's positions in them, int64 [n]; those after them are of no concern.
     """
     shares = [share(stop - begin, part.rank, part.world_size) for begin, stop in cuts]
-    own = [(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, shares, strict=True)]
-    ids = ids_at(np.concatenate([np.arange(low, high) for low, high in own]))
-    sizes = [high - low for low, high in own]
-    columns = {name: [part.data for part in tensor.split(sizes)] for name, tensor in rows.take(ids).items()}
+    sizes = [high - low for low, high in shares]
+    ids = ids[: sum(sizes)]
+    columns = {name: torch.unsafe_split_with_sizes(tensor, sizes) for name, tensor in rows.take(ids).items()}
     lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
     group, taken = [], 0
-    for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, own, strict=True)):
+    for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, shares, strict=True)):
         tensors = {name: parts[index] for name, parts in columns.items()}
         for cut in lists:
             tensors.update(cut[index])
-        group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, low, stop))
+        group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, begin + low, stop))
         taken += high - low
     return group
 
@@ -177,7 +194,7 @@ def open_feed(
     Args:
         batch_rows: rows of the global batch.
         columns: only these; None takes all. Provenance columns are never gathered.
-        prefetch: groups of batches gathered ahead; 0 uses no thread.
+        prefetch: groups of batches gathered ahead, in a thread where that saves time; 0 never uses one.
         last: what becomes of an epoch's last batch where the rows do not fill it.
 
     Raises:

@@ -83,7 +83,7 @@ def open_feed(
             copies them on a stream of its own while the GPU works on the batches before.
         as_float: columns that become float32 on that device, after `augment`: `{"image": (scale, shift)}` makes
             `values * scale + shift`. Numbers, or lists that broadcast over a row's shape from its last dimension on.
-        prefetch: groups of batches gathered ahead in a thread; 0 uses no thread.
+        prefetch: groups of batches gathered ahead, in a thread where that saves time; 0 never uses one.
         last: what becomes of an epoch's last batch where the rows do not fill it: `keep` makes it shorter, `drop` leaves its
             rows out of the epoch, `fill` adds the epoch's first rows.
         verify: read shards on local disks through and compare their hashes, once per machine and after a change. (Those of a

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from ingest.by_length import find_column
 from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch
 from ingest.dataset import ColumnInfo, FeedSchema, Split
-from ingest.feed import CachedFeed, batches_at_once, gathered, make_pools, select_columns
+from ingest.feed import CachedFeed, batches_at_once, gathered, make_pools, own_positions, select_columns
 from ingest.gather import Block, Rows, fixed_bytes
 from ingest.order import Order
 from ingest.parallel import raising_the_original, ray_streams
@@ -153,7 +153,7 @@ class StreamFeed(FeedCursor):
         open_tables: begins an epoch's preparing (`streamed`, or any other way); the same rows in the same order each time.
         order: mode `none`, or `windowed` over `window_rows` consecutive rows of the stream; `rows` is the split's row count.
         content: digest of what the rows depend on, for example the key of the preprocess stage.
-        prefetch: groups of batches made ahead in a thread.
+        prefetch: groups of batches made ahead, in a thread where that saves time; 0 never uses one.
 
     Raises:
         SpecError: an order of mode `global`.
@@ -222,7 +222,7 @@ class StreamFeed(FeedCursor):
             for _, ending in itertools.groupby(cuts, lambda cut: (cut[1] - 1) // self._window_rows):
                 while group := list(itertools.islice(ending, self._group_batches)):
                     rows.let_go(group[0][0] - group[0][0] % pool_rows)
-                    yield gathered(rows, self.part, group, partial(ids_at, epoch))
+                    yield gathered(rows, self.part, group, ids_at(epoch, own_positions(self.part, group)))
             for _ in windows:  # to the stream's end, where its rows are counted
                 pass
 

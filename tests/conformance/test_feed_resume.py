@@ -64,6 +64,7 @@ def memory_dataset(ray_cluster: None) -> Callable[[bool], MemoryDataset]:
 @pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     monkeypatch.setattr("ingest.feed.GROUP_BYTES", 3 * BATCH_ROWS * 34)  # an epoch takes several groups, of 3 batches and more
+    monkeypatch.setattr("ingest.prefetch.LOST_S", 0.0)  # gathered ahead from the start
     place, mode, *rest = request.param.split("-")
     lists = "lists" in rest
     # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.
