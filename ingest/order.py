@@ -162,7 +162,8 @@ class Order(Section):
                 groups = deal(np.arange(begin, min(begin + per_window, num_groups), dtype=np.int64))
                 if begin <= short_at < begin + per_window:
                     inside[inside >= (short_at - begin + 1) * self.group_rows - missing] += missing
-                parts.append(groups[inside // self.group_rows] * self.group_rows + inside % self.group_rows)
+                shift = (groups - np.arange(len(groups))) * self.group_rows
+                parts.append(inside + shift.take(inside // self.group_rows))
             window += 1
         return np.concatenate(parts)
 
