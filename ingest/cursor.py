@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing, nullcontext
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from ingest.dataset import FeedSchema, Split
 from ingest.device import Arrival, Delivery, Scaling
@@ -82,8 +82,8 @@ class FeedState(Section):
     version: Literal[1] = 1
     fingerprint: str
     """Of the order: its parameters and ids really generated."""
-    epoch: NonNegativeInt = 0
-    position: NonNegativeInt = 0
+    epoch: Annotated[int, Field(strict=True, ge=0)]
+    position: Annotated[int, Field(strict=True, ge=0)]
     """Rows consumed by all ranks in this epoch."""
     batch_rows: PositiveInt
     split: Split
@@ -106,7 +106,7 @@ class FeedShare(NamedTuple):
     rank: int = 0
     world_size: int = 1
     prefetch: int = 2
-    """Groups of batches gathered ahead in a thread, once that saves time; 0 gathers when asked."""
+    """Groups of batches made ahead in a thread (where rows are only copied, once that saves time); 0 makes them when asked."""
     last: LastBatch = "keep"
     """What becomes of an epoch's last global batch where the rows do not fill it."""
 
@@ -148,7 +148,7 @@ class FeedCursor:
         self.part = part.checked()
         self._state = FeedState(
             fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=part.positions(order.epoch_rows),
-            content=content, seed=order.seed, shuffle=order.mode,
+            content=content, seed=order.seed, shuffle=order.mode, epoch=0, position=0,
         )  # fmt: skip
         self._at = 0, 0
         self._augment: Augment | None = None
@@ -205,14 +205,25 @@ class FeedCursor:
             raise ResumeError("the checkpoint was made while reading something else", problems=problems, next_step=_FRESH)
         if saved.position > saved.rows:
             raise ResumeError(f"the checkpoint's position {saved.position} lies beyond the split's {saved.rows} rows")
+        if self.order.by_length is None and saved.position % saved.batch_rows and saved.position != saved.rows:
+            raise ResumeError(
+                f"the checkpoint's position {saved.position} is within a step: they begin at multiples of "
+                f"batch_rows={saved.batch_rows}",
+                next_step=_FRESH,
+            )
         self._at = saved.epoch, saved.position
         return self._at
 
-    def _handed_over(self, epoch: int, groups: Generator[list[Batch]]) -> Iterator[Batch]:
-        """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made."""
+    def _handed_over(self, epoch: int, groups: Generator[list[Batch]], *, gathers_only: bool) -> Iterator[Batch]:
+        """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made.
+
+        Args:
+            gathers_only: making a group is no more than copying rows, which a thread may not be worth.
+        """
+        simple = gathers_only and self._augment is None and self._delivery is None
         if self._augment is not None:
             groups = self._one_by_one(epoch, groups)
-        with closing(ahead(self._sent(groups), self.part.prefetch)) as ready:
+        with closing(ahead(self._sent(groups), self.part.prefetch, once_it_pays=simple)) as ready:
             for group, arrival in ready:
                 for batch in group:
                     if arrival is not None:
@@ -248,7 +259,9 @@ class FeedCursor:
         return batch._replace(columns=dict(columns))
 
     def _check_start(self, epoch: int, start: int) -> None:
-        if epoch < 0 or not 0 <= start <= self.num_rows:
+        if epoch < 0:
+            raise ValueError(f"epoch {epoch} is below 0")
+        if not 0 <= start <= self.num_rows:
             raise ValueError(f"position {start} of epoch {epoch} is not within the split's {self.num_rows} rows")
 
 

@@ -72,11 +72,11 @@ class CachedFeed(FeedCursor):
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.
 
-        A thread gathers ahead where that saves time; closing or dropping the iterator stops it. An epoch can be read again,
+        A thread gathers ahead once that saves time; closing or dropping the iterator stops it. An epoch can be read again,
         also from elsewhere.
         """
         self._check_start(epoch, start)
-        yield from self._handed_over(epoch, self._groups(epoch, start))
+        yield from self._handed_over(epoch, self._groups(epoch, start), gathers_only=True)
 
     def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
         """As any feed does; for a GPU rows are gathered into pinned memory at once."""
@@ -113,8 +113,9 @@ class CachedFeed(FeedCursor):
     def _cuts(self, epoch: int, start: int, at_once: int) -> Iterator[list[tuple[int, int]]]:
         """First and end position of each global batch, as many of them at a time as get their ids with one call."""
         batch_rows = self.part.batch_rows
-        local_rows = max(1, batch_rows // self.part.world_size)
-        count = at_once * max(1, min(MAX_GROUP_BATCHES, IDS_AT_ONCE // local_rows) // at_once)
+        # Only a plain global order computes no ids but those asked for; others find those of all ranks.
+        found_rows = batch_rows // self.part.world_size if self.order.mode == "global" else batch_rows
+        count = at_once * max(1, min(MAX_GROUP_BATCHES, IDS_AT_ONCE // max(1, found_rows)) // at_once)
         if self._pools is not None:
             steps = self._pools.steps(epoch, start)
             while some := list(itertools.islice(steps, at_once)):
@@ -156,8 +157,9 @@ def gathered(rows: Rows, part: FeedShare, cuts: Sequence[tuple[int, int]], ids: 
     shares = [share(stop - begin, part.rank, part.world_size) for begin, stop in cuts]
     sizes = [high - low for low, high in shares]
     ids = ids[: sum(sizes)]
-    columns = {name: torch.unsafe_split_with_sizes(tensor, sizes) for name, tensor in rows.take(ids).items()}
-    lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
+    with torch.inference_mode(False):  # the caller's, who may want to train on them later
+        columns = {name: torch.unsafe_split_with_sizes(tensor, sizes) for name, tensor in rows.take(ids).items()}
+        lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
     group, taken = [], 0
     for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, shares, strict=True)):
         tensors = {name: parts[index] for name, parts in columns.items()}
@@ -194,7 +196,7 @@ def open_feed(
     Args:
         batch_rows: rows of the global batch.
         columns: only these; None takes all. Provenance columns are never gathered.
-        prefetch: groups of batches gathered ahead, in a thread where that saves time; 0 never uses one.
+        prefetch: groups of batches gathered ahead in a thread, once that saves time; 0 never uses one.
         last: what becomes of an epoch's last batch where the rows do not fill it.
 
     Raises:

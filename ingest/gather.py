@@ -28,7 +28,7 @@ __all__ = ["Block", "Rows", "fixed_bytes"]
 Block = Mapping[str, np.ndarray | Variable]
 
 BUCKETS_PER_BLOCK = 8
-"""How finely rows are divided to find their blocks; each bucket is 8 bytes."""
+"""How finely rows are divided at least to find their blocks; each bucket is 8 bytes."""
 
 LONG_ROW = 1024
 """Bytes. On an AMD EPYC (Zen 4) rows of 3 KiB take 0.77 of the time if they are touched before, of 512 bytes 1.1."""
@@ -186,27 +186,28 @@ class Rows:
     def _take_scattered(self, ids: NDArray[np.int64], blocks: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
         """Copy each row in one pass from wherever it lies: in one address space, an address is an index."""
         if self._max_open_bytes is None and len(self._opened) == len(self._ends):
-            needed, regions = np.arange(len(self._ends)), self._regions
+            needed, regions, held = np.arange(len(self._ends)), self._regions, []
         else:
             needed, regions = _distinct(blocks), {}
-        opened = [self._block(block) for block in needed.tolist()]  # held until the copies are made
+            held = [self._block(block) for block in needed.tolist()]  # until the copies are made
         for name, tensor in tensors.items():
             if name not in regions:
                 regions[name] = _Region.over(self._spans[name][:, needed], needed, self._starts, self._row_bytes[name])
             regions[name].take(ids, blocks, tensor)
-        del opened
+        del held
 
     def _block(self, index: int) -> Block:
         if index not in self._opened:
-            self._opened[index] = self._open_block(index)
+            block = self._open_block(index)
             self._regions.clear()
-            for name, view in self._opened[index].items():
+            for name, view in block.items():
                 if isinstance(view, np.ndarray) and name in self._spans:
                     begin = view.ctypes.data
                     self._spans[name][:, index] = begin, begin + view.nbytes
             if self._beyond_memory:
-                for view in self._opened[index].values():
+                for view in block.values():
                     read_randomly(view)
+            self._opened[index] = block  # last: an interrupt must not leave one that seems open and is nowhere
         if self._max_open_bytes is not None:
             self._opened[index] = self._opened.pop(index)  # to the end: used last
             while len(self._opened) > 1 and self._open_bytes() > self._max_open_bytes:
@@ -288,8 +289,8 @@ class _BlockOf:
 
     def __init__(self, ends: NDArray[np.int64]) -> None:
         self._ends = ends
-        rows = int(ends[-1])
-        self._shift = max(0, (rows // (BUCKETS_PER_BLOCK * len(ends))).bit_length() - 1)
+        rows = int(ends.max(initial=0))
+        self._shift = max(0, (rows // (BUCKETS_PER_BLOCK * max(1, len(ends)))).bit_length() - 1)
         firsts = np.arange(0, rows, 1 << self._shift)
         self._table = ends.searchsorted(firsts, side="right")
         last = ends.searchsorted(np.minimum(firsts + (1 << self._shift), rows) - 1, side="right")
@@ -326,7 +327,7 @@ class _Memory:
     def lend(self, rows: int) -> torch.Tensor:
         """A tensor [rows, *shape] of arbitrary values."""
         if self.pinned:  # torch keeps such memory for later itself, until the GPU's copies from it are done
-            return torch.empty((rows, *self._column.shape), dtype=self._dtype, pin_memory=True)
+            return torch.empty((rows, *self._column.shape), dtype=self._dtype, device="cpu", pin_memory=True)
         piece: NDArray[Any] | None = None
         while self._free and (piece is None or len(piece) < rows):
             piece = self._free.pop()

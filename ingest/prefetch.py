@@ -1,7 +1,7 @@
 """How is work done ahead of the one who needs it, without outliving him?
 
-One thread runs an iterator and hands its items over through a bounded queue. It is started when the consumer is seen to do
-something meanwhile: to one who only asks for the next item a thread brings nothing, and handing over costs both.
+One thread runs an iterator and hands its items over through a bounded queue. On request it is started only when the consumer
+is seen to do something meanwhile: to one who only asks for the next item a thread brings nothing, and handing over costs both.
 
 Closing or dropping the consuming generator stops the thread, and so does the end of the program: a thread that Python takes
 away while it is inside torch aborts the process. An exception in the thread is raised at the consumer, after the items before
@@ -39,11 +39,16 @@ class _End:
         self.error = error
 
 
-def ahead(items: Iterator[T], depth: int) -> Generator[T]:
-    """Yield `items` while a thread works up to `depth` of them ahead, where that saves time; with depth 0 never."""
+def ahead(items: Iterator[T], depth: int, *, once_it_pays: bool = False) -> Generator[T]:
+    """Yield `items` while a thread works up to `depth` of them ahead; with depth 0 no thread is used.
+
+    Args:
+        once_it_pays: make items in the consumer's thread until one of their own would save time. They must not depend on who
+            makes them: what is set for a thread alone (torch's autocast, gradients, default device) differs.
+    """
     if depth == 0:
         yield from items
-    elif (yield from _until_it_pays(items)):
+    elif not once_it_pays or (yield from _until_it_pays(items)):
         yield from _by_thread(items, depth)
 
 
@@ -59,7 +64,7 @@ def _until_it_pays(items: Iterator[T]) -> Generator[T, None, bool]:
                 return False
             made = time.perf_counter()
             yield item
-            del item  # its memory can take the next one
+            del item
             took, away = made - began, time.perf_counter() - made
             saved = min(took, away) - min(took / 8, OTHER_CACHE_S) - HAND_OVER_S
             lost = lost + saved if saved > 0 else 0.0

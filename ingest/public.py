@@ -7,6 +7,7 @@ on the seed and the epoch alone, shared out over any number of ranks, and exact 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ __all__ = ["FeedDataset", "open_feed"]
 
 
 def open_feed(
-    dataset: str | Sequence[str] | Mapping[str, float],
+    dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float],
     split: Split = "train",
     *,
     batch_rows: int,
@@ -83,7 +84,8 @@ def open_feed(
             copies them on a stream of its own while the GPU works on the batches before.
         as_float: columns that become float32 on that device, after `augment`: `{"image": (scale, shift)}` makes
             `values * scale + shift`. Numbers, or lists that broadcast over a row's shape from its last dimension on.
-        prefetch: groups of batches gathered ahead, in a thread where that saves time; 0 never uses one.
+        prefetch: groups of batches made ahead in a thread; 0 uses none. Where nothing but rows is read (no `augment`, `device`,
+            `as_float`) the thread is started once it saves time.
         last: what becomes of an epoch's last batch where the rows do not fill it: `keep` makes it shorter, `drop` leaves its
             rows out of the epoch, `fill` adds the epoch's first rows.
         verify: read shards on local disks through and compare their hashes, once per machine and after a change. (Those of a
@@ -97,7 +99,9 @@ def open_feed(
         SpecError: an unknown column, a device that is not there, numbers that make no sense, or only one of `rank` and
             `world_size` is given.
     """
-    addresses = [dataset] if isinstance(dataset, str) else list(dataset)
+    if isinstance(dataset, os.PathLike):
+        dataset = os.fspath(dataset)
+    addresses = [dataset] if isinstance(dataset, str) else [os.fspath(address) for address in dataset]
     if not addresses:
         raise SpecError("open_feed: no dataset is named")
     if epoch_rows is not None and isinstance(dataset, str):

@@ -153,7 +153,7 @@ class StreamFeed(FeedCursor):
         open_tables: begins an epoch's preparing (`streamed`, or any other way); the same rows in the same order each time.
         order: mode `none`, or `windowed` over `window_rows` consecutive rows of the stream; `rows` is the split's row count.
         content: digest of what the rows depend on, for example the key of the preprocess stage.
-        prefetch: groups of batches made ahead, in a thread where that saves time; 0 never uses one.
+        prefetch: groups of batches made ahead in a thread; 0 uses none.
 
     Raises:
         SpecError: an order of mode `global`.
@@ -198,7 +198,7 @@ class StreamFeed(FeedCursor):
         """
         self._check_start(epoch, start)
         if start < self.num_rows:
-            yield from self._handed_over(epoch, self._batches(epoch, start))
+            yield from self._handed_over(epoch, self._batches(epoch, start), gathers_only=False)
 
     def _batches(self, epoch: int, start: int) -> Generator[list[Batch]]:
         """Gather together what ends in one window, for the next one may be long in coming."""

@@ -268,6 +268,8 @@ def feed_threads() -> int:
         ({"seed": 99}, ["seed of the shuffle: 99 in the checkpoint"]),
         ({"position": ROWS + 1}, ["1004"]),
         ({"position": -1}, ["position"]),
+        ({"position": "64"}, ["position", "integer"]),
+        ({"epoch": None}, ["epoch"]),
         ({"version": 2}, ["version"]),
         ({"surprise": 1}, ["surprise", "--fresh"]),
     ],
@@ -283,7 +285,24 @@ def test_a_state_of_something_else_is_refused(case: Case, change: dict[str, Any]
     assert feed.state_dict() == before
 
 
-@pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, ROWS + 1)])
-def test_a_position_outside_the_epoch_is_refused(case: Case, epoch: int, start: int) -> None:
-    with pytest.raises(ValueError, match=str(ROWS)):
+@pytest.mark.parametrize("lacks", ["epoch", "position"])
+def test_half_a_state_does_not_begin_anew(case: Case, lacks: str) -> None:
+    feed = case.open()
+    state = {name: value for name, value in stored(feed.state_dict()).items() if name != lacks}
+    with pytest.raises(ResumeError, match=lacks):
+        feed.load_state_dict(state)
+
+
+def test_a_position_within_a_step_is_refused(case: Case) -> None:
+    feed = case.open()
+    if feed.order.by_length is not None:
+        pytest.skip("steps by length begin at any position")
+    with pytest.raises(ResumeError, match=r"position 5 is within a step.*batch_rows=64"):
+        feed.load_state_dict(stored(feed.state_dict()) | {"position": 5})
+    assert feed.load_state_dict(stored(feed.state_dict()) | {"position": feed.num_rows}) == (0, feed.num_rows)
+
+
+@pytest.mark.parametrize(("epoch", "start", "words"), [(-1, 0, "epoch -1"), (0, -1, str(ROWS)), (0, ROWS + 1, str(ROWS))])
+def test_a_position_outside_the_epoch_is_refused(case: Case, epoch: int, start: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         list(case.open().batches(epoch, start))

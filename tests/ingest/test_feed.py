@@ -161,9 +161,11 @@ def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path
         sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("from_the_start")
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_change_of_one_batch_is_no_change_of_another(storage: Storage, manifest: DatasetManifest, prefetch: int) -> None:
+def test_a_change_of_one_batch_is_no_change_of_another(
+    storage: Storage, manifest: DatasetManifest, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest.prefetch.LOST_S", 0.0)  # read ahead from the start
     feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
     weights = torch.ones(5, requires_grad=True)
     losses = [(batch.columns["x"].div_(2) * weights).sum() for batch in feed.batches(0)]  # each keeps its batch for backward
@@ -199,7 +201,7 @@ def test_every_dtype_arrives_as_stored(dtype: str) -> None:
     assert tensor.numpy().ravel().tolist() == np.array([19, 0, 10, 9]).astype(dtype).tolist()
 
 
-@pytest.mark.parametrize("sizes", [[1, 700, 3, 0, 296], [250] * 4, [1000], [0, 1000, 0], [*[1] * 30, 970], [999, 1]])
+@pytest.mark.parametrize("sizes", [[1, 700, 3, 0, 296], [250] * 4, [1000], [0, 1000, 0], [*[1] * 90, 910], [999, 1]])
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [("float32", (3,)), ("int64", ()), ("float16", (2,)), ("uint8", ()), ("float64", (300,)), ("uint8", (1500,))],
@@ -210,6 +212,7 @@ def test_gathering_from_many_blocks_equals_plain_indexing(sizes: list[int], dtyp
     ends = np.cumsum(sizes)
     blocks = [data[end - size : end].copy() for end, size in zip(ends, sizes, strict=True)]
     rows = Rows([ColumnInfo(name="v", dtype=dtype, shape=shape)], sizes, lambda i: {"v": blocks[i]})
+    assert np.array_equal(rows.column("v"), data)  # opens all, those without rows too
     for ids in (rng.integers(0, 1000, 500), np.arange(1000), np.array([999]), np.array([], np.int64), np.full(5, 704)):
         assert torch.equal(rows.take(ids)["v"], torch.from_numpy(data[ids]))
 
@@ -261,12 +264,6 @@ def test_shares_make_up_the_batch(rows: int, world_size: int) -> None:
     assert [row for low, high in parts for row in range(low, high)] == list(range(rows))
 
 
-@pytest.fixture
-def from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items are made by the thread from the first one on."""
-    monkeypatch.setattr("ingest.prefetch.LOST_S", 0.0)
-
-
 def makers(monkeypatch: pytest.MonkeyPatch, takes_s: float, away_s: Callable[[int], float], count: int) -> list[str]:
     """Which thread made each of `count` items that take `takes_s`, each followed by a pause of the consumer of `away_s`."""
     clock = [0.0]
@@ -278,7 +275,7 @@ def makers(monkeypatch: pytest.MonkeyPatch, takes_s: float, away_s: Callable[[in
             yield threading.current_thread().name
 
     made = []
-    for number, item in enumerate(ahead(items(), 2)):
+    for number, item in enumerate(ahead(items(), 2, once_it_pays=True)):
         made.append(item)
         clock[0] += away_s(number)
     return made
@@ -300,7 +297,51 @@ def test_a_thread_reads_ahead_where_the_consumer_does_something_meanwhile(monkey
     assert makers(monkeypatch, 0.00005, lambda _: 1.0, 100) == [here] * 100
 
 
-@pytest.mark.usefixtures("from_the_start")
+@pytest.mark.parametrize("mode", ["global", "windowed"])
+@pytest.mark.parametrize("lost_s", [0.0, 3e-5, 1e9])
+def test_the_same_batches_come_whoever_gathers_them(
+    storage: Storage, manifest: DatasetManifest, mode: str, lost_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the thread from the start, after some groups (how many the clock decides), or never."""
+    monkeypatch.setattr("ingest.feed.GROUP_BYTES", 1)
+    monkeypatch.setattr("ingest.prefetch.LOST_S", lost_s)
+    for cost in ("HAND_OVER_S", "OTHER_CACHE_S"):
+        monkeypatch.setattr(f"ingest.prefetch.{cost}", -1e-6)
+    order = order_of(mode, 3)
+    feed = open_feed(storage, manifest, "train", batch_rows=20, order=order, rank=1, world_size=2)
+    with torch.inference_mode():
+        batches = list(feed.batches(0))
+    ids = order.ids(0, 0, ROWS)
+    assert [batch.row_ids.tolist() for batch in batches] == [
+        ids[first:][10:20].tolist() if first + 20 <= ROWS else ids[first + (ROWS - first) // 2 :].tolist()
+        for first in range(0, ROWS, 20)
+    ]
+    for batch in batches:
+        check_values(batch)
+        assert not batch.columns["x"].is_inference()
+
+
+@pytest.mark.parametrize("stop", ["close", "error"])
+def test_the_source_is_closed_by_who_reads_without_a_thread(stop: str) -> None:
+    closed = []
+
+    def items() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            closed.append(True)
+
+    source = items()
+    reading = ahead(source, 2, once_it_pays=True)
+    next(reading)
+    if stop == "close":
+        reading.close()
+    else:
+        with pytest.raises(KeyError):
+            reading.throw(KeyError("x"))
+    assert closed
+
+
 def test_an_error_while_reading_ahead_comes_after_the_items_before_it() -> None:
     def items() -> Iterator[int]:
         yield 1
@@ -319,7 +360,6 @@ def _noting(items: Iterator[int], seen: list[int]) -> Iterator[int]:
         yield from ()
 
 
-@pytest.mark.usefixtures("from_the_start")
 def test_no_more_is_made_ahead_than_asked_for() -> None:
     made: list[int] = []
     third = threading.Event()
@@ -338,7 +378,6 @@ def test_no_more_is_made_ahead_than_asked_for() -> None:
     assert len(made) <= 5
 
 
-@pytest.mark.usefixtures("from_the_start")
 def test_the_source_is_closed_when_the_reader_stops() -> None:
     closed = threading.Event()
 
@@ -358,9 +397,7 @@ def test_the_source_is_closed_when_the_reader_stops() -> None:
 def test_a_program_that_ends_in_the_midst_of_an_epoch_is_not_aborted() -> None:
     script = (
         "import itertools, torch\n"
-        "import ingest.prefetch\n"
         "from ingest.prefetch import ahead\n"
-        "ingest.prefetch.LOST_S = 0.0\n"
         "reading = ahead((torch.ones(300_000).sort() for _ in itertools.count()), 1_000_000)\n"
         "next(reading)\n"
     )

@@ -35,8 +35,9 @@ def rows_of(columns: dict[str, torch.Tensor]) -> list[int]:
     return [int(value) // 8 for value in columns["x"][:, 0].tolist()]  # x tells the rows apart
 
 
-def test_a_dataset_is_read_by_its_address(dataset: str) -> None:
-    feed = open_feed(dataset, batch_rows=BATCH, seed=17)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_dataset_is_read_by_its_address(dataset: str, kind: type) -> None:
+    feed = open_feed(kind(dataset), batch_rows=BATCH, seed=17)
     seen = [row for batch in feed.batches(0) for row in rows_of(batch.columns)]
     assert sorted(seen) == list(range(ROWS))
     assert seen != sorted(seen)
