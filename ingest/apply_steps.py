@@ -196,8 +196,7 @@ def _scale(rows: Rows, state: ColumnState, kind: str) -> None:
     if not is_number(values.type):
         raise DataError(f"preprocess: {kind} was fitted on numbers, and column {state.column!r} is {values.type} here")
     wide = values.cast(pa.float64(), safe=False)
-    scaled = wide.to_numpy(zero_copy_only=False) - state.center
-    scaled /= state.scale
+    scaled = (wide.to_numpy(zero_copy_only=False) - state.center) / state.scale
     missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
     rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
 

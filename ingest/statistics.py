@@ -79,15 +79,12 @@ class Tally:
             self.counts.update(dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)))
             return
         values = column.cast(pa.float64(), safe=False).to_numpy()
-        finite = np.isfinite(values)
-        values = values if finite.all() else values[finite]
+        values = values[np.isfinite(values)]
         if len(values):
             mean = float(values.mean())
-            # Not a view: it would hold the whole table.
-            held = [values.copy() if values.base is not None else values] if question.kind == "robust_scaler" else []
-            apart = values - mean
+            held = [values] if question.kind == "robust_scaler" else []
             # Not a dot product: BLAS rounds by the processor and its threads.
-            squares = float(np.square(apart, out=apart).sum())
+            squares = float(np.square(values - mean).sum())
             self.add(Tally(len(values), mean, squares, float(values.min()), float(values.max()), held))
 
     def add(self, other: Tally) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -23,7 +22,6 @@ from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
 from ingest.feed import GROUP_BYTES, gathered, open_feed
 from ingest.gather import Rows
 from ingest.order import Order
-from ingest.prefetch import ahead
 from ingest.ray_feed import MemoryFeed, StreamFeed, select_prepared, streamed
 from ingest.shard_cache import NodeCache
 from ingest.spec import LengthSpec
@@ -190,111 +188,10 @@ def test_a_feed_reads_from_s3(s3_bucket: str, tmp_path: Path, monkeypatch: pytes
         NodeCache(tmp_path / "cache").hold(storage, gone)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bool"]
-)
-def test_every_dtype_arrives_as_stored(dtype: str) -> None:
-    blocks = [np.arange(first, first + 10).astype(dtype).reshape(10, 1) for first in (0, 10)]
-    rows = Rows([ColumnInfo(name="v", dtype=dtype, shape=(1,))], [10, 10], lambda index: {"v": blocks[index]})
-    tensor = rows.take(np.array([19, 0, 10, 9]))["v"]
-    assert str(tensor.dtype) == f"torch.{dtype}"
-    assert tensor.numpy().ravel().tolist() == np.array([19, 0, 10, 9]).astype(dtype).tolist()
-
-
-@pytest.mark.parametrize("sizes", [[1, 700, 3, 0, 296], [250] * 4, [1000], [0, 1000, 0], [*[1] * 90, 910], [999, 1]])
-@pytest.mark.parametrize(
-    ("dtype", "shape"),
-    [("float32", (3,)), ("int64", ()), ("float16", (2,)), ("uint8", ()), ("float64", (300,)), ("uint8", (1500,))],
-)
-def test_gathering_from_many_blocks_equals_plain_indexing(sizes: list[int], dtype: str, shape: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(5)
-    data = (rng.random((1000, *shape)) * 200).astype(dtype)
-    ends = np.cumsum(sizes)
-    blocks = [data[end - size : end].copy() for end, size in zip(ends, sizes, strict=True)]
-    rows = Rows([ColumnInfo(name="v", dtype=dtype, shape=shape)], sizes, lambda i: {"v": blocks[i]})
-    assert np.array_equal(rows.column("v"), data)  # opens all, those without rows too
-    for ids in (rng.integers(0, 1000, 500), np.arange(1000), np.array([999]), np.array([], np.int64), np.full(5, 704)):
-        assert torch.equal(rows.take(ids)["v"], torch.from_numpy(data[ids]))
-
-
-def test_numbers_at_any_address_are_gathered() -> None:
-    """As a file of somebody else's may have them: numbers that do not lie at multiples of their size."""
-    data = np.arange(40, dtype=np.float64)
-    blocks = [np.frombuffer(b"." * shift + data[20 * shift :][:20].tobytes(), np.uint8)[shift:].view("f8") for shift in (0, 1)]
-    assert not blocks[1].flags.aligned
-    rows = Rows([ColumnInfo(name="v", dtype="float64")], [20, 20], lambda i: {"v": blocks[i]})
-    for _ in range(2):
-        assert rows.take(np.array([39, 0, 20, 19]))["v"].tolist() == [39.0, 0.0, 20.0, 19.0]
-
-
-def test_rows_are_found_where_a_block_lies_after_it_was_opened_again() -> None:
-    opened: list[np.ndarray] = []
-
-    def block(index: int) -> dict[str, np.ndarray]:
-        opened.append(np.arange(10 * index, 10 * index + 10))  # elsewhere each time: all are kept
-        return {"v": opened[-1]}
-
-    rows = Rows([ColumnInfo(name="v", dtype="int64")], [10] * 3, block, [80] * 3)
-    for _ in range(3):
-        assert rows.take(np.array([29, 0, 15]))["v"].tolist() == [29, 0, 15]
-        assert rows.take(np.array([1, 28, 11]))["v"].tolist() == [1, 28, 11]
-        rows.let_go(20)
-        for old in opened:
-            if old[0] < 20:
-                old[:] = -1
-    assert len(opened) == 7
-
-
-def test_memory_is_used_again_only_when_nobody_holds_a_part_of_it() -> None:
-    data = np.arange(60, dtype=np.int64)
-    rows = Rows([ColumnInfo(name="v", dtype="int64")], [30, 30], lambda block: {"v": data[30 * block : 30 * block + 30]})
-    kept_as_array = rows.take(np.arange(20, 40))["v"].split(10)[1].numpy()  # the only thing that is left of the first piece
-    held = [rows.take(np.arange(first, first + 20))["v"] for first in (0, 40)]
-    assert kept_as_array.tolist() == list(range(30, 40))
-    assert [tensor.tolist() for tensor in held] == [list(range(20)), list(range(40, 60))]
-    addresses = {tensor.data_ptr() for tensor in held}
-    del held
-    assert rows.take(np.arange(5))["v"].data_ptr() in addresses
-    assert rows.take(np.arange(60))["v"].tolist() == list(range(60)), "a longer piece than any before"
-
-
 @pytest.mark.parametrize(("rows", "world_size"), [(10, 3), (0, 2), (2, 5), (256, 4)])
 def test_shares_make_up_the_batch(rows: int, world_size: int) -> None:
     parts = [share(rows, rank, world_size) for rank in range(world_size)]
     assert [row for low, high in parts for row in range(low, high)] == list(range(rows))
-
-
-def makers(monkeypatch: pytest.MonkeyPatch, takes_s: float, away_s: Callable[[int], float], count: int) -> list[str]:
-    """Which thread made each of `count` items that take `takes_s`, each followed by a pause of the consumer of `away_s`."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-
-    def items() -> Iterator[str]:
-        for _ in range(count):
-            clock[0] += takes_s
-            yield threading.current_thread().name
-
-    made = []
-    for number, item in enumerate(ahead(items(), 2, once_it_pays=True)):
-        made.append(item)
-        clock[0] += away_s(number)
-    return made
-
-
-def test_a_thread_reads_ahead_where_the_consumer_does_something_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, thread = threading.current_thread().name, "penstock-feed"
-    assert makers(monkeypatch, 0.002, lambda _: 0.0001, 1000) == [here] * 1000
-    assert makers(monkeypatch, 0.5, lambda _: 0.5, 5) == [here] + [thread] * 4
-    # Of 2 ms each, 1.65 could be saved: after the seventh more than 10 ms are lost.
-    mixed = makers(monkeypatch, 0.002, lambda _: 0.01, 20)
-    assert mixed.index(thread) == 7
-    assert mixed == [here] * 7 + [thread] * 13
-    # A consumer that is held up now and then is none that has something to do.
-    assert makers(monkeypatch, 0.002, lambda number: 0.05 if number % 5 == 0 else 0.0, 1000) == [here] * 1000
-    # Where making them takes long, also a little time is worth a thread.
-    assert makers(monkeypatch, 0.2, lambda _: 0.01, 4) == [here] * 2 + [thread] * 2
-    # Items that take no time are not worth a thread, whatever the consumer does.
-    assert makers(monkeypatch, 0.00005, lambda _: 1.0, 100) == [here] * 100
 
 
 @pytest.mark.parametrize("mode", ["global", "windowed"])
@@ -319,90 +216,6 @@ def test_the_same_batches_come_whoever_gathers_them(
     for batch in batches:
         check_values(batch)
         assert not batch.columns["x"].is_inference()
-
-
-@pytest.mark.parametrize("stop", ["close", "error"])
-def test_the_source_is_closed_by_who_reads_without_a_thread(stop: str) -> None:
-    closed = []
-
-    def items() -> Iterator[int]:
-        try:
-            yield from range(100)
-        finally:
-            closed.append(True)
-
-    source = items()
-    reading = ahead(source, 2, once_it_pays=True)
-    next(reading)
-    if stop == "close":
-        reading.close()
-    else:
-        with pytest.raises(KeyError):
-            reading.throw(KeyError("x"))
-    assert closed
-
-
-def test_an_error_while_reading_ahead_comes_after_the_items_before_it() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise OSError("disk gone")
-
-    for depth in (0, 2):
-        seen = []
-        with pytest.raises(OSError, match="disk gone"):
-            seen.extend(item for item in _noting(ahead(items(), depth), seen))
-        assert seen == [1]
-
-
-def _noting(items: Iterator[int], seen: list[int]) -> Iterator[int]:
-    for item in items:
-        seen.append(item)
-        yield from ()
-
-
-def test_no_more_is_made_ahead_than_asked_for() -> None:
-    made: list[int] = []
-    third = threading.Event()
-
-    def items() -> Iterator[int]:
-        for number in range(100):
-            made.append(number)
-            if number == 3:
-                third.set()
-            yield number
-
-    reading = ahead(items(), 3)
-    assert next(reading) == 0
-    assert third.wait(10)  # one consumed, three ahead
-    reading.close()
-    assert len(made) <= 5
-
-
-def test_the_source_is_closed_when_the_reader_stops() -> None:
-    closed = threading.Event()
-
-    def items() -> Iterator[int]:
-        try:
-            while True:
-                yield 1
-        finally:
-            closed.set()
-
-    reading = ahead(items(), 2)
-    next(reading)
-    reading.close()
-    assert closed.is_set()
-
-
-def test_a_program_that_ends_in_the_midst_of_an_epoch_is_not_aborted() -> None:
-    script = (
-        "import itertools, torch\n"
-        "from ingest.prefetch import ahead\n"
-        "reading = ahead((torch.ones(300_000).sort() for _ in itertools.count()), 1_000_000)\n"
-        "next(reading)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_tables_that_lack_a_column_or_have_another_are_no_prepared_rows() -> None:
