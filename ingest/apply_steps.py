@@ -122,6 +122,7 @@ def apply_step(rows: Rows, fitted: FittedStep, data: DataSpec, functions: Mappin
     elif step.imputer is not None:
         _impute(rows, fitted, data)
     elif step.kind in ("one_hot", "ordinal", "label_encoder"):
+        _require(rows, [state.column for state in fitted.columns], step.kind)
         for state in fitted.columns:
             _encode(rows, state, step.kind)
     elif step.concatenator is not None:
@@ -152,6 +153,7 @@ def apply_step(rows: Rows, fitted: FittedStep, data: DataSpec, functions: Mappin
         call = step.map_batches
         _call(rows, call.function, functions[call.function], call.params)
     else:
+        _require(rows, [state.column for state in fitted.columns], step.kind)
         for state in fitted.columns:
             _scale(rows, state, step.kind)
 
@@ -191,12 +193,12 @@ def _cast(rows: Rows, name: str, kind: pa.DataType) -> None:
 
 
 def _scale(rows: Rows, state: ColumnState, kind: str) -> None:
-    _require(rows, [state.column], kind)
     values = rows.column(state.column)
     if not is_number(values.type):
         raise DataError(f"preprocess: {kind} was fitted on numbers, and column {state.column!r} is {values.type} here")
     wide = values.cast(pa.float64(), safe=False)
-    scaled = (wide.to_numpy(zero_copy_only=False) - state.center) / state.scale
+    scaled = wide.to_numpy(zero_copy_only=False) - state.center
+    scaled /= state.scale
     missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
     rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
 
@@ -239,7 +241,6 @@ def _mask_nulls(rows: Rows, name: str) -> None:
 
 def _encode(rows: Rows, state: ColumnState, kind: str) -> None:
     name, categories = state.column, state.categories or ()
-    _require(rows, [name], kind)
     rows.reject_missing(name)
     values = rows.column(name)
     try:

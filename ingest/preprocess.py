@@ -19,7 +19,7 @@ from ingest.source import SourceFile
 from ingest.spec import DataSpec, SplitRule
 from ingest.statistics import Question, ask
 from ingest.steps import PreprocessStep, columns_of_step
-from ingest.transform import rows_at_once, run_steps, split_rows
+from ingest.transform import BATCH_ROWS, NUMBERS_BATCH_ROWS, rows_at_once, run_steps, split_rows
 from ingest.unit_plan import plan_units
 from penstock.errors import DataError
 from penstock.progress import Progress
@@ -86,12 +86,12 @@ class _TrainRows:
         """The rows of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
-    def tables(self) -> Iterator[pa.Table]:
-        """Yield rows, never none; rows that cannot be used are left out."""
+    def tables(self, max_rows: int = NUMBERS_BATCH_ROWS) -> Iterator[pa.Table]:
+        """Yield rows, never none and at most `max_rows` of them; rows that cannot be used are left out."""
         files = self.files()
         functions = {target: user.load() for target, user in self.code.items()}
         batch_rows = rows_at_once(self.data, self.snapshot, [step.step for step in self.fitted])
-        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows):
+        for split, table, origin in split_rows(self.data, self.snapshot, files, min(batch_rows, max_rows)):
             if split == "train":
                 rows = Rows(table, origin)
                 run_steps(rows, self.fitted, self.data, functions)
@@ -107,8 +107,8 @@ class _TrainRows:
         return replace(self, snapshot=self.snapshot.model_copy(update={"columns": kept}))
 
     def schema(self) -> pa.Schema:
-        """Types of the rows, from the first of them."""
-        first = next(self.tables(), None)
+        """Types of the rows, from the first of them: nobody else works meanwhile."""
+        first = next(self.tables(BATCH_ROWS), None)
         if first is None:
             raise DataError(
                 "preprocess: the train split has no usable rows to learn from",

@@ -7,8 +7,10 @@ unit) and `_row` (row number in that file, counted from 0). Those two are not pa
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +32,8 @@ __all__ = [
     "with_provenance",
     "write_shard",
 ]
+
+PIECE_BYTES = 1 << 20
 
 PROVENANCE_COLUMNS = ("_file", "_row")
 """int32 index into the unit's files, int64 row number in that file."""
@@ -92,9 +96,31 @@ def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
     schema = pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
     columns_of(schema)
     batch = pa.RecordBatch.from_arrays([contiguous(column) for column in table.columns], schema=schema)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with open(path, "wb", buffering=0) as file, pa.ipc.new_file(_InPieces(file), schema) as writer:
         writer.write_batch(batch)
     return int(batch.num_rows)
+
+
+class _InPieces(io.RawIOBase):
+    """Writes a file at most `PIECE_BYTES` at a time.
+
+    Of a larger write Linux takes pages of 2 MB and more for its cache, and a virtual machine may have to ask its host for each.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def write(self, data: Any) -> int:
+        view, done = memoryview(data).cast("B"), 0
+        while done < len(view):
+            done += self._file.write(view[done : done + PIECE_BYTES])
+        return done
 
 
 def contiguous(column: pa.ChunkedArray) -> pa.Array:

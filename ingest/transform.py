@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +24,18 @@ from ingest.steps import PreprocessStep
 from penstock.errors import DataError, SpecError
 from penstock.usercode import UserCode
 
-__all__ = ["MAX_CLASSES", "Transform", "grows", "prepared_rows", "prepared_tables", "rows_at_once", "run_steps", "split_rows"]
+__all__ = [
+    "BATCH_ROWS",
+    "MAX_CLASSES",
+    "NUMBERS_BATCH_ROWS",
+    "Transform",
+    "grows",
+    "prepared_rows",
+    "prepared_tables",
+    "rows_at_once",
+    "run_steps",
+    "split_rows",
+]
 
 BATCH_ROWS = 4096
 """What a map_batches function sees at most."""
@@ -166,12 +176,14 @@ def split_rows(
     for batch in iterate_rows(data, snapshot, files, batch_rows):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
         codes = split_codes(data, batch.table, batch.file.location)
-        for code in np.unique(codes):
+        for code, split in enumerate(SPLITS):
             mask = codes == code
+            if not mask.any():
+                continue
             if mask.all():
-                yield SPLITS[code], batch.table, origin
+                yield split, batch.table, origin
             else:
-                yield SPLITS[code], batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
+                yield split, batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
 def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from ingest.dataset import DatasetManifest, manifest_path
 from ingest.materialize import damaged_shards
 from ingest.spec import MaterializeSpec
-from ingest.transform import prepared_tables
+from ingest.transform import BATCH_ROWS, prepared_tables
 from penstock.errors import DataError
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source, counting_code
 from tests.ingest.reading import write_files
@@ -110,6 +110,19 @@ def test_label_encoder_names_the_classes(tmp_path: Path) -> None:
     manifest = Source.of(tmp_path, files, ["label_encoder"], test="test", label="y").materialize()
     assert (manifest.feed_schema.num_classes, manifest.feed_schema.classes) == (2, ("cat", "dog"))
     assert manifest.extra["class_counts"] == {"train": {"0": 1, "1": 2}, "test": {"0": 1}}
+
+
+def test_a_class_that_comes_up_late_is_counted_and_named_with_its_row(tmp_path: Path) -> None:
+    rows = BATCH_ROWS + 500  # a column of text is read in batches of that many
+    labels = np.arange(rows) % 2
+    table = pa.table({"y": labels, "c": ["a"] * rows})
+    labels = np.where(np.arange(rows) >= rows - 3, 5, labels)
+    files = {"train/a.parquet": table, "test/a.parquet": pa.table({"y": labels, "c": ["a"] * rows})}
+    source = Source.of(tmp_path, files, [{"drop": ["c"]}], test="test", label="y")
+    with pytest.raises(DataError, match=rf"3 rows have a label y .* first: .*test/a\.parquet, row {rows - 3} \(from 0\): 5"):
+        source.materialize()
+    counts = Source.of(tmp_path, {"train/a.parquet": files["test/a.parquet"]}, [{"drop": ["c"]}], label="y").materialize().extra
+    assert counts["class_counts"] == {"train": {str(label): int((labels == label).sum()) for label in (0, 1, 5)}}
 
 
 def test_a_streamed_table_holds_the_same_rows(tmp_path: Path) -> None:

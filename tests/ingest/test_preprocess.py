@@ -91,6 +91,28 @@ def test_the_other_scalers(tmp_path: Path, parallel: ParallelMap, step: Any, cen
     assert state == ColumnState(column="x", center=center, scale=scale)
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.float16(), pa.float32(), pa.float64(), pa.int8(), pa.int64(), pa.uint64(), pa.bool_()], ids=str
+)
+@pytest.mark.parametrize(
+    "gaps", [[], [None], [None, float("nan"), float("inf"), -float("inf")]], ids=["whole", "null", "infinite"]
+)
+def test_every_type_of_number_is_learnt_from_without_its_gaps(tmp_path: Path, kind: pa.DataType, gaps: list[Any]) -> None:
+    holds = [gap for gap in gaps if gap is None or pa.types.is_floating(kind)]
+    numbers = np.array([0, 1, 1, 0, 1] if pa.types.is_boolean(kind) else [3, 1, 100, 7, 19], np.float64)
+    floats = pa.array([*numbers[:2].tolist(), *holds, *numbers[2:].tolist()])
+    steps = [{name: {"columns": [name]}} for name in ("standard_scaler", "min_max_scaler", "max_abs_scaler", "robust_scaler")]
+    table = pa.table({name: floats.cast(kind) for step in steps for name in step})
+    standard, min_max, max_abs, robust = (
+        (step.columns[0].center, step.columns[0].scale)
+        for step in Source.of(tmp_path, {"train/a.parquet": table}, steps).fit().steps
+    )
+    assert standard == pytest.approx((numbers.mean(), numbers.std()), rel=1e-12)
+    assert min_max == (numbers.min(), np.ptp(numbers))
+    assert max_abs == (0.0, numbers.max())
+    assert robust == (np.median(numbers), np.subtract(*np.quantile(numbers, [0.75, 0.25])))
+
+
 def test_a_later_step_learns_from_what_the_earlier_ones_made(tmp_path: Path, parallel: ParallelMap) -> None:
     steps = [
         {"rename": {"x": "amount"}},

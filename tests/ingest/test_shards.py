@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,19 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(tmp_path: Path) -
     write_shard(parts, [make_table(2), make_table(6, start=2), make_table(1, start=8)])
     write_shard(sliced, [make_table(20).slice(0, 9).replace_schema_metadata({"note": "from elsewhere"})])
     assert file_digest(whole) == file_digest(parts) == file_digest(sliced)
+
+
+def test_the_bytes_do_not_hang_on_the_pieces_they_are_written_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shard(tmp_path / "whole", [make_table(500)])
+    monkeypatch.setattr("ingest.shards.PIECE_BYTES", 7)
+    write_shard(tmp_path / "pieces", [make_table(500)])
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_full_disk_is_told_as_one() -> None:
+    with pytest.raises(OSError) as caught:
+        write_shard("/dev/full", [make_table(10)])
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_rows_in_a_slice_keep_their_place(tmp_path: Path) -> None:
