@@ -13,6 +13,7 @@ from typing import Any
 
 from ingest.dataset import SPLITS, DatasetManifest, FeedSchema, ShardInfo, Split, UnitInfo, manifest_path
 from ingest.fitted_state import FittedPreprocess
+from ingest.heap import keep_freed_memory
 from ingest.parallel import ParallelMap, ray_map
 from ingest.row_problems import RowProblem, raise_for
 from ingest.snapshot import SourceSnapshot
@@ -95,6 +96,7 @@ def _has_changed(storage: Storage, shard: ShardInfo) -> bool:
 
 
 def _build(job: UnitJob) -> tuple[str, UnitResult]:
+    keep_freed_memory()
     return job.key, build_unit(job)
 
 

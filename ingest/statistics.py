@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingest.fitted_state import Category, ColumnState
+from ingest.heap import keep_freed_memory
 from ingest.parallel import ParallelMap
 from ingest.steps import PreprocessStep
 from penstock.errors import DataError
@@ -140,6 +141,7 @@ def ask(questions: Sequence[Question], units: Sequence[Unit], parallel: Parallel
 
 def _tally(questions: Sequence[Question], unit: tuple[int, Unit]) -> tuple[int, list[Tally]]:
     """The unit's number, and a tally of its rows for each question. Runs in a worker."""
+    keep_freed_memory()
     number, rows = unit
     tallies = [Tally() for _ in questions]
     for table in rows.tables():
