@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingest.dataset import DatasetManifest
+from ingest.dataset import SPLITS, DatasetManifest, Split
 from ingest.materialize import damaged_shards
 from ingest.materialize import materialize as materialize_dataset
 from ingest.uncached import RowSource
@@ -15,6 +15,8 @@ from training.feeds import MemoryFeeds, StreamFeeds
 from training.job import FeedOpener
 
 __all__ = ["STAGE", "feed_opener", "materialize"]
+
+_CLASSES_NAMED = 10
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -61,7 +63,35 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
     if manifest.rows_left_out:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
+    if untried := _untried_classes(manifest):
+        ctx.warn(f"materialize: {untried}")
     return manifest.model_dump(mode="json"), "ran"
+
+
+def _class_rows(manifest: DatasetManifest, split: Split) -> dict[str, int]:
+    """Rows of each class of the split, by its name where it has one; nothing where the label is no class."""
+    counts, names = manifest.extra.get("class_counts", {}).get(split, {}), manifest.feed_schema.classes
+    return {names[int(index)] if names else index: rows for index, rows in counts.items()}
+
+
+def _untried_classes(manifest: DatasetManifest) -> str:
+    """What to say of classes that only train has: a name that is misspelt in some rows looks like this."""
+    train, *held_out = (_class_rows(manifest, split) for split in SPLITS)
+    tried = {name for rows in held_out for name in rows}
+    untried = sorted(train.keys() - tried, key=lambda name: (train[name], name))
+    if not tried or not untried:
+        return ""
+    named = _some([f"{name!r} ({train[name]:,} row{'s' if train[name] != 1 else ''})" for name in untried])
+    return (
+        f"{len(untried):,} of {len(train):,} classes of {manifest.feed_schema.label!r} {'have' if len(untried) > 1 else 'has'} "
+        f"no row in validation or test, so that no metric covers {'them' if len(untried) > 1 else 'it'}: {named}; where one is "
+        "another class misspelt, correct its rows at their source"
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _CLASSES_NAMED:,} more" if len(names) > _CLASSES_NAMED else ""
+    return ", ".join(names[:_CLASSES_NAMED]) + more
 
 
 def _put_on_disk(ctx: RunContext) -> DatasetManifest:
@@ -98,8 +128,15 @@ def _facts(output: dict[str, Any]) -> Facts:
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),
+        *((("classes", classes),) if (classes := _classes_text(manifest)) else ()),
         ("content digest", manifest.content_digest),
     )
+
+
+def _classes_text(manifest: DatasetManifest) -> str:
+    """The classes of train, the largest first."""
+    rows = sorted(_class_rows(manifest, "train").items(), key=lambda item: -item[1])
+    return _some([f"{name} {count:,}" for name, count in rows])
 
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:

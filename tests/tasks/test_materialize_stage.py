@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from flows.cpus import cpus_needed, cpus_refused
 from flows.spec_file import load_spec
 from ingest.dataset import DatasetManifest, FeedSchema
+from ingest.materialize import materialize
+from ingest.parallel import local_map
+from ingest.spec import MaterializeSpec
+from penstock.progress import silent
 from tasks.materialize import STAGE
 from tasks.project import Project
 from tasks.stage import Look
 from tests.drills.project import make_project
+from tests.ingest.preparing import Source
 
 
 def project(tmp_path: Path, *overrides: str) -> Project:
@@ -25,6 +34,64 @@ def output() -> dict[str, Any]:
     schema = FeedSchema(columns=())
     manifest = DatasetManifest(key="k", feed_schema=schema, rows={"train": 5}, shards=(), units=(), content_digest="c")
     return manifest.model_dump(mode="json")
+
+
+PENGUINS = {
+    "whole": ["Adelie", "Gentoo"] * 20,
+    "misspelt": ["Adelie", "Gentoo"] * 20 + ["Adelei"],
+    "many": [f"kind {number:02d}" for number in range(15) for _ in range(number + 1)],
+}
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        ("whole", ["Adelie", "Gentoo"], ""),
+        ("misspelt", None, ""),
+        (
+            "misspelt",
+            ["Gentoo", "Adelie"],
+            r"1 of 3 classes of 'species' has no row in validation or test.*: 'Adelei' \(1 row\);",
+        ),
+        ("many", ["kind 14"], r"14 of 15 classes .*: 'kind 00' \(1 row\), 'kind 01' \(2 rows\), .* and 4 more;"),
+    ],
+)
+def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: str, test: list[str] | None, said: str
+) -> None:
+    files = {"train/a.parquet": pa.table({"species": PENGUINS[train]})}
+    if test is not None:
+        files["test/a.parquet"] = pa.table({"species": test})
+    steps = [{"label_encoder": {"column": "species"}}]
+    source = Source.of(tmp_path, files, steps, label="species", **({"test": "test"} if test else {}))
+    spec = SimpleNamespace(data=source.data, preprocess=source.steps, materialize=MaterializeSpec())
+    warned: list[str] = []
+    ctx: Any = SimpleNamespace(
+        project=SimpleNamespace(spec=spec, storage=source.storage, transforms={}),
+        storage=source.storage,
+        keys={"materialize": SimpleNamespace(key="k")},
+        fitted=source.fit(),
+        snapshot=source.snapshot(),
+        reporter=SimpleNamespace(progress=lambda stage: silent),
+        need_ray=lambda: None,
+        warn=warned.append,
+    )
+    monkeypatch.setattr("tasks.materialize.materialize_dataset", partial(materialize, parallel=local_map))
+    found, _ = STAGE.run(ctx)
+    if said:
+        (warning,) = warned
+        assert re.search(said, warning)
+    else:
+        assert warned == []
+    shown = dict(STAGE.facts(found))["classes"]
+    assert (
+        shown
+        == {
+            "whole": "Adelie 20, Gentoo 20",
+            "misspelt": "Adelie 20, Gentoo 20, Adelei 1",
+            "many": ", ".join(f"kind {number:02d} {number + 1}" for number in range(14, 4, -1)) + " and 5 more",
+        }[train]
+    )
 
 
 @pytest.mark.parametrize(
