@@ -26,7 +26,7 @@ from penstock import __version__
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.garbage import collect_rarely
 
-__all__ = ["app", "main"]
+__all__ = ["app", "machine_errors_told", "main"]
 
 app = typer.Typer(
     name="penstock",
@@ -251,7 +251,7 @@ def _answer(
     """Do the work, report in the form asked for, and exit with the code the contract gives."""
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
-        with _machine_errors_told():
+        with machine_errors_told():
             result = work()
         exit_code = code(result)
     except PenstockError as error:
@@ -285,15 +285,17 @@ def _answer(
 
 
 @contextlib.contextmanager
-def _machine_errors_told() -> Iterator[None]:
+def machine_errors_told() -> Iterator[None]:
+    """Raise PreflightError for a file that may not be written, or has no room."""
     try:
         yield
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE:
             raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise PreflightError(
             f"{error.filename or 'a file'}: {error.strerror}",
-            next_step="make room there, or make it writable, and run the same command again",
+            next_step=f"make {'room there' if full else 'it readable and writable'}, and run the same command again",
         ) from error
 
 

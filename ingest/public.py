@@ -159,8 +159,12 @@ def open_feed(
         raise SpecError(f"open_feed: no mixture comes of {dataset!r} and temperature={temperature}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = f"{'.'.join(map(str, first['loc']))}={first['input']!r}: " if first["loc"] else ""
-        raise SpecError(f"open_feed: {where}{first['msg']}") from error
+        named = ["shuffle" if name == "mode" else str(name) for name in first["loc"]]  # a pipeline file's key, as it is here
+        where = f"{'.'.join(named)}={first['input']!r}: " if named else ""
+        raise SpecError(
+            f"open_feed: {where}{first['msg'].removeprefix('Value error, ')}",
+            next_step="correct the argument; help(open_feed) says what each one takes",
+        ) from error
     if mixture is not None and (spec.mode != "global" or spec.sample is not None):
         raise SpecError(
             "open_feed: several datasets cannot be mixed with "

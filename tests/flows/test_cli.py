@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from flows.cli import app
+from flows.cli import app, machine_errors_told
+from penstock.errors import PreflightError
 
 FROM_SOURCE = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
@@ -28,6 +30,17 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["status"] == "failed" and answer["error"]["kind"] == "UsageError"
     assert penstock(*words).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [(errno.ENOSPC, "make room there"), (errno.EROFS, "make it readable and writable")],
+    ids=["full", "read-only"],
+)
+def test_what_the_machine_refuses_is_told_with_what_would_mend_it(code: int, advice: str) -> None:
+    with pytest.raises(PreflightError, match="/the/file: ") as told, machine_errors_told():
+        raise OSError(code, os.strerror(code), "/the/file")
+    assert told.value.next_step == f"{advice}, and run the same command again"
 
 
 def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it() -> None:
