@@ -7,9 +7,10 @@ probabilities.
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -53,19 +54,48 @@ def _new(kind: str, *arguments: Any, **options: Any) -> Metric:
     return made
 
 
+def _mean(kind: str, classes: int, **options: Any) -> Metric:
+    """A metric of each class, as the mean over the classes that have rows."""
+    made: Metric = _mean_kind(kind)(classes, average="none", **options)
+    return made
+
+
+@cache
+def _mean_kind(kind: str) -> Any:
+    base: Any = getattr(_torchmetrics().classification, kind)
+    from torchmetrics.utilities import dim_zero_cat
+
+    class MeanOfClasses(base):  # type: ignore[misc]
+        """torchmetrics takes 0 for a class that no row has; a perfect model would then seem to fail."""
+
+        def compute(self) -> Tensor:
+            """The mean, a scalar; 0 where no class can be measured."""
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # about those classes
+                values: Tensor = super().compute()
+            if kind == "MulticlassAccuracy":
+                rows = self.tp + self.fn
+            elif self.thresholds is not None:
+                rows = self.confmat[0, :, 1].sum(-1)
+            else:
+                rows = torch.bincount(dim_zero_cat(self.target), minlength=len(values))
+            measured = rows > 0
+            if kind == "MulticlassAUROC":
+                measured &= rows < rows.sum()
+            return values[measured].mean() if bool(measured.any()) else values.new_zeros(())
+
+    return MeanOfClasses
+
+
 CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
     "accuracy": lambda n: _new("MulticlassAccuracy", n, average="micro"),
-    "balanced_accuracy": lambda n: _new("MulticlassAccuracy", n, average="macro"),
+    "balanced_accuracy": lambda n: _mean("MulticlassAccuracy", n),
     "f1": lambda n: _new("BinaryF1Score") if n == 2 else _new("MulticlassF1Score", n, average="macro"),
     "precision": lambda n: _new("BinaryPrecision") if n == 2 else _new("MulticlassPrecision", n, average="macro"),
     "recall": lambda n: _new("BinaryRecall") if n == 2 else _new("MulticlassRecall", n, average="macro"),
-    "auroc": lambda n: (
-        _new("BinaryAUROC") if n == 2 else _new("MulticlassAUROC", n, average="macro", thresholds=_thresholds(n))
-    ),
+    "auroc": lambda n: _new("BinaryAUROC") if n == 2 else _mean("MulticlassAUROC", n, thresholds=_thresholds(n)),
     "average_precision": lambda n: (
-        _new("BinaryAveragePrecision")
-        if n == 2
-        else _new("MulticlassAveragePrecision", n, average="macro", thresholds=_thresholds(n))
+        _new("BinaryAveragePrecision") if n == 2 else _mean("MulticlassAveragePrecision", n, thresholds=_thresholds(n))
     ),
     "mcc": lambda n: _new("MulticlassMatthewsCorrCoef", n),
     "calibration_error": lambda n: _new("MulticlassCalibrationError", n, n_bins=15),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ingest.dataset import ColumnInfo, FeedSchema
 from penstock.errors import SpecError, TrainingError
-from training.metrics import CLASSIFICATION, REGRESSION, make_metrics, prepare_predictions
+from training.metrics import CLASSIFICATION, MANY_CLASSES, REGRESSION, make_metrics, prepare_predictions
 from training.recipe import Recipe
 
 
@@ -58,6 +58,28 @@ def test_two_classes_agree_with_scikit_learn_from_one_logit_or_two() -> None:
     assert measure(names, 2, halves) == pytest.approx(expected, abs=1e-6)
     both = [(torch.stack([torch.zeros(len(part)), part], dim=1), rows) for part, rows in halves]
     assert measure(names, 2, both) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [3, 40])
+def test_a_class_without_rows_is_no_class_that_the_model_gets_wrong(classes: int, recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(600, classes), torch.randint(0, classes - 1, (600,))
+    probabilities = torch.softmax(logits, 1)
+    found = measure(
+        ["balanced_accuracy", "auroc", "average_precision"],
+        classes,
+        [(logits[:500], target[:500]), (logits[500:], target[500:])],
+    )
+    assert not recwarn.list
+    present = range(classes - 1)
+    predicted = logits.argmax(1)
+    assert found["balanced_accuracy"] == pytest.approx(
+        sum(float((predicted[target == c] == c).float().mean()) for c in present) / len(present), abs=1e-6
+    )
+    coarse = 5e-3 if classes > MANY_CLASSES else 1e-6
+    for name, by_sklearn in (("auroc", roc_auc_score), ("average_precision", average_precision_score)):
+        expected = sum(by_sklearn(target == c, probabilities[:, c]) for c in present) / len(present)
+        assert found[name] == pytest.approx(expected, abs=coarse)
 
 
 def test_logits_and_probabilities_measure_the_same() -> None:
