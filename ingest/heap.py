@@ -18,7 +18,7 @@ OWN_MAPPING_BYTES = 32 << 20
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let this process keep up to `KEPT_BYTES` of freed memory from now on; without glibc nothing changes.
+    """Let this process keep up to `KEPT_BYTES` of freed memory from now on, for each thread; without glibc nothing changes.
 
     Arrays of some megabytes are otherwise mapped and cleared by the system anew for every batch, a tenth of the time that
     preparing rows takes.

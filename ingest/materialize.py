@@ -177,6 +177,8 @@ def _feed_schema(data: DataSpec, fitted: FittedPreprocess, records: Sequence[Uni
             )
     num_classes, classes = fitted.num_classes, fitted.classes
     trained = [count.label for record in records for count in record.classes.get("train", ())]
+    if num_classes is not None and trained and max(trained) >= num_classes:
+        num_classes, classes = None, None  # a map_batches function has numbered them anew
     if num_classes is None and trained:
         num_classes = max(trained) + 1
         _check_labels(data.label or "", num_classes, records)

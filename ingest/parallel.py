@@ -155,7 +155,7 @@ def import_ahead() -> None:
 
 @contextlib.contextmanager
 def raising_the_original() -> Iterator[None]:
-    """Raise what a function raised in a worker, instead of Ray's wrapping of it; Ray's remains as the cause."""
+    """Raise what penstock or a file raised in a worker, instead of Ray's wrapping of it; Ray's remains as the cause."""
     from ray.exceptions import RayTaskError
 
     try:
@@ -164,6 +164,6 @@ def raising_the_original() -> Iterator[None]:
         cause: BaseException = error
         while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
             cause = cause.cause
-        if isinstance(cause, PenstockError):
+        if isinstance(cause, PenstockError | OSError):
             raise cause from error
         raise

@@ -64,8 +64,9 @@ def fit_preprocess(
             source = _TrainRows(data, snapshot, dict(code), tuple(fitted))
             fitted += _fit_pass(source, steps[len(fitted) :], parallel)
         progress(len(fitted), len(steps), "steps", fitted[-1].step.kind)
-    encoder = next((step for step in fitted if step.step.label_encoder is not None), None)
-    classes = None if encoder is None else tuple(str(value) for value in encoder.columns[0].categories or ())
+    # Other columns may be encoded, too.
+    encoders = [step for step in fitted if step.step.label_encoder is not None and step.columns[0].column == data.label]
+    classes = tuple(str(value) for value in encoders[0].columns[0].categories or ()) if encoders else None
     return FittedPreprocess(steps=tuple(fitted), classes=classes, num_classes=None if classes is None else len(classes))
 
 

@@ -162,7 +162,7 @@ def open_feed(
         named = ["shuffle" if name == "mode" else str(name) for name in first["loc"]]  # a pipeline file's key, as it is here
         where = f"{'.'.join(named)}={first['input']!r}: " if named else ""
         raise SpecError(
-            f"open_feed: {where}{first['msg'].removeprefix('Value error, ')}",
+            f"open_feed: {where}{first['msg'].removeprefix('Value error, ').replace('mode: global', 'shuffle=global')}",
             next_step="correct the argument; help(open_feed) says what each one takes",
         ) from error
     if mixture is not None and (spec.mode != "global" or spec.sample is not None):

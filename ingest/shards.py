@@ -96,30 +96,26 @@ def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
     schema = pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
     columns_of(schema)
     batch = pa.RecordBatch.from_arrays([contiguous(column) for column in table.columns], schema=schema)
-    with open(path, "wb", buffering=0) as file, pa.ipc.new_file(_InPieces(file), schema) as writer:
+    with _InPieces(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(batch)
     return int(batch.num_rows)
 
 
-class _InPieces(io.RawIOBase):
-    """Writes a file at most `PIECE_BYTES` at a time.
+class _InPieces(io.FileIO):
+    """A file that is written at most `PIECE_BYTES` at a time.
 
     Of a larger write Linux takes pages of 2 MB and more for its cache, and a virtual machine may have to ask its host for each.
     """
 
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell()
-
     def write(self, data: Any) -> int:
+        """Write all of it."""
         view, done = memoryview(data).cast("B"), 0
-        while done < len(view):
-            done += self._file.write(view[done : done + PIECE_BYTES])
+        try:
+            while done < len(view):
+                done += super().write(view[done : done + PIECE_BYTES])
+        except OSError as error:
+            error.filename = self.name
+            raise
         return done
 
 

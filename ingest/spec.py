@@ -176,5 +176,5 @@ class ShuffleSpec(Section):
     @model_validator(mode="after")
     def _samples_from_all_rows(self) -> ShuffleSpec:
         if self.sample is not None and self.mode != "global":
-            raise ValueError(f"sample draws from all rows, so it needs the order global, not {self.mode}")
+            raise ValueError(f"sample draws from all rows, so it needs mode: global, not {self.mode}")
         return self

@@ -81,7 +81,8 @@ class Tally:
             return
         values = _finite(column)
         if len(values):
-            low, high, values = float(values.min()), float(values.max()), values.astype(np.float64)
+            low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
+            values = values.astype(np.float64)
             mean = float(values.mean())
             held = [values.copy()] if question.kind == "robust_scaler" else []
             # Not a dot product: BLAS rounds by the processor and its threads.
@@ -103,8 +104,8 @@ class Tally:
 
 
 def _finite(column: pa.ChunkedArray) -> np.ndarray:
-    """The values that are numbers, in the column's own type where numpy has it for all of them."""
-    if column.null_count or pa.types.is_boolean(column.type):
+    """The values that are numbers, in the column's own type, integers with nulls as float64."""
+    if pa.types.is_boolean(column.type):
         column = column.cast(pa.float64(), safe=False)
     values: np.ndarray = column.to_numpy()
     # Whatever is not finite shows in one of the two: quicker than a mask.

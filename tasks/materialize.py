@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ingest.dataset import SPLITS, DatasetManifest, Split
 from ingest.materialize import damaged_shards
 from ingest.materialize import materialize as materialize_dataset
+from ingest.reader import shorten
 from ingest.uncached import RowSource
 from penstock.errors import DataError
 from tasks.context import Outcome, RunContext
@@ -68,30 +70,39 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return manifest.model_dump(mode="json"), "ran"
 
 
-def _class_rows(manifest: DatasetManifest, split: Split) -> dict[str, int]:
-    """Rows of each class of the split, by its name where it has one; nothing where the label is no class."""
-    counts, names = manifest.extra.get("class_counts", {}).get(split, {}), manifest.feed_schema.classes
-    return {names[int(index)] if names else index: rows for index, rows in counts.items()}
+def _class_rows(manifest: DatasetManifest, split: Split) -> dict[int, int]:
+    """Rows of each class of the split; nothing where the label is no class."""
+    return {int(label): rows for label, rows in manifest.extra.get("class_counts", {}).get(split, {}).items()}
+
+
+def _class_names(manifest: DatasetManifest, labels: Sequence[int]) -> list[str]:
+    names = manifest.feed_schema.classes or ()
+    return [shorten(names[label]) if label < len(names) else str(label) for label in labels]
 
 
 def _untried_classes(manifest: DatasetManifest) -> str:
     """What to say of classes that only train has: a name that is misspelt in some rows looks like this."""
     train, *held_out = (_class_rows(manifest, split) for split in SPLITS)
-    tried = {name for rows in held_out for name in rows}
-    untried = sorted(train.keys() - tried, key=lambda name: (train[name], name))
+    tried = {label for rows in held_out for label in rows}
+    untried = sorted(train.keys() - tried, key=lambda label: (train[label], label))
     if not tried or not untried:
         return ""
-    named = _some([f"{name!r} ({train[name]:,} row{'s' if train[name] != 1 else ''})" for name in untried])
+    names = _class_names(manifest, untried[:_CLASSES_NAMED])
+    named = [
+        f"{name} ({train[label]:,} row{'s' if train[label] != 1 else ''})" for name, label in zip(names, untried, strict=False)
+    ]
+    label = manifest.feed_schema.label
+    advice = "where one is another class misspelt" if manifest.feed_schema.classes else "where one is a mistake"
+    quantity = "" if manifest.feed_schema.classes else f"; if {label!r} is a quantity, cast: {{{label}: float32}}"
     return (
-        f"{len(untried):,} of {len(train):,} classes of {manifest.feed_schema.label!r} {'have' if len(untried) > 1 else 'has'} "
-        f"no row in validation or test, so that no metric covers {'them' if len(untried) > 1 else 'it'}: {named}; where one is "
-        "another class misspelt, correct its rows at their source"
+        f"{len(untried):,} of {len(train):,} classes of {label!r} {'have' if len(untried) > 1 else 'has'} no row in validation "
+        f"or test, so that no metric covers {'them' if len(untried) > 1 else 'it'}: {_some(named, len(untried))}; {advice}, "
+        f"correct its rows at their source{quantity}"
     )
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _CLASSES_NAMED:,} more" if len(names) > _CLASSES_NAMED else ""
-    return ", ".join(names[:_CLASSES_NAMED]) + more
+def _some(names: list[str], count: int) -> str:
+    return ", ".join(names) + (f" and {count - len(names):,} more" if count > len(names) else "")
 
 
 def _put_on_disk(ctx: RunContext) -> DatasetManifest:
@@ -124,7 +135,7 @@ def _facts(output: dict[str, Any]) -> Facts:
     manifest = DatasetManifest.model_validate(output)
     shards, size = len(manifest.shards), sum(shard.size_bytes for shard in manifest.shards)
     return (
-        ("rows", ", ".join(f"{split} {rows:,}" for split, rows in manifest.rows.items() if rows)),
+        ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),
@@ -135,8 +146,10 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 def _classes_text(manifest: DatasetManifest) -> str:
     """The classes of train, the largest first."""
-    rows = sorted(_class_rows(manifest, "train").items(), key=lambda item: -item[1])
-    return _some([f"{name} {count:,}" for name, count in rows])
+    rows = _class_rows(manifest, "train")
+    largest = sorted(rows, key=lambda label: (-rows[label], label))[:_CLASSES_NAMED]
+    names = _class_names(manifest, largest)
+    return _some([f"{name} {rows[label]:,}" for name, label in zip(names, largest, strict=True)], len(rows))
 
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:

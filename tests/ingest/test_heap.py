@@ -5,9 +5,13 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+
+from tests.ingest.preparing import Source
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = """
@@ -36,3 +40,14 @@ def test_a_batch_is_put_where_the_one_before_it_was() -> None:
         return int(done.stdout)
 
     assert faults("keep") < faults("as it is") / 2
+
+
+def test_it_is_asked_for_where_rows_are_learnt_from_and_where_they_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for module in ("statistics", "materialize"):
+        monkeypatch.setattr(f"ingest.{module}.keep_freed_memory", partial(asked.append, module))
+    files = {"train/a.parquet": pa.table({"x": [1.0, 2.0]})}
+    Source.of(tmp_path, files, [{"standard_scaler": {"columns": ["x"]}}]).materialize()
+    assert asked == ["statistics", "materialize"]

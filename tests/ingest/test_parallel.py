@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -35,6 +36,15 @@ def test_an_error_comes_out_of_a_worker_as_it_was_raised() -> None:
     assert type(caught.value) is DataError
     assert (caught.value.problems, caught.value.next_step) == (("a", "b"), "repair it")
     assert str(caught.value) == "part-7.csv, row 3: no number\n  - a\n  - b\nNext: repair it"
+
+
+def test_a_full_disk_of_a_worker_is_told_as_one() -> None:
+    def fail(item: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/the/shard")
+
+    with pytest.raises(OSError) as caught:
+        list(ray_map(fail, [1]))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/the/shard")
 
 
 def test_an_unexpected_error_keeps_its_message() -> None:

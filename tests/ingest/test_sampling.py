@@ -188,7 +188,7 @@ def test_an_order_is_the_same_once_it_was_recorded(sample: dict[str, Any]) -> No
 
 
 def test_a_sample_needs_all_rows() -> None:
-    with pytest.raises(ValidationError, match="needs the order global, not windowed"):
+    with pytest.raises(ValidationError, match="needs mode: global, not windowed"):
         ShuffleSpec.model_validate({"mode": "windowed", "sample": {"balance": "label"}})
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import re
+import resource
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.shards import ShardBuffer, columns_of, open_shard, tensor_array, with_provenance, write_shard
+from ingest.shards import PIECE_BYTES, ShardBuffer, columns_of, open_shard, tensor_array, with_provenance, write_shard
 from penstock.digest import file_digest
 from penstock.errors import DataError
 
@@ -78,7 +80,29 @@ def test_the_bytes_do_not_hang_on_the_pieces_they_are_written_in(tmp_path: Path,
 def test_a_full_disk_is_told_as_one() -> None:
     with pytest.raises(OSError) as caught:
         write_shard("/dev/full", [make_table(10)])
-    assert caught.value.errno == errno.ENOSPC
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")
+
+
+def test_a_write_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
+    write_shard(tmp_path / "whole", [make_table(10)])
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "whole").stat().st_size - 3, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            write_shard(tmp_path / "cut", [make_table(10)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert caught.value.errno == errno.EFBIG
+
+
+def test_no_write_is_larger_than_a_piece(tmp_path: Path) -> None:
+    def writes() -> int:
+        return int(re.search(r"syscw: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
+
+    table = make_table(400_000)
+    before = writes()
+    write_shard(tmp_path / "a", [table])
+    assert writes() - before >= (tmp_path / "a").stat().st_size // PIECE_BYTES
 
 
 def test_rows_in_a_slice_keep_their_place(tmp_path: Path) -> None:
