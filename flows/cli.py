@@ -293,9 +293,10 @@ def machine_errors_told() -> Iterator[None]:
         if error.errno not in _OF_THE_MACHINE:
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room (df -h shows the full disk)" if full else "make it readable and writable"
         raise PreflightError(
-            f"{error.filename or 'a file'}: {error.strerror}",
-            next_step=f"make {'room there' if full else 'it readable and writable'}, and run the same command again",
+            f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror),
+            next_step=f"{remedy}, and run the same command again",
         ) from error
 
 

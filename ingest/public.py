@@ -120,6 +120,10 @@ def open_feed(
         raise SpecError(f"open_feed: epoch_rows={epoch_rows}, and mix='epochs' says itself how many rows an epoch has")
     if mix != "shares" and not isinstance(dataset, Mapping):
         raise SpecError(f"open_feed: mix={mix!r} goes with a number for each of several datasets, such as {{address: 2}}")
+    if isinstance(dataset, Mapping):
+        for address, number in dataset.items():
+            if not number > 0:
+                raise SpecError(f"open_feed: {number!r} beside {address!r} must be a number above 0")
     parts = [_find(address) for address in addresses]
     shards = [shard.rows for _, shard in shards_in(parts, split)]
     if (rank is None) != (world_size is None):

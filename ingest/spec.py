@@ -84,7 +84,8 @@ class DataSpec(Section):
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
     invalid: Literal["error", "drop"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class the train split lacks, or an image that cannot be
-    decoded: stop, or leave it out and count it. An integer label beyond those of the train split always stops."""
+    decoded: stop, or leave it out and count it. An integer label beyond those of the train split always stops. Steps
+    that learn something have learnt from the other values of a row that is left out."""
     text: TextOptions = TextOptions()
     """Options of `format: text`."""
     images: ImagesOptions = ImagesOptions()

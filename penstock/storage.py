@@ -139,6 +139,9 @@ class Storage:
                 handle.flush()
                 os.fsync(handle.fileno())
             os.replace(temporary, target)
+        except OSError as error:
+            error.filename = error.filename or str(target)  # that of a full disk has none
+            raise
         finally:
             temporary.unlink(missing_ok=True)
         _sync_directory(target.parent)

@@ -65,6 +65,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
     if manifest.rows_left_out:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
+    if unseen := manifest.extra.get("unseen_categories"):
+        ctx.warn(f"materialize: one_hot made zeros of values that train does not have, rows by column: {unseen}")
     if untried := _untried_classes(manifest):
         ctx.warn(f"materialize: {untried}")
     return manifest.model_dump(mode="json"), "ran"
@@ -137,9 +139,9 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
+        *((("classes", classes),) if (classes := _classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),
-        *((("classes", classes),) if (classes := _classes_text(manifest)) else ()),
         ("content digest", manifest.content_digest),
     )
 

@@ -69,7 +69,7 @@ def _mean_kind(kind: str) -> Any:
         """torchmetrics takes 0 for a class that no row has; a perfect model would then seem to fail."""
 
         def compute(self) -> Tensor:
-            """The mean, a scalar; 0 where no class can be measured."""
+            """The mean, a scalar; 0 of no rows."""
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about those classes
                 values: Tensor = super().compute()
@@ -79,10 +79,7 @@ def _mean_kind(kind: str) -> Any:
                 rows = self.confmat[0, :, 1].sum(-1)
             else:
                 rows = torch.bincount(dim_zero_cat(self.target), minlength=len(values))
-            measured = rows > 0
-            if kind == "MulticlassAUROC":
-                measured &= rows < rows.sum()
-            return values[measured].mean() if bool(measured.any()) else values.new_zeros(())
+            return values[rows > 0].mean() if bool(rows.any()) else values.new_zeros(())
 
     return MeanOfClasses
 

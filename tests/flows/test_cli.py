@@ -34,7 +34,7 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
 
 @pytest.mark.parametrize(
     ("code", "advice"),
-    [(errno.ENOSPC, "make room there"), (errno.EROFS, "make it readable and writable")],
+    [(errno.ENOSPC, "make room (df -h shows the full disk)"), (errno.EROFS, "make it readable and writable")],
     ids=["full", "read-only"],
 )
 def test_what_the_machine_refuses_is_told_with_what_would_mend_it(code: int, advice: str) -> None:

@@ -112,6 +112,13 @@ def test_label_encoder_names_the_classes(tmp_path: Path) -> None:
     assert manifest.extra["class_counts"] == {"train": {"0": 1, "1": 2}, "test": {"0": 1}}
 
 
+def test_classes_that_were_numbered_anew_have_no_names(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("def f(batch):\n    return {'y': batch['y'] + 10}\n")
+    files = {"train/a.parquet": pa.table({"y": ["dog", "cat"]})}
+    schema = Source.of(tmp_path, files, ["label_encoder", {"map_batches": "code.py:f"}], label="y").materialize().feed_schema
+    assert (schema.num_classes, schema.classes) == (12, None)
+
+
 def test_a_class_that_comes_up_late_is_counted_and_named_with_its_row(tmp_path: Path) -> None:
     rows = BATCH_ROWS + 500  # a column of text is read in batches of that many
     labels = np.arange(rows) % 2

@@ -266,7 +266,7 @@ def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: P
     assert "open_feed's `columns`" in caught.value.next_step
     with pytest.raises(SpecError, match="cannot be mixed with shuffle='none'"):
         open_feed({dataset: 1, other: 1}, batch_rows=BATCH, shuffle="none")
-    with pytest.raises(SpecError, match="greater than 0"):
+    with pytest.raises(SpecError, match=rf"^open_feed: 0 beside {other!r} must be a number above 0"):
         open_feed({dataset: 1, other: 0}, batch_rows=BATCH)
     with pytest.raises(DataError, match="no rows in split 'test'"):
         open_feed({dataset: 1, other: 1}, "test", batch_rows=BATCH)

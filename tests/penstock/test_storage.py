@@ -41,8 +41,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("penstock.storage.os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         storage.write_bytes("f", b"new and longer")
+    assert caught.value.filename == str(tmp_path / "f")
     assert storage.read_bytes("f") == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 

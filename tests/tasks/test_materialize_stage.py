@@ -96,18 +96,30 @@ def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
 
 
 def test_names_are_those_of_the_labels_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = pa.table({"city": ["Riga", "Oslo"] * 3, "kind": ["a", "b", "c"] * 2, "y": [0, 1, 2, 3, 4, 5]})
+    table = pa.table({"city": ["Riga", "Oslo"] * 6, "kind": ["a", "b", "c"] * 4, "y": list(range(12))})
     cities = {"label_encoder": {"column": "city"}}
 
     def shown(folder: str, steps: list[Any], label: str) -> str:
         return prepared(Source.of(tmp_path / folder, {"train/a.parquet": table}, steps, label=label), monkeypatch)[0]
 
-    assert shown("feature", [cities, {"drop": ["kind"]}], "y") == "0 1, 1 1, 2 1, 3 1, 4 1, 5 1"
+    assert (
+        shown("feature", [cities, {"drop": ["kind"]}], "y") == ", ".join(f"{number} 1" for number in range(10)) + " and 2 more"
+    )
     both = [cities, {"label_encoder": {"column": "kind"}}, {"drop": ["y"]}]
-    assert shown("two", both, "kind") == "'a' 2, 'b' 2, 'c' 2"
+    assert shown("two", both, "kind") == "'a' 4, 'b' 4, 'c' 4"
     (tmp_path / "numbered").mkdir()
     (tmp_path / "numbered" / "code.py").write_text("def f(batch):\n    return {'city': batch['city'] + 10}\n")
-    assert shown("numbered", [{"drop": ["kind", "y"]}, cities, {"map_batches": "code.py:f"}], "city") == "10 3, 11 3"
+    assert shown("numbered", [{"drop": ["kind", "y"]}, cities, {"map_batches": "code.py:f"}], "city") == "10 6, 11 6"
+
+
+def test_values_that_one_hot_did_not_know_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "train/a.parquet": pa.table({"c": ["red", "blue"]}),
+        "test/a.parquet": pa.table({"c": ["violet", "red", "violet"]}),
+    }
+    source = Source.of(tmp_path, files, [{"one_hot": {"columns": ["c"]}}], test="test")
+    said = "materialize: one_hot made zeros of values that train does not have, rows by column: {'c': 2}"
+    assert prepared(source, monkeypatch) == ("", [said])
 
 
 @pytest.mark.parametrize(
