@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ingest.cursor import AUGMENTING
 from ingest.dataset import FeedSchema
 from penstock.errors import SpecError, TrainingError
 from training.recipe import Recipe
@@ -111,6 +113,8 @@ DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
     "regression": ("mae", "rmse", "r2"),
     "none": (),
 }
+_SUMS_FLOATS = frozenset({"calibration_error"})
+"""In an order that a GPU leaves to chance; the others count."""
 _NEEDS_CLASS_1 = frozenset({"f1", "precision", "recall", "auroc", "average_precision"})
 
 
@@ -294,11 +298,31 @@ def _check_own(own: Mapping[str, Any], schema: FeedSchema, recipe: Recipe) -> No
 
 
 def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor) -> None:
+    exact = prediction.device.type == "cpu" or (name in CLASSIFICATION and name not in _SUMS_FLOATS)
     try:
-        metric.update(prediction, target)
+        with _any_algorithm() if exact else nullcontext():
+            metric.update(prediction, target)
     except (ValueError, RuntimeError) as error:
         shapes = f"predictions {list(prediction.shape)} {prediction.dtype}, labels {list(target.shape)} {target.dtype}"
         raise TrainingError(f"metric {name!r} cannot be updated with {shapes}: {error}") from error
+
+
+@contextmanager
+def _any_algorithm() -> Iterator[None]:
+    """Leave torch's deterministic mode, in which torchmetrics counts by a table of [rows, classes * classes].
+
+    For what comes out the same without it. The mode is the process's, so no batch may be augmented meanwhile.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    with AUGMENTING():
+        torch.use_deterministic_algorithms(False)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(True, warn_only=warns)
 
 
 def _scalars(name: str, value: Any) -> dict[str, float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +13,19 @@ import torchmetrics
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r2_score, roc_auc_score
 from torch import Tensor, nn
 
+from ingest.cursor import FeedShare
 from ingest.dataset import ColumnInfo, FeedSchema
+from ingest.feed import open_parts
+from ingest.order import make_order
+from ingest.row_generator import RowGenerator
+from ingest.spec import ShuffleSpec
 from penstock.errors import SpecError, TrainingError
+from penstock.storage import Storage
+from tests.training.digits import write_digits
 from training.metrics import CLASSIFICATION, MANY_CLASSES, REGRESSION, make_metrics, prepare_predictions
 from training.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def schema(classes: int | None = None, label: str | None = "y") -> FeedSchema:
@@ -143,3 +155,63 @@ def test_loss_is_always_measured_and_needs_nothing() -> None:
 def test_predictions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(TrainingError, match=r"needs \[rows, 3\]"):
         prepare_predictions(torch.zeros(shape), schema(3))
+
+
+COUNTS = """
+import resource, torch
+from ingest.dataset import ColumnInfo, FeedSchema
+from training.metrics import make_metrics
+from training.recipe import Recipe
+
+class Predicts:
+    def predict(self, model, batch):
+        return batch["y"]
+
+rows, classes = 1024, 2000
+schema = FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),), label="y", num_classes=classes)
+torch.manual_seed(0)
+target = torch.randint(0, classes, (rows,))
+right = torch.nn.functional.one_hot(target, classes).float()
+names = ["accuracy", "balanced_accuracy", "f1", "mcc", "calibration_error"]
+metrics = make_metrics(names, schema, Recipe(Predicts(), "m.py:M"))
+metrics.metrics
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (4 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+torch.use_deterministic_algorithms(True, warn_only=True)
+metrics.update(right, {"y": target})
+print(metrics.compute(), torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+"""
+
+
+def test_many_classes_are_counted_without_a_table_of_them_for_every_row() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-1000:]
+    values, mode = done.stdout.strip().split("}")
+    assert mode == " True True"
+    assert all(f"'{name}': 1.0" in values for name in ("accuracy", "balanced_accuracy", "f1", "mcc"))
+
+
+def test_a_batch_is_augmented_in_deterministic_mode_whoever_counts_meanwhile(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    manifest = write_digits(storage)
+    order = make_order(ShuffleSpec(), manifest.rows["train"], [shard.rows for shard in manifest.shards_of("train")])
+    feed = open_parts([(storage, manifest)], "train", order=order, part=FeedShare(4, 0, 1, 2, "keep"))
+    modes: list[bool] = []
+
+    def augment(columns: dict[str, Tensor], _: RowGenerator) -> dict[str, Tensor]:
+        for _ in range(20):
+            modes.append(torch.are_deterministic_algorithms_enabled())
+            columns["image"] = columns["image"] * 1.0
+        return columns
+
+    feed.augment_with(augment, 0)
+    metrics = make_metrics(["f1"], schema(10), recipe())
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for batch in (batch for epoch in range(3) for batch in feed.batches(epoch)):
+            for _ in range(5):
+                metrics.update(torch.rand(batch.rows, 10), {"y": batch.columns["label"]})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(modes) > 1000 and all(modes)
