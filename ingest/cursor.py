@@ -6,7 +6,6 @@ consumed by all ranks) and what it reads; the number of ranks is no part of it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing, nullcontext
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args
@@ -16,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
-from ingest.after_fork import PerProcess
 from ingest.dataset import FeedSchema, Split
 from ingest.device import Arrival, Delivery, Scaling
 from ingest.list_batches import packed_problem
@@ -26,26 +24,12 @@ from ingest.row_generator import RowGenerator
 from penstock.config import Section
 from penstock.errors import ResumeError, SpecError
 
-__all__ = [
-    "AUGMENTING",
-    "Augment",
-    "Batch",
-    "Feed",
-    "FeedCursor",
-    "FeedShare",
-    "FeedState",
-    "LastBatch",
-    "check_augmented",
-    "share",
-]
+__all__ = ["Augment", "Batch", "Feed", "FeedCursor", "FeedShare", "FeedState", "LastBatch", "check_augmented", "share"]
 
 LastBatch = Literal["keep", "drop", "fill"]
 """`keep` leaves the last global batch shorter, `drop` leaves its rows out of the epoch, `fill` adds the epoch's first rows."""
 Augment = Callable[[dict[str, torch.Tensor], RowGenerator], Mapping[str, torch.Tensor]]
 """Changes the columns of one batch, with the numbers that its rows draw."""
-
-AUGMENTING = PerProcess(threading.Lock)
-"""Held while a batch is augmented, and by who changes which algorithms torch takes: that is one setting for the process."""
 
 
 class Batch(NamedTuple):
@@ -269,7 +253,7 @@ class FeedCursor:
             return batch
         positions = np.arange(batch.first_row, batch.first_row + batch.rows)
         told_apart = positions if self.order.is_drawn else batch.row_ids
-        with AUGMENTING(), self._delivery.here() if self._delivery is not None else nullcontext():
+        with self._delivery.here() if self._delivery is not None else nullcontext():
             columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
         check_augmented(columns, batch.rows, self.schema.packed)
         return batch._replace(columns=dict(columns))

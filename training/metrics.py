@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ingest.cursor import AUGMENTING
 from ingest.dataset import FeedSchema
 from penstock.errors import SpecError, TrainingError
+from training.deterministic import any_algorithm
 from training.recipe import Recipe
 from training.spec import BestSpec
 
@@ -300,29 +300,12 @@ def _check_own(own: Mapping[str, Any], schema: FeedSchema, recipe: Recipe) -> No
 def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor) -> None:
     exact = prediction.device.type == "cpu" or (name in CLASSIFICATION and name not in _SUMS_FLOATS)
     try:
-        with _any_algorithm() if exact else nullcontext():
+        # In deterministic mode torchmetrics counts by a table of [rows, classes * classes].
+        with any_algorithm() if exact else nullcontext():
             metric.update(prediction, target)
     except (ValueError, RuntimeError) as error:
         shapes = f"predictions {list(prediction.shape)} {prediction.dtype}, labels {list(target.shape)} {target.dtype}"
         raise TrainingError(f"metric {name!r} cannot be updated with {shapes}: {error}") from error
-
-
-@contextmanager
-def _any_algorithm() -> Iterator[None]:
-    """Leave torch's deterministic mode, in which torchmetrics counts by a table of [rows, classes * classes].
-
-    For what comes out the same without it. The mode is the process's, so no batch may be augmented meanwhile.
-    """
-    if not torch.are_deterministic_algorithms_enabled():
-        yield
-        return
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    with AUGMENTING():
-        torch.use_deterministic_algorithms(False)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(True, warn_only=warns)
 
 
 def _scalars(name: str, value: Any) -> dict[str, float]:

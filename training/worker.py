@@ -12,11 +12,11 @@ from typing import Any, Literal
 import ray
 import ray.train
 import ray.train.torch
-import torch
 
 from ingest.cursor import Feed
 from penstock.errors import PenstockError, ResumeError, SpecError
 from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore
+from training.deterministic import in_the_mode, make_deterministic
 from training.exactness import BIT_EXACT, check_identity, environment_of, judge, told_of_chance
 from training.feeds import open_job_feed
 from training.group import Group
@@ -72,7 +72,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         client: how rank 0 reaches the driver.
         stop: a stop was requested before this worker started.
     """
-    _make_deterministic(job.spec.cpus_per_worker)
+    make_deterministic(job.spec.cpus_per_worker)
     # One answer for all: a rank that left alone would let the others wait for it.
     stop = group.from_first(stop)
     feed = open_job_feed(job, "train", group.rank, group.world_size, group.device)
@@ -83,7 +83,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
-        feed.augment_with(partial(recipe.augment, packed=feed.schema.packed), job.seed)
+        feed.augment_with(in_the_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
     learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed)
     metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
     _check_validates(job, validation)
@@ -151,15 +151,6 @@ def _continue_from(
         exactness=exactness,
     )
     return state, facts
-
-
-def _make_deterministic(cpus: float) -> None:
-    """Ask every library for the same result every time; the number of threads decides how sums on a CPU are cut."""
-    # Read by cuBLAS when it is first used: without it its results may differ from run to run.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(max(1, int(cpus)))
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
 
 
 def _check_validates(job: TrainJob, validation: Feed | None) -> None:
