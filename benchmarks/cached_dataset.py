@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.feed_data import CHUNK, Rows
-from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from ingest.shards import tensor_array, with_provenance, write_shard
 from penstock.digest import file_digest
+from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
+from penstock.ingest.shards import tensor_array, with_provenance, write_shard
 
 __all__ = ["manifest"]
 

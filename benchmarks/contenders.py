@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import ingest.prefetch
+import penstock.ingest.prefetch
 from benchmarks.cached_dataset import manifest
 from benchmarks.consumers import BATCH, Batches, Contender
 from benchmarks.feed_data import Rows, arrays
-from ingest.feed import open_feed
-from ingest.order import make_order
-from ingest.spec import ShuffleSpec
+from penstock.ingest.feed import open_feed
+from penstock.ingest.order import make_order
+from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 
 __all__ = ["CONTENDERS", "MemoryMap", "limit", "penstock_feed"]
@@ -71,7 +71,7 @@ def penstock_feed(
         from_the_start: read ahead also for a consumer that does nothing meanwhile, as those that are measured here.
     """
     if from_the_start:
-        ingest.prefetch.LOST_S = 0.0
+        penstock.ingest.prefetch.LOST_S = 0.0
     feed = _feed(rows, str(folder), rank, world, mode, prefetch, window_rows)
     for batch in feed.batches(epoch):
         yield batch.columns["x"], batch.columns["label"]

@@ -23,9 +23,9 @@ from benchmarks.contenders import MemoryMap
 from benchmarks.feed_data import TABLES, arrays
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
-from ingest.feed import CachedFeed, open_feed
-from ingest.order import make_order
-from ingest.spec import ShuffleSpec
+from penstock.ingest.feed import CachedFeed, open_feed
+from penstock.ingest.order import make_order
+from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 
 ROWS, BATCH, WARM_STEPS, HELD = TABLES["images"], 1024, 50, 8

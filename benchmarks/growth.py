@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.machine import describe
 from benchmarks.outcome import options_parser, save
-from ingest.cursor import FeedShare
-from ingest.dataset import ColumnInfo, FeedSchema
-from ingest.feed import CachedFeed
-from ingest.gather import Rows
-from ingest.order import Order
+from penstock.ingest.cursor import FeedShare
+from penstock.ingest.dataset import ColumnInfo, FeedSchema
+from penstock.ingest.feed import CachedFeed
+from penstock.ingest.gather import Rows
+from penstock.ingest.order import Order
 
 SIZES = tuple(10**power for power in range(4, 9))
 BATCH, BLOCK_ROWS = 256, 1 << 20

@@ -32,17 +32,17 @@ from benchmarks.feed_data import Rows, arrays
 from benchmarks.loop_recipe import Net
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
-from ingest.cursor import Batch
-from ingest.order import make_order
-from ingest.spec import ShuffleSpec
+from penstock.ingest.cursor import Batch
+from penstock.ingest.order import make_order
+from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
+from penstock.training.group import Group
+from penstock.training.job import TrainJob
+from penstock.training.mailbox import Event
+from penstock.training.reporting import FirstRank, RankObserver
+from penstock.training.spec import TrainSpec
+from penstock.training.worker import run_rank
 from penstock.usercode import capture
-from training.group import Group
-from training.job import TrainJob
-from training.mailbox import Event
-from training.reporting import FirstRank, RankObserver
-from training.spec import TrainSpec
-from training.worker import run_rank
 
 ROWS = Rows("loop", 500_000, "float32", (28,))
 BATCH, WORLD, WARM_STEPS, EVERY = 1024, 2, 200, 50

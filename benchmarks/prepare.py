@@ -29,16 +29,16 @@ import pyarrow.parquet as pq
 
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
-from ingest.materialize import materialize
-from ingest.parallel import ParallelMap, local_map, ray_map
-from ingest.preprocess import fit_preprocess
-from ingest.shards import tensor_array
-from ingest.snapshot import read_source
-from ingest.source import list_source
-from ingest.spec import MaterializeSpec
+from penstock.ingest.materialize import materialize
+from penstock.ingest.parallel import ParallelMap, local_map, ray_map
+from penstock.ingest.preprocess import fit_preprocess
+from penstock.ingest.shards import tensor_array
+from penstock.ingest.snapshot import read_source
+from penstock.ingest.source import list_source
+from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
 from penstock.storage import Storage
-from tasks.spec import PipelineSpec
+from penstock.tasks.spec import PipelineSpec
 
 COLUMNS, FILES, FILE_ROWS, CHUNK = 28, 8, 250_000, 50_000
 BY_HAND, OURS = "by hand, pyarrow in two processes", "penstock, preprocess and materialize"

@@ -107,14 +107,14 @@ def _round(folder: Path) -> dict[str, float]:
     script = folder / "bare.py"
     script.write_text(SCRIPT)
     found[BARE] = _first_step([str(script), str(new), str(folder / "bare.mark")], folder / "bare.mark", environment)
-    run = ["-m", "flows", "run", str(new / "pipeline.yaml")]
+    run = ["-m", "penstock", "run", str(new / "pipeline.yaml")]
     found[NEW] = _first_step(run, new / "mark", environment)
     began = time.time()
     _call(run, environment)
     found[AGAIN] = time.time() - began
     served = _project(folder / "served", environment)
     with _prefect(folder / "prefect", environment) as url:
-        run = ["-m", "flows", "run", str(served / "pipeline.yaml")]
+        run = ["-m", "penstock", "run", str(served / "pipeline.yaml")]
         found[SERVED] = _first_step(run, served / "mark", {**environment, "PREFECT_API_URL": url})
     return found
 
@@ -135,7 +135,7 @@ def _first_batch(rows: Rows, folder: Path) -> float:
 
 
 def _project(folder: Path, environment: dict[str, str]) -> Path:
-    _call(["-m", "flows", "init", str(folder), "--template", "tabular"], environment)
+    _call(["-m", "penstock", "init", str(folder), "--template", "tabular"], environment)
     with open(folder / "model.py", "a") as model:
         model.write(MARKED.format(mark=str(folder / "mark")))
     return folder
@@ -144,7 +144,7 @@ def _project(folder: Path, environment: dict[str, str]) -> Path:
 @contextlib.contextmanager
 def _prefect(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     """The address of a Prefect server that is up before the clock starts."""
-    script = "import sys; from pathlib import Path; from flows.services import prefect_api\n"
+    script = "import sys; from pathlib import Path; from penstock.flows.services import prefect_api\n"
     script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(folder)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)

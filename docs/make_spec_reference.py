@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from penstock.config import OnResume
-from tasks.spec import PipelineSpec
+from penstock.tasks.spec import PipelineSpec
 
 INTRO = """\
 # The pipeline file

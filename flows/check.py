@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.preflight import check_machine, check_recipe, check_resources, check_room, check_storage
-from flows.sample import try_one_batch
-from flows.spec_file import load_spec
-from ingest.cursor import FeedShare
-from ingest.snapshot import SourceSnapshot, read_source
+from penstock.flows.preflight import check_machine, check_recipe, check_resources, check_room, check_storage
+from penstock.flows.sample import try_one_batch
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.cursor import FeedShare
+from penstock.ingest.snapshot import SourceSnapshot, read_source
 from penstock.progress import silent
-from tasks.keys import stage_keys
-from tasks.project import Project
+from penstock.tasks.keys import stage_keys
+from penstock.tasks.project import Project
 
 __all__ = ["check_pipeline"]
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from penstock.progress import Progress
-from tasks.context import Reporter, StageOutcome
+from penstock.tasks.context import Reporter, StageOutcome
 
 __all__ = ["PlainReporter", "TerminalReporter", "make_reporter"]
 

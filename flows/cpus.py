@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import PreflightError
-from tasks.spec import PipelineSpec
+from penstock.tasks.spec import PipelineSpec
 
 __all__ = ["cpus_needed", "cpus_refused", "held_by_workers"]
 
@@ -40,6 +40,6 @@ def _needed_by_streams(spec: PipelineSpec) -> float:
     if spec.materialize.cache != "none":
         return 0.0
     # It loads Ray Data and torch, and whoever starts Ray early must not wait for them.
-    from ingest.ray_feed import streams_cpus
+    from penstock.ingest.ray_feed import streams_cpus
 
     return streams_cpus(spec.train.workers)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import OnResume, resume_rules
-from tasks.keys import StageKey, changed_inputs
-from tasks.runs import Ledger, Run
-from training.checkpoint import CheckpointStore
-from training.spec import TrainSpec
-from training.state import TrainState
+from penstock.tasks.keys import StageKey, changed_inputs
+from penstock.tasks.runs import Ledger, Run
+from penstock.training.checkpoint import CheckpointStore
+from penstock.training.spec import TrainSpec
+from penstock.training.state import TrainState
 
 __all__ = ["Continue", "NewRun", "Past", "Refuse", "choose_run", "past_of"]
 

@@ -1,4 +1,4 @@
-"""How does a pipeline get onto a schedule? As a Prefect deployment of `flows.pipeline.pipeline` for a process work pool.
+"""How does a pipeline get onto a schedule? As a Prefect deployment of our flow for a process work pool.
 
 What is deployed is a name, a schedule and the path of the pipeline file; a worker imports the installed penstock and reads the
 file when a run begins. Nothing secret is stored in Prefect: credentials belong in the environment of the worker.
@@ -23,14 +23,14 @@ from prefect.utilities.urls import url_for
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
-from flows.services import prefect_api
-from flows.spec_file import LoadedSpec, load_spec
 from penstock import __version__
 from penstock.errors import ServiceError, SpecError
+from penstock.flows.services import prefect_api
+from penstock.flows.spec_file import LoadedSpec, load_spec
 
 __all__ = ["ENTRYPOINT", "deploy_pipeline"]
 
-ENTRYPOINT = "flows.pipeline.pipeline"
+ENTRYPOINT = "penstock.flows.pipeline.pipeline"
 """A module path: penstock is installed where workers run, so no code is fetched and a project's folders stay out of the way."""
 
 _PASSED_ON = (
@@ -132,7 +132,7 @@ def _is_relative(name: str, value: str) -> bool:
 
 def _put(loaded: LoadedSpec, cron: str, pool: str, environment: _Environment, say: Callable[[str], None]) -> dict[str, Any]:
     # It brings Ray and torch along: seconds that a refusal above does not need.
-    from flows.pipeline import RunRequest, pipeline
+    from penstock.flows.pipeline import RunRequest, pipeline
 
     name = loaded.spec.name
     request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))

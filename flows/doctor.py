@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 
-from flows import doctor_machine, doctor_servers
-from flows.finding import Finding, fail
+from penstock.flows import doctor_machine, doctor_servers
+from penstock.flows.finding import Finding, fail
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.stores import is_local

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from flows.finding import Finding, fail, ok, warn
+from penstock.flows.finding import Finding, fail, ok, warn
 
 __all__ = [
     "check_disks",

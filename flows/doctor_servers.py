@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.finding import Finding, fail, ok, warn
+from penstock.flows.finding import Finding, fail, ok, warn
 from penstock.storage import Storage, filesystem_of
 
 __all__ = ["check_mlflow", "check_prefect", "check_ray", "check_ray_auth", "check_storage"]

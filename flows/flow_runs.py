@@ -11,7 +11,7 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from tasks.runs import Attempt
+from penstock.tasks.runs import Attempt
 
 __all__ = ["mark_crashed", "name_flow_run"]
 

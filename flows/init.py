@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 
-from flows.spec_file import schema_json
 from penstock.errors import PreflightError, SpecError
+from penstock.flows.spec_file import schema_json
 
 __all__ = ["TEMPLATES", "create_project"]
 
@@ -72,7 +72,7 @@ def create_project(directory: Path, template: str) -> list[Path]:
 
 
 def _template_files(template: str) -> Iterator[tuple[str, str]]:
-    for entry in resources.files("flows").joinpath("templates", template).iterdir():
+    for entry in resources.files("penstock.flows").joinpath("templates", template).iterdir():
         if entry.is_file():
             yield entry.name, entry.read_text(encoding="utf-8")
 

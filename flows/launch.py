@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.cpus import cpus_needed
-from flows.services import prefect_api, ray_ahead, telemetry_off
-from flows.spec_file import LoadedSpec, load_spec
 from penstock.errors import Interrupted, PenstockError
+from penstock.flows.cpus import cpus_needed
+from penstock.flows.services import prefect_api, ray_ahead, telemetry_off
+from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import refuse_if_held
 from penstock.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
-from tasks.runs import Ledger, lease_path
+from penstock.tasks.runs import Ledger, lease_path
 
 __all__ = ["run_pipeline"]
 
@@ -64,7 +64,7 @@ def _call_flow(
     loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None, stopping: StopRequest
 ) -> dict[str, Any]:
     # Prefect reads its settings when imported, so it comes after the server's address is known.
-    from flows.pipeline import RunRequest, last_result, pipeline
+    from penstock.flows.pipeline import RunRequest, last_result, pipeline
 
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
     stopping.check()
@@ -93,10 +93,10 @@ def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
 
 def _load_ahead() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they are for the main thread, when it is ready
-    for name in ("training.trainer", "training.tracking"):
+    for name in ("penstock.training.trainer", "penstock.training.tracking"):
         importlib.import_module(name)
     if "MLFLOW_TRACKING_URI" not in os.environ:
-        importlib.import_module("training.mlflow_backend").load_sqlite()
+        importlib.import_module("penstock.training.mlflow_backend").load_sqlite()
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

@@ -17,14 +17,15 @@ from prefect.states import Cancelled, Completed
 from prefect.utilities.annotations import quote
 from pydantic import BaseModel, Field
 
-from flows.cancel_watch import cancel_becomes_sigterm
-from flows.command_line import run_command
-from flows.console import make_reporter
-from flows.cpus import cpus_needed, cpus_refused
-from flows.decisions import Continue, Refuse, choose_run, past_of
-from flows.environment import describe_environment, git_commit
-from flows.flow_runs import name_flow_run
-from flows.preflight import (
+from penstock.errors import Interrupted, PenstockError, ResumeError, ServiceError
+from penstock.flows.cancel_watch import cancel_becomes_sigterm
+from penstock.flows.command_line import run_command
+from penstock.flows.console import make_reporter
+from penstock.flows.cpus import cpus_needed, cpus_refused
+from penstock.flows.decisions import Continue, Refuse, choose_run, past_of
+from penstock.flows.environment import describe_environment, git_commit
+from penstock.flows.flow_runs import name_flow_run
+from penstock.flows.preflight import (
     check_machine,
     check_recipe,
     check_resources,
@@ -32,34 +33,33 @@ from flows.preflight import (
     check_storage,
     gpus_refused,
 )
-from flows.repair import MLFLOW_STATUS, close_attempts, repair_run
-from flows.sample import try_one_batch
-from flows.services import mlflow_uri, ray_cluster, telemetry_off
-from flows.spec_file import LoadedSpec, load_spec
-from penstock.errors import Interrupted, PenstockError, ResumeError, ServiceError
+from penstock.flows.repair import MLFLOW_STATUS, close_attempts, repair_run
+from penstock.flows.sample import try_one_batch
+from penstock.flows.services import mlflow_uri, ray_cluster, telemetry_off
+from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import hold_lease
 from penstock.redact import redact_text
 from penstock.stopping import StopRequest, stop_behind, stopping_on_signals
-from tasks.context import Reporter, RunContext
-from tasks.evaluate import evaluate
-from tasks.keys import StageKey, stage_keys
-from tasks.materialize import STAGE as MATERIALIZE
-from tasks.materialize import materialize
-from tasks.preprocess import preprocess
-from tasks.project import Project
-from tasks.read import read
-from tasks.register import register
-from tasks.runs import Attempt, Ledger, Run, Status, lease_path, utc_now
-from tasks.shuffle import shuffle
-from tasks.stage import Look
-from tasks.train import STAGE as TRAIN
-from tasks.train import train
-from training.checkpoint import CheckpointStore
-from training.journal import read_journal
-from training.tracking import Tracker
+from penstock.tasks.context import Reporter, RunContext
+from penstock.tasks.evaluate import evaluate
+from penstock.tasks.keys import StageKey, stage_keys
+from penstock.tasks.materialize import STAGE as MATERIALIZE
+from penstock.tasks.materialize import materialize
+from penstock.tasks.preprocess import preprocess
+from penstock.tasks.project import Project
+from penstock.tasks.read import read
+from penstock.tasks.register import register
+from penstock.tasks.runs import Attempt, Ledger, Run, Status, lease_path, utc_now
+from penstock.tasks.shuffle import shuffle
+from penstock.tasks.stage import Look
+from penstock.tasks.train import STAGE as TRAIN
+from penstock.tasks.train import train
+from penstock.training.checkpoint import CheckpointStore
+from penstock.training.journal import read_journal
+from penstock.training.tracking import Tracker
 
 if TYPE_CHECKING:
-    from flows.ray_local import RayCluster
+    from penstock.flows.ray_local import RayCluster
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
 

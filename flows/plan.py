@@ -9,24 +9,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flows.decisions import Continue, NewRun, Refuse, choose_run, past_of
-from flows.services import mlflow_uri
-from flows.spec_file import load_spec
-from ingest.dataset import DatasetManifest
-from ingest.mixing import mixes_like, window_runs
-from tasks.evaluate import STAGE as EVALUATE
-from tasks.keys import StageKey, changed_inputs, stage_keys
-from tasks.materialize import STAGE as MATERIALIZE
-from tasks.preprocess import STAGE as PREPROCESS
-from tasks.project import Project
-from tasks.read import STAGE as READ
-from tasks.register import STAGE as REGISTER
-from tasks.runs import Ledger, Run
-from tasks.shuffle import STAGE as SHUFFLE
-from tasks.shuffle import train_order
-from tasks.stage import Look, Stage
-from tasks.train import STAGE as TRAIN
-from training.state import TrainState
+from penstock.flows.decisions import Continue, NewRun, Refuse, choose_run, past_of
+from penstock.flows.services import mlflow_uri
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.mixing import mixes_like, window_runs
+from penstock.tasks.evaluate import STAGE as EVALUATE
+from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
+from penstock.tasks.materialize import STAGE as MATERIALIZE
+from penstock.tasks.preprocess import STAGE as PREPROCESS
+from penstock.tasks.project import Project
+from penstock.tasks.read import STAGE as READ
+from penstock.tasks.register import STAGE as REGISTER
+from penstock.tasks.runs import Ledger, Run
+from penstock.tasks.shuffle import STAGE as SHUFFLE
+from penstock.tasks.shuffle import train_order
+from penstock.tasks.stage import Look, Stage
+from penstock.tasks.train import STAGE as TRAIN
+from penstock.training.state import TrainState
 
 __all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
 

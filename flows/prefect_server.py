@@ -1,6 +1,6 @@
 """How long does the embedded Prefect server live? As long as a penstock process of its state directory, and a few seconds more.
 
-`python -m flows.prefect_server STATE_DIR` is that server, detached, on 127.0.0.1, with SQLite below STATE_DIR/prefect.
+`python -m penstock.flows.prefect_server STATE_DIR` is that server, detached, on 127.0.0.1, with SQLite below STATE_DIR/prefect.
 Three locks, all released by the kernel when their holder dies, make several processes end up with one server:
 
     start.lock    held while somebody looks for a server, starts one, or decides to end it
@@ -232,7 +232,7 @@ def _queued_messages() -> int:
 
 
 def main() -> None:
-    """Entry point of `python -m flows.prefect_server STATE_DIR`."""
+    """Entry point of `python -m penstock.flows.prefect_server STATE_DIR`."""
     collect_rarely()
     serve(Path(sys.argv[1]), float(os.environ.get(LINGER_ENV, "3")))
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import torch
 
-from flows.cpus import held_by_workers
-from flows.services import check_ray_answers
-from ingest.shard_cache import cache_folder, configured_budget
 from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
+from penstock.flows.cpus import held_by_workers
+from penstock.flows.services import check_ray_answers
+from penstock.ingest.shard_cache import cache_folder, configured_budget
 from penstock.storage import NO_ROOM, Storage
-from tasks.project import Project
-from tasks.spec import PipelineSpec
-from training.recipe import load_recipe
+from penstock.tasks.project import Project
+from penstock.tasks.spec import PipelineSpec
+from penstock.training.recipe import load_recipe
 
 __all__ = [
     "check_machine",

@@ -30,6 +30,7 @@ from ray._private import utils as ray_utils
 
 from penstock.cache_dir import configured_cache
 from penstock.errors import Interrupted, ServiceError
+from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
 
 __all__ = ["RayCluster", "join_ray", "local_ray"]
 
@@ -62,10 +63,9 @@ def _resources() -> dict[str, float]:
 
 @contextlib.contextmanager
 def join_ray(address: str) -> Iterator[RayCluster]:
-    """Connect to a running cluster for the block. Our packages travel along, so its nodes need our dependencies only."""
+    """Connect to a running cluster for the block. Our package travels along, so its nodes need our dependencies only."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    packages = [str(_source_root() / name) for name in ("penstock", "ingest", "training")]
-    runtime_env = {"env_vars": passed_on, "py_modules": packages}
+    runtime_env = {"env_vars": passed_on, "py_modules": [str(PACKAGE_DIR)]}
     with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
         yield RayCluster(address, embedded=False, **_resources())
 
@@ -239,10 +239,5 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _source_root() -> Path:
-    """The folder our packages are imported from: a checkout or site-packages."""
-    return Path(__file__).resolve().parent.parent
-
-
 def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(_source_root()), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))

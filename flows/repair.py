@@ -5,11 +5,11 @@ Whoever calls these functions holds the pipeline's lease: then an attempt that i
 
 from __future__ import annotations
 
-from flows.flow_runs import mark_crashed
-from tasks.runs import Ledger, Run, Status, utc_now
-from training.checkpoint import CheckpointStore
-from training.journal import read_journal
-from training.tracking import RunStatus, repair
+from penstock.flows.flow_runs import mark_crashed
+from penstock.tasks.runs import Ledger, Run, Status, utc_now
+from penstock.training.checkpoint import CheckpointStore
+from penstock.training.journal import read_journal
+from penstock.training.tracking import RunStatus, repair
 
 __all__ = ["MLFLOW_STATUS", "close_attempts", "repair_run"]
 

@@ -14,27 +14,27 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from ingest.by_length import find_column
-from ingest.cursor import Batch, FeedShare
-from ingest.dataset import DatasetManifest
-from ingest.feed import open_feed, open_parts
-from ingest.list_batches import batch_rows_of
-from ingest.materialize import materialize
-from ingest.order import make_order
-from ingest.parallel import local_map
-from ingest.preprocess import fit_preprocess
-from ingest.row_generator import RowGenerator
-from ingest.sampling import check_column
-from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
-from ingest.source import SourceFile, list_source
-from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
 from penstock.errors import DataError, Interrupted, PenstockError, TrainingError
+from penstock.ingest.by_length import find_column
+from penstock.ingest.cursor import Batch, FeedShare
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.feed import open_feed, open_parts
+from penstock.ingest.list_batches import batch_rows_of
+from penstock.ingest.materialize import materialize
+from penstock.ingest.order import make_order
+from penstock.ingest.parallel import local_map
+from penstock.ingest.preprocess import fit_preprocess
+from penstock.ingest.row_generator import RowGenerator
+from penstock.ingest.sampling import check_column
+from penstock.ingest.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.source import SourceFile, list_source
+from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
 from penstock.progress import silent
 from penstock.storage import Storage
-from tasks.project import Project
-from training.metrics import make_metrics, validation_metrics
-from training.recipe import Recipe, load_recipe
-from training.rng import seed_rng
+from penstock.tasks.project import Project
+from penstock.training.metrics import make_metrics, validation_metrics
+from penstock.training.recipe import Recipe, load_recipe
+from penstock.training.rng import seed_rng
 
 __all__ = ["try_one_batch"]
 

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flows.prefect_server import ServerFiles, ServerInfo
-from ingest.parallel import import_ahead
 from penstock.errors import ServiceError
+from penstock.flows.prefect_server import ServerFiles, ServerInfo
+from penstock.ingest.parallel import import_ahead
+from penstock.own_code import IMPORT_ROOT
 
 if TYPE_CHECKING:
-    from flows.ray_local import RayCluster
+    from penstock.flows.ray_local import RayCluster
 
 __all__ = ["PrefectService", "mlflow_uri", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
 
@@ -135,11 +136,10 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
 
 def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
     """Start the server in a session of its own, so that Ctrl-C in the terminal does not reach it."""
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))}
     with open(files.log, "wb") as log:
-        # -P: the current folder may hold a user's own `flows/`, which must not stand in for ours.
-        command = [sys.executable, "-P", "-m", "flows.prefect_server", str(files.home.parent)]
+        # -P: the current folder may hold a `penstock/` of the user's, which must not stand in for ours.
+        command = [sys.executable, "-P", "-m", "penstock.flows.prefect_server", str(files.home.parent)]
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
@@ -228,7 +228,7 @@ def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float
         return
     telemetry_off()
     # Importing Ray takes a second; commands that need no cluster do without.
-    from flows.ray_local import join_ray, local_ray
+    from penstock.flows.ray_local import join_ray, local_ray
 
     address = os.environ.get("RAY_ADDRESS")
     if address:

@@ -16,7 +16,7 @@ from penstock.config import Section
 from penstock.errors import SpecError
 from penstock.redact import holds_secret
 from penstock.stores import is_local
-from tasks.spec import PipelineSpec, cross_check
+from penstock.tasks.spec import PipelineSpec, cross_check
 
 __all__ = ["LoadedSpec", "load_spec", "schema_json"]
 

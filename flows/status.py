@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.services import mlflow_uri, prefect_api
-from flows.spec_file import load_spec
 from penstock.errors import CheckpointError, LeaseHeldError, SpecError
+from penstock.flows.services import mlflow_uri, prefect_api
+from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
 from penstock.storage import Storage
-from tasks.runs import Ledger, Run, lease_path
-from training.checkpoint import CheckpointStore
+from penstock.tasks.runs import Ledger, Run, lease_path
+from penstock.training.checkpoint import CheckpointStore
 
 __all__ = ["collect_status", "show_status", "state_of"]
 
@@ -103,7 +103,7 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
         return []
     repaired: list[str] = []
     with prefect_api(state_dir):
-        from flows.repair import repair_run
+        from penstock.flows.repair import repair_run
 
         for run in suspects:
             # Opening Prefect takes seconds, in which somebody may have begun to work on the run.

@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from flows.services import mlflow_uri, prefect_api
-from flows.status import state_of
 from penstock.errors import ServiceError
+from penstock.flows.services import mlflow_uri, prefect_api
+from penstock.flows.status import state_of
 from penstock.redact import redact_text
-from training.moved_store import database_of, follow_its_folder
+from penstock.training.moved_store import database_of, follow_its_folder
 
 __all__ = ["serve_ui"]
 

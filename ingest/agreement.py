@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ingest.arrow_types import promote
-from ingest.partitions import folder_columns
-from ingest.reader import FileFacts, Reader
-from ingest.source import SourceFile, capped
-from ingest.spec import DataSpec
-from ingest.type_text import parse_type
 from penstock.errors import DataError, SpecError
+from penstock.ingest.arrow_types import promote
+from penstock.ingest.partitions import folder_columns
+from penstock.ingest.reader import FileFacts, Reader
+from penstock.ingest.source import SourceFile, capped
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.type_text import parse_type
 
 __all__ = ["UnifiedColumn", "given_types", "unify"]
 

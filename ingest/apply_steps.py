@@ -14,18 +14,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.arrow_types import first_bad_row
-from ingest.decode import decode_images
-from ingest.fitted_state import ColumnState, FittedStep
-from ingest.fixed_shape import cast_column, fixed_shape, is_number, is_text, is_whole, missing_values, numbers, single_chunk
-from ingest.ragged_lists import ragged_lists
-from ingest.reader import shorten
-from ingest.row_problems import Origin, Reason, RowProblem
-from ingest.shards import tensor_array
-from ingest.spec import DataSpec
-from ingest.steps import columns_of_step
-from ingest.type_text import parse_type
 from penstock.errors import DataError
+from penstock.ingest.arrow_types import first_bad_row
+from penstock.ingest.decode import decode_images
+from penstock.ingest.fitted_state import ColumnState, FittedStep
+from penstock.ingest.fixed_shape import (
+    cast_column,
+    fixed_shape,
+    is_number,
+    is_text,
+    is_whole,
+    missing_values,
+    numbers,
+    single_chunk,
+)
+from penstock.ingest.ragged_lists import ragged_lists
+from penstock.ingest.reader import shorten
+from penstock.ingest.row_problems import Origin, Reason, RowProblem
+from penstock.ingest.shards import tensor_array
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.steps import columns_of_step
+from penstock.ingest.type_text import parse_type
 
 __all__ = ["KEEP", "Rows", "apply_step"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from ingest.column_types import Variable
+from penstock.ingest.column_types import Variable
 
 __all__ = ["free_memory", "read_ahead", "read_randomly"]
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.dataset import ColumnInfo
-from ingest.permutation import Permutation
-from ingest.spec import LengthSpec
-from ingest.splitmix import hash_words
 from penstock.errors import SpecError
+from penstock.ingest.dataset import ColumnInfo
+from penstock.ingest.permutation import Permutation
+from penstock.ingest.spec import LengthSpec
+from penstock.ingest.splitmix import hash_words
 
 __all__ = ["Pools", "find_column"]
 

@@ -54,7 +54,7 @@ class RaggedType(pa.ExtensionType):  # type: ignore[misc]
 
     Args:
         value_type: of their entries.
-        batch: how a batch holds them; see `ingest.dataset.ColumnInfo.ragged`.
+        batch: how a batch holds them; see `penstock.ingest.dataset.ColumnInfo.ragged`.
         pad_value: what fills a padded batch.
     """
 

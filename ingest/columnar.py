@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
-from ingest.access import open_input, read_problem
-from ingest.arrow_types import canonical_type
-from ingest.reader import FileFacts, conform, looks_like
-from ingest.source import SourceFile
 from penstock.errors import DataError
+from penstock.ingest.access import open_input, read_problem
+from penstock.ingest.arrow_types import canonical_type
+from penstock.ingest.reader import FileFacts, conform, looks_like
+from penstock.ingest.source import SourceFile
 
 __all__ = ["ArrowReader", "ParquetReader"]
 

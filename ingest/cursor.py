@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
-from ingest.dataset import FeedSchema, Split
-from ingest.device import Arrival, Delivery, Scaling
-from ingest.list_batches import packed_problem
-from ingest.order import Order
-from ingest.prefetch import ahead
-from ingest.row_generator import RowGenerator
 from penstock.config import Section
 from penstock.errors import ResumeError, SpecError
+from penstock.ingest.dataset import FeedSchema, Split
+from penstock.ingest.device import Arrival, Delivery, Scaling
+from penstock.ingest.list_batches import packed_problem
+from penstock.ingest.order import Order
+from penstock.ingest.prefetch import ahead
+from penstock.ingest.row_generator import RowGenerator
 
 __all__ = ["Augment", "Batch", "Feed", "FeedCursor", "FeedShare", "FeedState", "LastBatch", "check_augmented", "share"]
 
@@ -171,7 +171,7 @@ class FeedCursor:
         self._state = self._state.model_copy(update={"augment_seed": seed})
 
     def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
-        """Put every batch that is read from now on on `device`, after it was augmented; see `ingest.device`.
+        """Put every batch that is read from now on on `device`, after it was augmented; see `penstock.ingest.device`.
 
         Raises:
             SpecError: `as_float` does not fit the columns.

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image, ImageOps
 
-from ingest.column_types import ImageType
-from ingest.shards import tensor_array
 from penstock.errors import DataError
+from penstock.ingest.column_types import ImageType
+from penstock.ingest.shards import tensor_array
 
 if TYPE_CHECKING:
-    from ingest.apply_steps import Rows
+    from penstock.ingest.apply_steps import Rows
 
 __all__ = ["decode_image", "decode_images", "holds_images"]
 

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
-from ingest.access import open_stream, read_problem
-from ingest.arrow_types import cast_array, first_bad_row
-from ingest.cell_types import CellTypes, without_null_words
-from ingest.reader import FileFacts, MostlyNumbers, looks_like, shorten
-from ingest.source import SourceFile, capped, extension_of
-from ingest.spec import DataSpec
-from ingest.text_bytes import bad_utf8
 from penstock.errors import DataError
+from penstock.ingest.access import open_stream, read_problem
+from penstock.ingest.arrow_types import cast_array, first_bad_row
+from penstock.ingest.cell_types import CellTypes, without_null_words
+from penstock.ingest.reader import FileFacts, MostlyNumbers, looks_like, shorten
+from penstock.ingest.source import SourceFile, capped, extension_of
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.text_bytes import bad_utf8
 
 __all__ = ["CsvReader"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingest.dataset import ColumnInfo
 from penstock.errors import SpecError
+from penstock.ingest.dataset import ColumnInfo
 
 __all__ = ["Arrival", "Delivery", "Scaling"]
 

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ingest.by_length import Pools, find_column
-from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch, share
-from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo, Split
-from ingest.device import Scaling
-from ingest.gather import Rows
-from ingest.list_batches import cut_lists
-from ingest.order import Order
-from ingest.sampling import check_column, make_draws, mixed_draws
-from ingest.shard_rows import shard_rows
-from ingest.spec import LengthSpec
 from penstock.digest import digest_of
 from penstock.errors import DataError
+from penstock.ingest.by_length import Pools, find_column
+from penstock.ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch, share
+from penstock.ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo, Split
+from penstock.ingest.device import Scaling
+from penstock.ingest.gather import Rows
+from penstock.ingest.list_batches import cut_lists
+from penstock.ingest.order import Order
+from penstock.ingest.sampling import check_column, make_draws, mixed_draws
+from penstock.ingest.shard_rows import shard_rows
+from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 
 __all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
-from ingest.steps import PreprocessStep
 from penstock.config import Section
 from penstock.digest import digest_of
+from penstock.ingest.steps import PreprocessStep
 
 __all__ = ["Category", "ColumnState", "FittedPreprocess", "FittedStep"]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.arrow_types import cast_array
-from ingest.column_types import ImageType, RaggedType
-from ingest.ragged_lists import missing_in_lists
-from ingest.shards import tensor_array
 from penstock.errors import DataError
+from penstock.ingest.arrow_types import cast_array
+from penstock.ingest.column_types import ImageType, RaggedType
+from penstock.ingest.ragged_lists import missing_in_lists
+from penstock.ingest.shards import tensor_array
 
 __all__ = [
     "Ragged",
@@ -102,7 +102,7 @@ def numbers(array: pa.Array) -> np.ndarray:
 def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Ragged:
     """Turn a column without null rows into a number or a fixed-shape tensor a row; lists of unequal length give `Ragged`.
 
-    What `ingest.column_types` holds stays as it is.
+    What `penstock.ingest.column_types` holds stays as it is.
 
     Raises:
         DataError: the type is not numeric; names the column and the steps that would help.

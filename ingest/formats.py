@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingest.columnar import ArrowReader, ParquetReader
-from ingest.delimited import CsvReader
-from ingest.image_files import ImageReader
-from ingest.json_lines import JsonReader
-from ingest.reader import Reader
-from ingest.spec import DataSpec
-from ingest.text_files import TextReader
+from penstock.ingest.columnar import ArrowReader, ParquetReader
+from penstock.ingest.delimited import CsvReader
+from penstock.ingest.image_files import ImageReader
+from penstock.ingest.json_lines import JsonReader
+from penstock.ingest.reader import Reader
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.text_files import TextReader
 
 __all__ = ["reader_of"]
 

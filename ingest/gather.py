@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ingest.after_fork import PerProcess
-from ingest.beyond_memory import read_ahead, read_randomly
-from ingest.column_types import Variable
-from ingest.dataset import ColumnInfo
-from ingest.list_batches import Packed
-from ingest.variable_rows import ImageDecoder, Places, bytes_at, places_of, take_lists
+from penstock.ingest.after_fork import PerProcess
+from penstock.ingest.beyond_memory import read_ahead, read_randomly
+from penstock.ingest.column_types import Variable
+from penstock.ingest.dataset import ColumnInfo
+from penstock.ingest.list_batches import Packed
+from penstock.ingest.variable_rows import ImageDecoder, Places, bytes_at, places_of, take_lists
 
 __all__ = ["Block", "Rows", "fixed_bytes"]
 

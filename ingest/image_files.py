@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 from PIL import Image
 
-from ingest.access import read_bytes, read_problem
-from ingest.reader import FileFacts, looks_like
-from ingest.source import SourceFile
-from ingest.spec import DataSpec
 from penstock.errors import DataError
+from penstock.ingest.access import read_bytes, read_problem
+from penstock.ingest.reader import FileFacts, looks_like
+from penstock.ingest.source import SourceFile
+from penstock.ingest.spec import DataSpec
 
 __all__ = ["ImageReader", "class_of"]
 

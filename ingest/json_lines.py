@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as arrow_json
 
-from ingest.access import open_stream, read_blocks, read_problem
-from ingest.arrow_types import canonical_type, cast_array, first_bad_row, promote
-from ingest.reader import FileFacts, looks_like, shorten
-from ingest.source import SourceFile
-from ingest.spec import DataSpec
-from ingest.text_bytes import decode_block
-from ingest.type_text import parse_type
 from penstock.errors import DataError
+from penstock.ingest.access import open_stream, read_blocks, read_problem
+from penstock.ingest.arrow_types import canonical_type, cast_array, first_bad_row, promote
+from penstock.ingest.reader import FileFacts, looks_like, shorten
+from penstock.ingest.source import SourceFile
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.text_bytes import decode_block
+from penstock.ingest.type_text import parse_type
 
 __all__ = ["JsonReader"]
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ingest.dataset import ColumnInfo
+from penstock.ingest.dataset import ColumnInfo
 
 __all__ = ["Packed", "batch_rows_of", "cut_lists", "from_padded", "packed_problem", "padded_of"]
 

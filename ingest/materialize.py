@@ -11,18 +11,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ingest.dataset import SPLITS, DatasetManifest, FeedSchema, ShardInfo, Split, UnitInfo, manifest_path
-from ingest.fitted_state import FittedPreprocess
-from ingest.heap import keep_freed_memory
-from ingest.parallel import ParallelMap, ray_map
-from ingest.row_problems import RowProblem, raise_for
-from ingest.snapshot import SourceSnapshot
-from ingest.spec import DataSpec, MaterializeSpec
-from ingest.steps import PreprocessStep
-from ingest.unit_plan import plan_units
-from ingest.units import UnitJob, UnitRecord, UnitResult, build_unit, committed, has_size, schema_difference, unit_key
 from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
+from penstock.ingest.dataset import SPLITS, DatasetManifest, FeedSchema, ShardInfo, Split, UnitInfo, manifest_path
+from penstock.ingest.fitted_state import FittedPreprocess
+from penstock.ingest.heap import keep_freed_memory
+from penstock.ingest.parallel import ParallelMap, ray_map
+from penstock.ingest.row_problems import RowProblem, raise_for
+from penstock.ingest.snapshot import SourceSnapshot
+from penstock.ingest.spec import DataSpec, MaterializeSpec
+from penstock.ingest.steps import PreprocessStep
+from penstock.ingest.unit_plan import plan_units
+from penstock.ingest.units import UnitJob, UnitRecord, UnitResult, build_unit, committed, has_size, schema_difference, unit_key
 from penstock.progress import Progress
 from penstock.storage import Storage
 from penstock.usercode import UserCode

@@ -7,8 +7,8 @@ rows of a batch come out of one run of stored rows.
 
 from __future__ import annotations
 
-from ingest.order import GROUPS_PER_WINDOW, Order
-from ingest.spec import ShuffleSpec
+from penstock.ingest.order import GROUPS_PER_WINDOW, Order
+from penstock.ingest.spec import ShuffleSpec
 
 __all__ = ["mixes_like", "window_runs"]
 

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from ingest.by_length import Pools
-from ingest.dataset import ColumnInfo
-from ingest.permutation import Permutation
-from ingest.sampling import Mixture, make_draws, mixed_draws
-from ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
-from ingest.splitmix import hash_words
 from penstock.config import Section
 from penstock.digest import bytes_digest, digest_of
+from penstock.ingest.by_length import Pools
+from penstock.ingest.dataset import ColumnInfo
+from penstock.ingest.permutation import Permutation
+from penstock.ingest.sampling import Mixture, make_draws, mixed_draws
+from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
+from penstock.ingest.splitmix import hash_words
 
 __all__ = ["GROUPS_PER_WINDOW", "Order", "make_order"]
 
@@ -52,9 +52,9 @@ class Order(Section):
     shards: tuple[PositiveInt, ...] = ()
     """Rows of each shard, in row order, where windows are made of whole shards."""
     sample: SampleSpec | None = None
-    """Draw rows by a column instead; then ids follow from that column's values too (`ingest.sampling.make_draws`)."""
+    """Draw rows by a column instead; then ids follow from that column's values too (`penstock.ingest.sampling.make_draws`)."""
     mixture: Mixture | None = None
-    """Draw from the sources that the split's rows come from (`ingest.sampling.mixed_draws`)."""
+    """Draw from the sources that the split's rows come from (`penstock.ingest.sampling.mixed_draws`)."""
     by_length: LengthSpec | None = None
     """Put the rows into steps by their length; then their order inside a pool follows from that too (`ingest.by_length`)."""
 
@@ -94,7 +94,7 @@ class Order(Section):
             ValueError: a negative epoch, positions outside [0, rows], or rows that are drawn, which `Draws` finds.
         """
         if self.is_drawn:
-            raise ValueError("rows are drawn: their ids come from ingest.sampling")
+            raise ValueError("rows are drawn: their ids come from penstock.ingest.sampling")
         if epoch < 0 or not 0 <= start <= stop <= self.rows:
             raise ValueError(f"positions [{start}, {stop}) of epoch {epoch} are not within the order's {self.rows} rows")
         if start == stop or self.mode == "none":

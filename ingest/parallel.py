@@ -147,7 +147,7 @@ def import_ahead() -> None:
 
     @ray.remote(num_cpus=1, max_retries=0)
     def load() -> None:
-        for name in ("ingest.preprocess", "ingest.materialize"):
+        for name in ("penstock.ingest.preprocess", "penstock.ingest.materialize"):
             importlib.import_module(name)
 
     load.remote()

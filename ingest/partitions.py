@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from ingest.source import SourceFile
+from penstock.ingest.source import SourceFile
 
 __all__ = ["folder_columns"]
 

@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.splitmix import GOLDEN, hash_words, mix_words
+from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
 
 __all__ = ["Permutation"]
 

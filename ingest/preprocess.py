@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ingest.apply_steps import Rows
-from ingest.fitted_state import Category, ColumnState, FittedPreprocess, FittedStep
-from ingest.parallel import ParallelMap, ray_map
-from ingest.snapshot import SourceSnapshot
-from ingest.source import SourceFile
-from ingest.spec import DataSpec, SplitRule
-from ingest.statistics import Question, ask
-from ingest.steps import PreprocessStep, columns_of_step
-from ingest.transform import BATCH_ROWS, NUMBERS_BATCH_ROWS, rows_at_once, run_steps, split_rows
-from ingest.unit_plan import plan_units
 from penstock.errors import DataError
+from penstock.ingest.apply_steps import Rows
+from penstock.ingest.fitted_state import Category, ColumnState, FittedPreprocess, FittedStep
+from penstock.ingest.parallel import ParallelMap, ray_map
+from penstock.ingest.snapshot import SourceSnapshot
+from penstock.ingest.source import SourceFile
+from penstock.ingest.spec import DataSpec, SplitRule
+from penstock.ingest.statistics import Question, ask
+from penstock.ingest.steps import PreprocessStep, columns_of_step
+from penstock.ingest.transform import BATCH_ROWS, NUMBERS_BATCH_ROWS, rows_at_once, run_steps, split_rows
+from penstock.ingest.unit_plan import plan_units
 from penstock.progress import Progress
 from penstock.usercode import UserCode
 

@@ -17,15 +17,15 @@ import torch.utils.data
 from pydantic import ValidationError
 from torch import Tensor
 
-from ingest.cursor import Augment, FeedShare, LastBatch
-from ingest.dataset import DatasetManifest, ShardInfo, Split, manifest_path
-from ingest.device import Scaling
-from ingest.feed import CachedFeed, open_parts, shards_in
-from ingest.order import make_order
-from ingest.sampling import Mixture
-from ingest.source_digests import content_digests
-from ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from penstock.errors import DataError, SpecError
+from penstock.ingest.cursor import Augment, FeedShare, LastBatch
+from penstock.ingest.dataset import DatasetManifest, ShardInfo, Split, manifest_path
+from penstock.ingest.device import Scaling
+from penstock.ingest.feed import CachedFeed, open_parts, shards_in
+from penstock.ingest.order import make_order
+from penstock.ingest.sampling import Mixture
+from penstock.ingest.source_digests import content_digests
+from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 from penstock.storage import Storage
 
 __all__ = ["FeedDataset", "open_feed"]

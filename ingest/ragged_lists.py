@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.column_types import RaggedType
-from ingest.type_text import parse_type
 from penstock.errors import DataError
+from penstock.ingest.column_types import RaggedType
+from penstock.ingest.type_text import parse_type
 
 if TYPE_CHECKING:
-    from ingest.steps import RaggedOptions
+    from penstock.ingest.steps import RaggedOptions
 
 __all__ = ["missing_in_lists", "ragged_lists"]
 

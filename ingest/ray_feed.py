@@ -16,7 +16,7 @@ a state continues only if the content is the same.
   them at a time, because a task that waits for its reader keeps its CPUs: without a bound one rank's tasks can hold all CPUs
   while that rank waits for another. `streams_cpus` is what must be left free.
 - Plain tasks, not a Ray Data pipeline: that begins its first epoch two seconds later, and ends a reading that stops early with
-  `ray.cancel`, which aborts the reading process if a task ends at that moment (Ray 2.60; see `ingest.parallel`).
+  `ray.cancel`, which aborts the reading process if a task ends at that moment (Ray 2.60; see `penstock.ingest.parallel`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ import pyarrow as pa
 import ray
 from numpy.typing import NDArray
 
-from ingest.by_length import find_column
-from ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch
-from ingest.dataset import ColumnInfo, FeedSchema, Split
-from ingest.feed import CachedFeed, batches_at_once, gathered, make_pools, own_positions, select_columns
-from ingest.gather import Block, Rows, fixed_bytes
-from ingest.order import Order
-from ingest.parallel import raising_the_original, ray_streams
-from ingest.shards import column_view, columns_of, contiguous
-from ingest.splitmix import hash_words
 from penstock.errors import DataError, SpecError
+from penstock.ingest.by_length import find_column
+from penstock.ingest.cursor import Batch, FeedCursor, FeedShare, LastBatch
+from penstock.ingest.dataset import ColumnInfo, FeedSchema, Split
+from penstock.ingest.feed import CachedFeed, batches_at_once, gathered, make_pools, own_positions, select_columns
+from penstock.ingest.gather import Block, Rows, fixed_bytes
+from penstock.ingest.order import Order
+from penstock.ingest.parallel import raising_the_original, ray_streams
+from penstock.ingest.shards import column_view, columns_of, contiguous
+from penstock.ingest.splitmix import hash_words
 
 __all__ = [
     "STREAM_CPUS",

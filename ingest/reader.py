@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ingest.access import open_input
-from ingest.arrow_types import cast_array, first_bad_row
-from ingest.source import SourceFile
 from penstock.errors import DataError
+from penstock.ingest.access import open_input
+from penstock.ingest.arrow_types import cast_array, first_bad_row
+from penstock.ingest.source import SourceFile
 
 __all__ = ["FileFacts", "MostlyNumbers", "Reader", "conform", "looks_like", "shorten"]
 
@@ -52,7 +52,7 @@ class FileFacts(NamedTuple):
     """What one look through a file tells."""
 
     columns: Mapping[str, pa.DataType]
-    """Canonical types (ingest.arrow_types), in the file's order."""
+    """Canonical types (penstock.ingest.arrow_types), in the file's order."""
     rows: int
     mostly_numbers: Mapping[str, MostlyNumbers] = {}
     """Only of text columns of formats that have no types of their own."""

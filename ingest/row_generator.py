@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ingest.splitmix import GOLDEN, hash_words, mix_words
+from penstock.ingest.splitmix import GOLDEN, hash_words, mix_words
 
 __all__ = ["RowGenerator"]
 

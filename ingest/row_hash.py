@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.splitmix import GOLDEN, mix_words
+from penstock.ingest.splitmix import GOLDEN, mix_words
 
 __all__ = ["hash_columns", "unit_interval"]
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from ingest.source import SourceFile
 from penstock.config import Section
 from penstock.errors import DataError
+from penstock.ingest.source import SourceFile
 
 __all__ = ["Origin", "Reason", "RowProblem", "joined", "raise_for"]
 
@@ -35,7 +35,7 @@ class Origin:
 
     @classmethod
     def of_batch(cls, files: tuple[SourceFile, ...], first_row: int, num_rows: int) -> Origin:
-        """Rows of one file, or one row of each of several (see `ingest.snapshot.RowBatch.files`)."""
+        """Rows of one file, or one row of each of several (see `penstock.ingest.snapshot.RowBatch.files`)."""
         if len(files) == 1:
             return cls.of_file(files[0].uri, first_row, num_rows)
         names = tuple(file.uri for file in files)

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from ingest.dataset import ColumnInfo
-from ingest.permutation import Permutation
-from ingest.spec import SampleSpec
-from ingest.splitmix import GOLDEN, hash_words
 from penstock.config import Section
 from penstock.errors import DataError, SpecError
+from penstock.ingest.dataset import ColumnInfo
+from penstock.ingest.permutation import Permutation
+from penstock.ingest.spec import SampleSpec
+from penstock.ingest.splitmix import GOLDEN, hash_words
 
 __all__ = ["MAX_ROWS", "Draws", "Mixture", "check_column", "make_draws", "mixed_draws"]
 

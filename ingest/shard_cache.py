@@ -24,10 +24,10 @@ from typing import IO, Annotated
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from ingest.dataset import ShardInfo
 from penstock.cache_dir import configured_cache
 from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
+from penstock.ingest.dataset import ShardInfo
 from penstock.storage import NO_ROOM, Storage
 
 __all__ = ["LocalShard", "NodeCache", "allow_open_files", "cache_folder", "configured_budget", "hold_shard"]

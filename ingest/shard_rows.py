@@ -15,15 +15,15 @@ from functools import partial
 
 import numpy as np
 
-from ingest.after_fork import PerProcess
-from ingest.beyond_memory import free_memory
-from ingest.column_types import Variable
-from ingest.dataset import ColumnInfo, ShardInfo
-from ingest.gather import Rows
-from ingest.order import Order
-from ingest.shard_cache import LocalShard, NodeCache, allow_open_files, hold_shard
-from ingest.shards import open_shard
 from penstock.errors import DataError, PreflightError
+from penstock.ingest.after_fork import PerProcess
+from penstock.ingest.beyond_memory import free_memory
+from penstock.ingest.column_types import Variable
+from penstock.ingest.dataset import ColumnInfo, ShardInfo
+from penstock.ingest.gather import Rows
+from penstock.ingest.order import Order
+from penstock.ingest.shard_cache import LocalShard, NodeCache, allow_open_files, hold_shard
+from penstock.ingest.shards import open_shard
 from penstock.storage import Storage
 
 __all__ = ["FETCH_THREADS", "ShardBlocks", "shard_rows"]

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from ingest.column_types import DTYPES, ImageType, RaggedType, Variable, as_numbers, variable_array, variable_view
-from ingest.dataset import ColumnInfo
 from penstock.errors import DataError
+from penstock.ingest.column_types import DTYPES, ImageType, RaggedType, Variable, as_numbers, variable_array, variable_view
+from penstock.ingest.dataset import ColumnInfo
 
 __all__ = [
     "PROVENANCE_COLUMNS",
@@ -43,7 +43,7 @@ def columns_of(schema: pa.Schema) -> tuple[ColumnInfo, ...]:
     """Describe the columns of an Arrow schema, provenance left out.
 
     Raises:
-        DataError: a column is neither a number, a fixed-shape tensor of numbers, nor of `ingest.column_types`.
+        DataError: a column is neither a number, a fixed-shape tensor of numbers, nor of `penstock.ingest.column_types`.
     """
     return tuple(_column_info(field) for field in schema if field.name not in PROVENANCE_COLUMNS)
 

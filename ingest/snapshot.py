@@ -10,17 +10,17 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from ingest.agreement import given_types, unify
-from ingest.arrow_types import cast_array
-from ingest.formats import reader_of
-from ingest.partitions import folder_columns
-from ingest.reader import FileFacts, Reader
-from ingest.source import SourceFile, capped
-from ingest.spec import DataSpec
-from ingest.type_text import parse_type, type_text
 from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError, PenstockError
+from penstock.ingest.agreement import given_types, unify
+from penstock.ingest.arrow_types import cast_array
+from penstock.ingest.formats import reader_of
+from penstock.ingest.partitions import folder_columns
+from penstock.ingest.reader import FileFacts, Reader
+from penstock.ingest.source import SourceFile, capped
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.type_text import parse_type, type_text
 from penstock.progress import Progress
 from penstock.stores import is_local
 
@@ -36,7 +36,7 @@ class SourceColumn(Section):
 
     name: str
     type: str
-    """Arrow type as text (ingest.type_text)."""
+    """Arrow type as text (penstock.ingest.type_text)."""
     from_folder: bool = False
     """Whether the value is in the folders' names (`month=2011-01/`), not in the files."""
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
-from ingest.access import COMPRESSED, bucket_is_missing, probe_endpoint
-from ingest.dataset import SPLITS, Split
-from ingest.source_digests import DIGESTED_BYTES, content_digests
-from ingest.spec import DataSpec
-from ingest.splits import check_split_rules
 from penstock.config import Section
 from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
+from penstock.ingest.access import COMPRESSED, bucket_is_missing, probe_endpoint
+from penstock.ingest.dataset import SPLITS, Split
+from penstock.ingest.source_digests import DIGESTED_BYTES, content_digests
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.splits import check_split_rules
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ingest.shard_cache import cache_folder
 from penstock.digest import file_digest
+from penstock.ingest.shard_cache import cache_folder
 
 __all__ = ["DIGESTED_BYTES", "content_digests"]
 

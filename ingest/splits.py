@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ingest.dataset import SPLITS, Split
-from ingest.row_hash import hash_columns, unit_interval
-from ingest.spec import DataSpec, SplitRule
 from penstock.errors import DataError, SpecError
+from penstock.ingest.dataset import SPLITS, Split
+from penstock.ingest.row_hash import hash_columns, unit_interval
+from penstock.ingest.spec import DataSpec, SplitRule
 
 __all__ = ["check_split_rules", "split_codes"]
 

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.fitted_state import Category, ColumnState
-from ingest.heap import keep_freed_memory
-from ingest.parallel import ParallelMap
-from ingest.steps import PreprocessStep
 from penstock.errors import DataError
+from penstock.ingest.fitted_state import Category, ColumnState
+from penstock.ingest.heap import keep_freed_memory
+from penstock.ingest.parallel import ParallelMap
+from penstock.ingest.steps import PreprocessStep
 
 __all__ = ["MAX_ONE_HOT", "Question", "Unit", "ask"]
 

@@ -13,10 +13,10 @@ from pydantic import AfterValidator, Field, GetJsonSchemaHandler, PositiveInt, m
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from ingest.fixed_shape import is_number, is_text
-from ingest.type_text import parse_type
 from penstock.config import Section
 from penstock.errors import DataError
+from penstock.ingest.fixed_shape import is_number, is_text
+from penstock.ingest.type_text import parse_type
 
 __all__ = [
     "ALL_COLUMNS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ingest.access import read_blocks
+from penstock.ingest.access import read_blocks
 
 __all__ = ["bad_utf8", "decode_block"]
 

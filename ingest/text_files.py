@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from ingest.access import open_stream, read_blocks, read_problem
-from ingest.reader import FileFacts, looks_like
-from ingest.source import SourceFile
-from ingest.spec import DataSpec
-from ingest.text_bytes import decode_block
 from penstock.errors import DataError
+from penstock.ingest.access import open_stream, read_blocks, read_problem
+from penstock.ingest.reader import FileFacts, looks_like
+from penstock.ingest.source import SourceFile
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.text_bytes import decode_block
 
 __all__ = ["TextReader"]
 

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingest.apply_steps import Rows, apply_step, ragged_error
-from ingest.column_types import ImageType, RaggedType
-from ingest.dataset import SPLITS, Split
-from ingest.decode import decode_images, holds_images
-from ingest.fitted_state import FittedPreprocess, FittedStep
-from ingest.fixed_shape import fixed_shape, is_number, is_text
-from ingest.row_problems import Origin, raise_for
-from ingest.shards import PROVENANCE_COLUMNS
-from ingest.snapshot import SourceSnapshot, iterate_rows
-from ingest.source import SourceFile
-from ingest.spec import DataSpec
-from ingest.splits import split_codes
-from ingest.steps import PreprocessStep
 from penstock.errors import DataError, SpecError
+from penstock.ingest.apply_steps import Rows, apply_step, ragged_error
+from penstock.ingest.column_types import ImageType, RaggedType
+from penstock.ingest.dataset import SPLITS, Split
+from penstock.ingest.decode import decode_images, holds_images
+from penstock.ingest.fitted_state import FittedPreprocess, FittedStep
+from penstock.ingest.fixed_shape import fixed_shape, is_number, is_text
+from penstock.ingest.row_problems import Origin, raise_for
+from penstock.ingest.shards import PROVENANCE_COLUMNS
+from penstock.ingest.snapshot import SourceSnapshot, iterate_rows
+from penstock.ingest.source import SourceFile
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.splits import split_codes
+from penstock.ingest.steps import PreprocessStep
 from penstock.usercode import UserCode
 
 __all__ = [

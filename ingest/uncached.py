@@ -15,20 +15,20 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import ray
 
-from ingest.dataset import SPLITS, DatasetManifest, Split
-from ingest.fitted_state import FittedPreprocess
-from ingest.gather import Block
-from ingest.materialize import materialize
-from ingest.parallel import raising_the_original, ray_streams
-from ingest.ray_feed import MemoryDataset
-from ingest.shards import open_shard
-from ingest.snapshot import SourceSnapshot
-from ingest.source import SourceFile
-from ingest.spec import DataSpec, MaterializeSpec, SplitRule
-from ingest.steps import PreprocessStep
-from ingest.transform import prepared_tables
-from ingest.unit_plan import plan_units
 from penstock.digest import digest_of
+from penstock.ingest.dataset import SPLITS, DatasetManifest, Split
+from penstock.ingest.fitted_state import FittedPreprocess
+from penstock.ingest.gather import Block
+from penstock.ingest.materialize import materialize
+from penstock.ingest.parallel import raising_the_original, ray_streams
+from penstock.ingest.ray_feed import MemoryDataset
+from penstock.ingest.shards import open_shard
+from penstock.ingest.snapshot import SourceSnapshot
+from penstock.ingest.source import SourceFile
+from penstock.ingest.spec import DataSpec, MaterializeSpec, SplitRule
+from penstock.ingest.steps import PreprocessStep
+from penstock.ingest.transform import prepared_tables
+from penstock.ingest.unit_plan import plan_units
 from penstock.progress import Progress
 from penstock.storage import Storage
 from penstock.usercode import UserCode
@@ -60,7 +60,7 @@ class RowSource:
             The manifest, without shards.
 
         Raises:
-            DataError: as `ingest.materialize.materialize`.
+            DataError: as `penstock.ingest.materialize.materialize`.
         """
         return self._pass(key, progress, None).model_copy(update={"shards": ()})
 
@@ -73,7 +73,7 @@ class RowSource:
             The manifest, without shards, and the rows of each split that has some.
 
         Raises:
-            DataError: as `ingest.materialize.materialize`.
+            DataError: as `penstock.ingest.materialize.materialize`.
         """
         blocks: dict[str, Any] = {}
         manifest = self._pass(key, progress, blocks)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ingest.dataset import SPLITS
-from ingest.source import SourceFile
+from penstock.ingest.dataset import SPLITS
+from penstock.ingest.source import SourceFile
 
 __all__ = ["CAP", "plan_units"]
 

@@ -20,19 +20,19 @@ import PIL
 import pyarrow as pa
 from pydantic import Field, ValidationError
 
-from ingest.apply_steps import Rows
-from ingest.dataset import SPLITS, ColumnInfo, ShardInfo, Split
-from ingest.fitted_state import FittedPreprocess
-from ingest.row_problems import RowProblem, joined
-from ingest.shards import ShardBuffer, columns_of, with_provenance, write_shard
-from ingest.snapshot import SourceSnapshot
-from ingest.source import SourceFile
-from ingest.spec import DataSpec, SplitRule
-from ingest.steps import PreprocessStep
-from ingest.transform import grows, prepared_rows
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
+from penstock.ingest.apply_steps import Rows
+from penstock.ingest.dataset import SPLITS, ColumnInfo, ShardInfo, Split
+from penstock.ingest.fitted_state import FittedPreprocess
+from penstock.ingest.row_problems import RowProblem, joined
+from penstock.ingest.shards import ShardBuffer, columns_of, with_provenance, write_shard
+from penstock.ingest.snapshot import SourceSnapshot
+from penstock.ingest.source import SourceFile
+from penstock.ingest.spec import DataSpec, SplitRule
+from penstock.ingest.steps import PreprocessStep
+from penstock.ingest.transform import grows, prepared_rows
 from penstock.storage import Storage
 from penstock.usercode import UserCode
 

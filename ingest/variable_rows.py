@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ingest.after_fork import PerProcess
-from ingest.column_types import Variable
-from ingest.dataset import ColumnInfo
-from ingest.decode import decode_image
-from ingest.list_batches import Packed
 from penstock.errors import DataError
+from penstock.ingest.after_fork import PerProcess
+from penstock.ingest.column_types import Variable
+from penstock.ingest.dataset import ColumnInfo
+from penstock.ingest.decode import decode_image
+from penstock.ingest.list_batches import Packed
 
 __all__ = ["ImageDecoder", "Places", "places_of", "take_lists"]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 __all__ = ["Imported", "Layout", "dotted_name", "imports_of", "literal_import", "rewrite_imports"]
 
-OWN_PACKAGES = frozenset({"penstock", "ingest", "training", "tasks", "flows"})
+OWN_PACKAGES = frozenset({"penstock"})
 """Always importable in our processes, so their being installed says nothing about what the user meant."""
 
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ingest.dataset import DatasetManifest
-from ingest.order import Order
-from ingest.preprocess import FittedPreprocess
-from ingest.snapshot import SourceSnapshot
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.order import Order
+from penstock.ingest.preprocess import FittedPreprocess
+from penstock.ingest.snapshot import SourceSnapshot
 from penstock.progress import Progress
 from penstock.stopping import StopRequest
 from penstock.storage import Storage
-from tasks.keys import StageKey
-from tasks.project import Project
-from tasks.runs import Attempt, Ledger, Run
+from penstock.tasks.keys import StageKey
+from penstock.tasks.project import Project
+from penstock.tasks.runs import Attempt, Ledger, Run
 
 if TYPE_CHECKING:
-    from training.job import FeedOpener
-    from training.tracking import Tracker
+    from penstock.training.job import FeedOpener
+    from penstock.training.tracking import Tracker
 
 __all__ = ["Outcome", "Reporter", "RunContext", "StageOutcome"]
 

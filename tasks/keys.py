@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from penstock.config import Section
 from penstock.digest import digest_of
-from tasks.project import Project
-from tasks.spec import STAGES
+from penstock.tasks.project import Project
+from penstock.tasks.spec import STAGES
 
 __all__ = ["StageKey", "changed_inputs", "stage_keys"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ingest.dataset import SPLITS, DatasetManifest, Split
-from ingest.materialize import damaged_shards
-from ingest.materialize import materialize as materialize_dataset
-from ingest.reader import shorten
-from ingest.uncached import RowSource
 from penstock.errors import DataError
-from tasks.context import Outcome, RunContext
-from tasks.stage import Facts, Look, Stage, stage_task
-from training.feeds import MemoryFeeds, StreamFeeds
-from training.job import FeedOpener
+from penstock.ingest.dataset import SPLITS, DatasetManifest, Split
+from penstock.ingest.materialize import damaged_shards
+from penstock.ingest.materialize import materialize as materialize_dataset
+from penstock.ingest.reader import shorten
+from penstock.ingest.uncached import RowSource
+from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.training.feeds import MemoryFeeds, StreamFeeds
+from penstock.training.job import FeedOpener
 
 __all__ = ["STAGE", "feed_opener", "materialize"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingest.preprocess import FittedPreprocess, fit_preprocess, needs_fit
-from tasks.context import Outcome, RunContext
-from tasks.stage import Facts, Look, Stage, stage_task
+from penstock.ingest.preprocess import FittedPreprocess, fit_preprocess, needs_fit
+from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.stage import Facts, Look, Stage, stage_task
 
 __all__ = ["STAGE", "preprocess"]
 

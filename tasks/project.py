@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ingest.source import SourceFile, list_source
-from ingest.spec import DataSpec
+from penstock.ingest.source import SourceFile, list_source
+from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
+from penstock.tasks.spec import PipelineSpec
 from penstock.usercode import UserCode, capture
-from tasks.spec import PipelineSpec
 
 __all__ = ["Project"]
 

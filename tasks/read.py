@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingest.snapshot import SourceSnapshot, read_source
-from tasks.context import Outcome, RunContext
-from tasks.stage import Facts, Look, Stage, stage_task
+from penstock.ingest.snapshot import SourceSnapshot, read_source
+from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.stage import Facts, Look, Stage, stage_task
 
 __all__ = ["STAGE", "read"]
 

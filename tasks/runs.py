@@ -23,7 +23,7 @@ from penstock.config import Section
 from penstock.errors import ResumeError
 from penstock.process import ProcessIdentity
 from penstock.storage import Storage
-from tasks.keys import StageKey
+from penstock.tasks.keys import StageKey
 
 __all__ = ["Attempt", "Ledger", "Run", "StageRecord", "lease_path", "utc_now"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingest.dataset import DatasetManifest
-from ingest.order import Order, make_order
-from ingest.spec import ShuffleSpec
-from tasks.context import Outcome, RunContext
-from tasks.stage import Facts, Look, Stage, stage_task
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.order import Order, make_order
+from penstock.ingest.spec import ShuffleSpec
+from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.stage import Facts, Look, Stage, stage_task
 
 __all__ = ["STAGE", "shuffle", "train_order"]
 

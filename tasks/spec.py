@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec, SplitRule
-from ingest.steps import PreprocessStep
 from penstock.config import OnResume, Section
-from training.spec import EvaluateSpec, RegisterSpec, TrainSpec
+from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec, SplitRule
+from penstock.ingest.steps import PreprocessStep
+from penstock.training.spec import EvaluateSpec, RegisterSpec, TrainSpec
 
 __all__ = ["STAGES", "PipelineSpec", "cross_check"]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from penstock.errors import CheckpointError, Interrupted, PenstockError
 from penstock.storage import Storage
-from tasks.context import Outcome, RunContext
-from tasks.materialize import feed_opener
-from tasks.project import Project
-from tasks.stage import Facts, Look, Stage, stage_task
-from training import journal
-from training.checkpoint import Checkpoint, CheckpointStore
-from training.job import TrainJob
-from training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, StopAsked, Warned, WorkerStarted
-from training.trainer import TrainOutcome
-from training.trainer import train as run_training
+from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.materialize import feed_opener
+from penstock.tasks.project import Project
+from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.training import journal
+from penstock.training.checkpoint import Checkpoint, CheckpointStore
+from penstock.training.job import TrainJob
+from penstock.training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, StopAsked, Warned, WorkerStarted
+from penstock.training.trainer import TrainOutcome
+from penstock.training.trainer import train as run_training
 
 __all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "train", "trusted_checkpoint"]
 

@@ -95,7 +95,7 @@ def s3_bucket(s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API of one Prefect server, for tests that start many commands: as PREFECT_API_URL it spares each its embedded one."""
-    script = "import sys; from pathlib import Path; from flows.services import prefect_api\n"
+    script = "import sys; from pathlib import Path; from penstock.flows.services import prefect_api\n"
     script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
     holder = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path_factory.mktemp("prefect"))],

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import Interrupted, PenstockError, TrainingError
-from training.checkpoint import CheckpointStore
-from training.job import TrainJob
-from training.mailbox import Event, Failure, Resumed, Saving, Warned, WorkerStarted
-from training.worker import RankResult
+from penstock.training.checkpoint import CheckpointStore
+from penstock.training.job import TrainJob
+from penstock.training.mailbox import Event, Failure, Resumed, Saving, Warned, WorkerStarted
+from penstock.training.worker import RankResult
 
 __all__ = ["Attempt", "TrainOutcome"]
 

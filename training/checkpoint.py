@@ -33,8 +33,8 @@ from penstock.config import Section
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
-from training.spec import BestSpec
-from training.state import TrainState
+from penstock.training.spec import BestSpec
+from penstock.training.state import TrainState
 
 __all__ = [
     "MODEL",
@@ -100,7 +100,7 @@ class CheckpointManifest(CheckpointFacts):
 
 
 class Tensors(Protocol):
-    """Tensors that go into one file, wherever they are: `training.state_files.NamedTensors` or what another process shares."""
+    """Tensors that go into one file, wherever they are: `state_files.NamedTensors` or what another process shares."""
 
     @property
     def size_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Tensors(Protocol):
         """Write a safetensors file."""
 
     def digest(self) -> str:
-        """As `training.weights.weights_digest`."""
+        """As `penstock.training.weights.weights_digest`."""
 
 
 T_co = TypeVar("T_co", bound=Tensors, covariant=True)
@@ -123,7 +123,7 @@ class Snapshot(Generic[T_co]):
     facts: CheckpointFacts
     model: T_co
     training: T_co | None
-    """As `training.state_files.training_file` makes it; None where another process writes it."""
+    """As `penstock.training.state_files.training_file` makes it; None where another process writes it."""
     mark: str = ""
     """Ends the checkpoint's name; empty for one that is random."""
 

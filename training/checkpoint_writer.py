@@ -6,14 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from training.checkpoint import CheckpointStore, Snapshot, StoredFile
-from training.commit import commit
-from training.idle_writer import IdleWriter, IdleWriterGoneError
-from training.journal import JournalWriter, Point
-from training.mailbox import CheckpointCommitted, Event, Warned
-from training.not_a_number import check_weights
-from training.snapshot_memory import SnapshotMemory
-from training.state_files import NamedTensors
+from penstock.training.checkpoint import CheckpointStore, Snapshot, StoredFile
+from penstock.training.commit import commit
+from penstock.training.idle_writer import IdleWriter, IdleWriterGoneError
+from penstock.training.journal import JournalWriter, Point
+from penstock.training.mailbox import CheckpointCommitted, Event, Warned
+from penstock.training.not_a_number import check_weights
+from penstock.training.snapshot_memory import SnapshotMemory
+from penstock.training.state_files import NamedTensors
 
 __all__ = ["BackgroundWriter", "CheckpointWriter"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from penstock.errors import CheckpointError
-from training.checkpoint import CheckpointStore, Snapshot, StoredFile, Tensors
-from training.journal import JournalWriter, Point
+from penstock.training.checkpoint import CheckpointStore, Snapshot, StoredFile, Tensors
+from penstock.training.journal import JournalWriter, Point
 
 __all__ = ["commit"]
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ingest.dataset import FeedSchema, Split
 from penstock.errors import DataError, ResumeError
+from penstock.ingest.dataset import FeedSchema, Split
 from penstock.progress import Progress, silent
-from training.checkpoint import Checkpoint
-from training.feeds import open_job_feed
-from training.job import TrainJob
-from training.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
-from training.recipe import load_recipe
-from training.state_files import training_of, weights_of
-from training.validation import run_over
+from penstock.training.checkpoint import Checkpoint
+from penstock.training.feeds import open_job_feed
+from penstock.training.job import TrainJob
+from penstock.training.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
+from penstock.training.recipe import load_recipe
+from penstock.training.state_files import training_of, weights_of
+from penstock.training.validation import run_over
 
 __all__ = ["EvaluationResult", "Findings", "evaluate"]
 
@@ -144,7 +144,7 @@ class Findings:
         if self._kind == "none":
             return {}
         # Here, because matplotlib would cost every command half a second.
-        from training import figures as draw
+        from penstock.training import figures as draw
 
         scores, targets = self._kept()
         label = str(self._schema.label)

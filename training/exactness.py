@@ -13,9 +13,9 @@ import ray
 import torch
 
 import penstock
-from ingest.dataset import FeedSchema
 from penstock.errors import ResumeError
-from training.checkpoint import CheckpointFacts
+from penstock.ingest.dataset import FeedSchema
+from penstock.training.checkpoint import CheckpointFacts
 
 __all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge", "told_of_chance", "with_reason"]
 

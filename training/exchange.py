@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.group import Group
+from penstock.training.group import Group
 
 __all__ = ["Decision", "Exchange"]
 

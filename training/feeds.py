@@ -9,14 +9,14 @@ from functools import partial
 import ray
 import torch
 
-from ingest.cursor import Feed, LastBatch
-from ingest.dataset import Split
-from ingest.feed import open_feed
-from ingest.order import Order, make_order
-from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, stream_tasks, streamed
-from ingest.spec import ShuffleSpec
-from ingest.uncached import RowSource
-from training.job import TrainJob
+from penstock.ingest.cursor import Feed, LastBatch
+from penstock.ingest.dataset import Split
+from penstock.ingest.feed import open_feed
+from penstock.ingest.order import Order, make_order
+from penstock.ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, stream_tasks, streamed
+from penstock.ingest.spec import ShuffleSpec
+from penstock.ingest.uncached import RowSource
+from penstock.training.job import TrainJob
 
 __all__ = ["MemoryFeeds", "StreamFeeds", "open_job_feed"]
 

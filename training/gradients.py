@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import TrainingError
-from training.recipe import Columns, Recipe
+from penstock.training.recipe import Columns, Recipe
 
 __all__ = ["Gradients", "MeanGradients"]
 

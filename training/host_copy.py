@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from training.snapshot_memory import SnapshotMemory
+from penstock.training.snapshot_memory import SnapshotMemory
 
 __all__ = ["copied", "host_memory", "once_there"]
 

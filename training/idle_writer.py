@@ -14,20 +14,19 @@ import pickle
 import subprocess
 import sys
 from multiprocessing import Pipe
-from pathlib import Path
 
 import psutil
 import torch
 from torch import Tensor
 
-import training
 from penstock.errors import PenstockError
+from penstock.own_code import IMPORT_ROOT
 from penstock.storage import Storage
-from training.checkpoint import Snapshot
-from training.idle_writer_main import Place, Request, Target
-from training.journal import Point
-from training.snapshot_memory import SnapshotMemory
-from training.state_files import NamedTensors
+from penstock.training.checkpoint import Snapshot
+from penstock.training.idle_writer_main import Place, Request, Target
+from penstock.training.journal import Point
+from penstock.training.snapshot_memory import SnapshotMemory
+from penstock.training.state_files import NamedTensors
 
 __all__ = ["IdleWriter", "IdleWriterGoneError"]
 
@@ -57,10 +56,12 @@ class IdleWriter:
         self.memory = SnapshotMemory()
         self._patience_s = patience_s
         self._connection, theirs = Pipe()
-        root = str(Path(training.__file__).parents[1])
+        root = str(IMPORT_ROOT)
         with theirs:
             arguments = theirs.fileno(), self.memory.fd, os.getpid()
-            code = f"import sys; sys.path.append({root!r}); from training.idle_writer_main import main; main{arguments}"
+            code = (
+                f"import sys; sys.path.append({root!r}); from penstock.training.idle_writer_main import main; main{arguments}"
+            )
             try:
                 self._process = psutil.Popen(
                     [sys.executable, "-P", "-c", code], pass_fds=arguments[:2], stdin=subprocess.DEVNULL, process_group=0
@@ -81,7 +82,7 @@ class IdleWriter:
         return device.type == "cpu" and storage.is_local and sys.platform == "linux" and hasattr(os, "memfd_create")
 
     def write(self, snapshot: Snapshot[NamedTensors], points: list[Point]) -> str:
-        """As `training.commit.commit`.
+        """As `penstock.training.commit.commit`.
 
         Raises:
             CheckpointError: the storage refuses.

@@ -1,6 +1,6 @@
 """What does the process do that writes checkpoints beside training? What a thread would do, when a core has nothing else to do.
 
-It does not load torch. Its other end is `training.idle_writer`.
+It does not load torch. Its other end is `penstock.training.idle_writer`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from safetensors import TensorSpec, serialize_file
 from penstock.digest import arrays_digest
 from penstock.errors import PenstockError
 from penstock.storage import Storage
-from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
-from training.commit import commit
-from training.journal import JournalWriter, Point
-from training.spec import CheckpointSpec
+from penstock.training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.commit import commit
+from penstock.training.journal import JournalWriter, Point
+from penstock.training.spec import CheckpointSpec
 
 __all__ = ["Place", "Request", "Target", "main"]
 
@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class _SharedTensors:
-    """`training.checkpoint.Tensors` in memory that another process fills."""
+    """`penstock.training.checkpoint.Tensors` in memory that another process fills."""
 
     memory: mmap.mmap
     places: Mapping[str, Place]

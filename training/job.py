@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ingest.cursor import FeedShare
-from ingest.dataset import DatasetManifest, Split
-from ingest.order import Order
 from penstock.config import OnResume, resume_rules
+from penstock.ingest.cursor import FeedShare
+from penstock.ingest.dataset import DatasetManifest, Split
+from penstock.ingest.order import Order
 from penstock.storage import Storage
-from training.spec import TrainSpec
+from penstock.training.spec import TrainSpec
 
 if TYPE_CHECKING:
-    from ingest.cursor import Feed
+    from penstock.ingest.cursor import Feed
     from penstock.usercode import UserCode
 
 __all__ = ["FeedOpener", "TrainJob"]

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ingest.list_batches import batch_rows_of
 from penstock.errors import ResumeError, TrainingError
-from training.gradients import Gradients, MeanGradients
-from training.group import Group
-from training.host_copy import copied, once_there
-from training.packed import pack
-from training.recipe import Columns, Recipe
-from training.snapshot_memory import SnapshotMemory
-from training.spec import TrainSpec
-from training.weights import tensors_of
+from penstock.ingest.list_batches import batch_rows_of
+from penstock.training.gradients import Gradients, MeanGradients
+from penstock.training.group import Group
+from penstock.training.host_copy import copied, once_there
+from penstock.training.packed import pack
+from penstock.training.recipe import Columns, Recipe
+from penstock.training.snapshot_memory import SnapshotMemory
+from penstock.training.spec import TrainSpec
+from penstock.training.weights import tensors_of
 
 __all__ = ["Learner"]
 

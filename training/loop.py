@@ -13,18 +13,18 @@ from typing import Literal
 
 from torch import Tensor
 
-from ingest.cursor import Batch, Feed
 from penstock.errors import DataError
-from training.exchange import Exchange
-from training.group import Group
-from training.job import TrainJob
-from training.learner import Learner
-from training.mailbox import now_ms
-from training.metrics import MetricSet
-from training.not_a_number import not_a_number
-from training.recipe import Recipe
-from training.state import TrainState
-from training.validation import validate
+from penstock.ingest.cursor import Batch, Feed
+from penstock.training.exchange import Exchange
+from penstock.training.group import Group
+from penstock.training.job import TrainJob
+from penstock.training.learner import Learner
+from penstock.training.mailbox import now_ms
+from penstock.training.metrics import MetricSet
+from penstock.training.not_a_number import not_a_number
+from penstock.training.recipe import Recipe
+from penstock.training.state import TrainState
+from penstock.training.validation import validate
 
 __all__ = ["LoopEnd", "Observer", "Parts", "StepTimes", "run_loop"]
 

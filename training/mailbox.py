@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.config import Section
-from training.journal import Point
+from penstock.training.journal import Point
 
 __all__ = [
     "CheckpointCommitted",

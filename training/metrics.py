@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ingest.dataset import FeedSchema
 from penstock.errors import SpecError, TrainingError
-from training.deterministic import any_algorithm
-from training.recipe import Recipe
-from training.spec import BestSpec
+from penstock.ingest.dataset import FeedSchema
+from penstock.training.deterministic import any_algorithm
+from penstock.training.recipe import Recipe
+from penstock.training.spec import BestSpec
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -27,13 +27,13 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
-from ingest.dataset import FeedSchema
 from penstock.empty_database import copy_database, keep_database
 from penstock.errors import Interrupted, ServiceError
-from training.journal import Point
-from training.mlflow_values import fit_key, fit_value
-from training.moved_store import artifacts_beside, database_of, follow_its_folder
-from training.sender import Operation, Trouble
+from penstock.ingest.dataset import FeedSchema
+from penstock.training.journal import Point
+from penstock.training.mlflow_values import fit_key, fit_value
+from penstock.training.moved_store import artifacts_beside, database_of, follow_its_folder
+from penstock.training.sender import Operation, Trouble
 
 __all__ = [
     "MlflowTransport",

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.host_copy import host_memory
-from training.snapshot_memory import SnapshotMemory
+from penstock.training.host_copy import host_memory
+from penstock.training.snapshot_memory import SnapshotMemory
 
 __all__ = ["pack", "unpack"]
 
@@ -30,7 +30,7 @@ _PADDING = torch.zeros(_ALIGN_BYTES, dtype=torch.uint8)
 def pack(value: Any, memory: SnapshotMemory | None = None) -> dict[str, Any]:
     """Copy a tree of dicts, lists and tuples, and every tensor in it to the CPU; later changes do not reach the copy.
 
-    What lies on a GPU is only on its way when this returns: see `training.host_copy`. Tensors that all lie on
+    What lies on a GPU is only on its way when this returns: see `penstock.training.host_copy`. Tensors that all lie on
     the CPU are copied into `memory`, where that is given.
 
     Returns:

@@ -4,7 +4,7 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
 
     class Classifier:
         def __init__(self, hidden=256): ...
-        def build_model(self, schema) -> nn.Module        # required; schema: ingest.dataset.FeedSchema
+        def build_model(self, schema) -> nn.Module        # required; schema: penstock.ingest.dataset.FeedSchema
         def loss(self, model, batch) -> Tensor            # required; scalar, the mean over the batch's rows
         def predict(self, model, batch) -> Tensor         # for metrics: logits or probabilities [rows, classes], logits [rows]
                                                           #   of a two-class label, or values [rows] of a regression
@@ -13,7 +13,7 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
         scheduler_every = "step"                          # or "epoch"
         def metrics(self) -> dict[str, Metric]            # torchmetrics (or a MetricCollection), updated with (predict, label)
         def augment(self, batch, generator) -> batch      # training only, on the CPU, in the thread that reads ahead; chance
-                                                          #   comes from `generator`, an ingest.row_generator.RowGenerator
+                                                          #   comes from `generator`, a penstock RowGenerator
 
 `batch` maps column names to tensors with the rows in front, on the worker's device. `model` is the module `build_model`
 returned (compiled with `train.compile`), on one worker or many, so its own methods and attributes can be used. What a recipe
@@ -29,16 +29,16 @@ import sysconfig
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ingest.cursor import check_augmented
-from ingest.dataset import FeedSchema
-from ingest.row_generator import RowGenerator
 from penstock.errors import PenstockError, SpecError, TrainingError
+from penstock.ingest.cursor import check_augmented
+from penstock.ingest.dataset import FeedSchema
+from penstock.ingest.row_generator import RowGenerator
+from penstock.own_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
     from penstock.usercode import UserCode
@@ -48,7 +48,7 @@ __all__ = ["Columns", "Recipe", "load_recipe"]
 Columns = dict[str, Tensor]
 
 REQUIRED = ("build_model", "loss")
-_NOT_USER_CODE = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+_NOT_USER_CODE = (str(PACKAGE_DIR), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
 
 
 def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:

@@ -26,19 +26,22 @@ from mlflow.pyfunc import PythonModelContext
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
 
-from ingest.dataset import FeedSchema
 from penstock.config import Section
+from penstock.ingest.dataset import FeedSchema
+from penstock.own_code import PACKAGE_DIR
+from penstock.training.mlflow_backend import patiently
+from penstock.training.serving import ServedModel, ServedSpec
+from penstock.training.tracking import Tracker
 from penstock.usercode import UserCode
-from training.mlflow_backend import patiently
-from training.serving import ServedModel, ServedSpec
-from training.tracking import Tracker
 
 __all__ = ["Registered", "register_model"]
 
 KEY_TAG = "penstock.register_key"
 MODEL_TAG = "penstock.model_id"
 """On the version, because the registry of some stores does not give the logged model back."""
-_ENTRY = "from mlflow.models import set_model\n\nfrom training.serving import ServedModel\n\nset_model(ServedModel())\n"
+_ENTRY = (
+    "from mlflow.models import set_model\n\nfrom penstock.training.serving import ServedModel\n\nset_model(ServedModel())\n"
+)
 _REQUIRED = ("blake3", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
 """Distributions that training/serving.py reaches; user code adds its own."""
 _EXAMPLE_BYTES = 1 << 20
@@ -160,12 +163,12 @@ def _model_folder(spec: ServedSpec, weights: Path, example: Mapping[str, np.ndar
         spec_file.write_text(spec.model_dump_json(indent=1))
         placeholder.touch()
         rows = _few_rows(example)
-        root = Path(__file__).resolve().parent.parent
+        ours = shutil.copytree(PACKAGE_DIR, work / "penstock", ignore=_not_for_models)
         mlflow.pyfunc.save_model(
             str(work / "model"),
             python_model=str(entry),
             artifacts={"spec": str(spec_file), "weights": str(placeholder)},
-            code_paths=[str(root / package) for package in ("penstock", "ingest", "training")],
+            code_paths=[str(ours)],
             signature=ModelSignature(_inputs(spec.feed_schema), _outputs(spec, spec_file, weights, rows)),
             input_example=rows,
             pip_requirements=_requirements(spec.code),
@@ -178,6 +181,12 @@ def _model_folder(spec: ServedSpec, weights: Path, example: Mapping[str, np.ndar
         except OSError:
             shutil.copyfile(weights, target)
         yield work / "model"
+
+
+def _not_for_models(folder: str, names: list[str]) -> set[str]:
+    """What of penstock no model needs: the command and the stages."""
+    unneeded = {"flows", "tasks", "__main__.py"} if Path(folder) == PACKAGE_DIR else set()
+    return unneeded.intersection(names) | {name for name in names if name == "__pycache__"}
 
 
 def _few_rows(example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -14,22 +14,22 @@ from typing import IO
 from pydantic import BaseModel
 from torch import Tensor
 
-from ingest.cursor import Batch
 from penstock.errors import CheckpointError
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile
-from training.checkpoint_writer import BackgroundWriter, CheckpointWriter
-from training.exactness import with_reason
-from training.group import Group, Letters
-from training.idle_writer import IdleWriter
-from training.idle_writer_main import Target
-from training.job import TrainJob
-from training.journal import JournalWriter, Point, truncate_journal
-from training.learner import Learner
-from training.loop import Observer, StepTimes
-from training.mailbox import Courier, MailboxClient, Progress, Resumed, Saving, Warned, now_ms
-from training.rng import capture_rng
-from training.state import TrainState
-from training.state_files import NamedTensors, training_file
+from penstock.ingest.cursor import Batch
+from penstock.training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile
+from penstock.training.checkpoint_writer import BackgroundWriter, CheckpointWriter
+from penstock.training.exactness import with_reason
+from penstock.training.group import Group, Letters
+from penstock.training.idle_writer import IdleWriter
+from penstock.training.idle_writer_main import Target
+from penstock.training.job import TrainJob
+from penstock.training.journal import JournalWriter, Point, truncate_journal
+from penstock.training.learner import Learner
+from penstock.training.loop import Observer, StepTimes
+from penstock.training.mailbox import Courier, MailboxClient, Progress, Resumed, Saving, Warned, now_ms
+from penstock.training.rng import capture_rng
+from penstock.training.state import TrainState
+from penstock.training.state_files import NamedTensors, training_file
 
 __all__ = ["FirstRank", "RankBesideFirst", "RankObserver", "rank_observer"]
 

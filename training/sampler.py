@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from training.journal import Point
+from penstock.training.journal import Point
 
 __all__ = ["Sampler"]
 

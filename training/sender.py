@@ -22,7 +22,7 @@ from pydantic import ConfigDict, ValidationError
 
 from penstock.config import Section
 from penstock.storage import Storage
-from training.journal import Point
+from penstock.training.journal import Point
 
 __all__ = ["Operation", "Outbox", "Sender", "Transport", "Trouble"]
 

@@ -17,13 +17,13 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from pydantic import Field
 from safetensors.torch import load_file
 
-from ingest.dataset import ColumnInfo, FeedSchema
-from ingest.list_batches import from_padded
 from penstock.config import Section
 from penstock.errors import CheckpointError, DataError
+from penstock.ingest.dataset import ColumnInfo, FeedSchema
+from penstock.ingest.list_batches import from_padded
+from penstock.training.metrics import label_kind, prepare_predictions
+from penstock.training.recipe import load_recipe
 from penstock.usercode import UserCode
-from training.metrics import label_kind, prepare_predictions
-from training.recipe import load_recipe
 
 __all__ = ["PREDICT_ROWS", "ServedModel", "ServedSpec"]
 

@@ -18,10 +18,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from training.checkpoint import MODEL, TRAINING, Checkpoint
-from training.packed import unpack
-from training.rng import rng_bytes
-from training.weights import weights_digest
+from penstock.training.checkpoint import MODEL, TRAINING, Checkpoint
+from penstock.training.packed import unpack
+from penstock.training.rng import rng_bytes
+from penstock.training.weights import weights_digest
 
 __all__ = ["NamedTensors", "training_file", "training_of", "weights_of"]
 
@@ -30,7 +30,7 @@ _TRAINING_BEFORE, _SAFETENSORS_SINCE, _PACKED_SINCE, _RANKS_SINCE = "training.pt
 
 @dataclass(frozen=True)
 class NamedTensors:
-    """Contiguous tensors on the CPU that go into one file: `training.checkpoint.Tensors`."""
+    """Contiguous tensors on the CPU that go into one file: `penstock.training.checkpoint.Tensors`."""
 
     tensors: Mapping[str, Tensor]
 

@@ -16,15 +16,15 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
-from ingest.dataset import DatasetManifest
+from penstock.ingest.dataset import DatasetManifest
 from penstock.redact import redact, redact_text
 from penstock.storage import Storage
-from training import mlflow_backend
-from training.checkpoint import Checkpoint
-from training.journal import Point
-from training.mlflow_values import fit_key, flatten
-from training.sampler import Sampler
-from training.sender import Operation, Outbox, Sender
+from penstock.training import mlflow_backend
+from penstock.training.checkpoint import Checkpoint
+from penstock.training.journal import Point
+from penstock.training.mlflow_values import fit_key, flatten
+from penstock.training.sampler import Sampler
+from penstock.training.sender import Operation, Outbox, Sender
 
 __all__ = ["RunStatus", "Tracker", "repair"]
 

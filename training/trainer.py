@@ -18,11 +18,11 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from training.attempt import Attempt, TrainOutcome
-from training.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
-from training.job import TrainJob
-from training.mailbox import Event, StopAsked, start_mailbox
-from training.worker import RankResult, train_loop_per_worker
+from penstock.training.attempt import Attempt, TrainOutcome
+from penstock.training.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
+from penstock.training.job import TrainJob
+from penstock.training.mailbox import Event, StopAsked, start_mailbox
+from penstock.training.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
 

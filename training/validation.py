@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ingest.cursor import Feed
-from training.group import Group
-from training.learner import Learner
-from training.metrics import MetricSet
-from training.recipe import Recipe
-from training.rng import capture_rng, restore_rng
+from penstock.ingest.cursor import Feed
+from penstock.training.group import Group
+from penstock.training.learner import Learner
+from penstock.training.metrics import MetricSet
+from penstock.training.recipe import Recipe
+from penstock.training.rng import capture_rng, restore_rng
 
 __all__ = ["run_over", "validate"]
 

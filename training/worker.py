@@ -13,23 +13,23 @@ import ray
 import ray.train
 import ray.train.torch
 
-from ingest.cursor import Feed
 from penstock.errors import PenstockError, ResumeError, SpecError
-from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore
-from training.deterministic import in_the_mode, make_deterministic
-from training.exactness import BIT_EXACT, check_identity, environment_of, judge, told_of_chance
-from training.feeds import open_job_feed
-from training.group import Group
-from training.job import TrainJob
-from training.learner import Learner
-from training.loop import Parts, run_loop
-from training.mailbox import Failure, MailboxClient, RayMailboxClient, now_ms
-from training.metrics import validation_metrics
-from training.recipe import load_recipe
-from training.reporting import rank_observer
-from training.rng import restore_rng, seed_rng
-from training.state import TrainState
-from training.state_files import training_of, weights_of
+from penstock.ingest.cursor import Feed
+from penstock.training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore
+from penstock.training.deterministic import in_the_mode, make_deterministic
+from penstock.training.exactness import BIT_EXACT, check_identity, environment_of, judge, told_of_chance
+from penstock.training.feeds import open_job_feed
+from penstock.training.group import Group
+from penstock.training.job import TrainJob
+from penstock.training.learner import Learner
+from penstock.training.loop import Parts, run_loop
+from penstock.training.mailbox import Failure, MailboxClient, RayMailboxClient, now_ms
+from penstock.training.metrics import validation_metrics
+from penstock.training.recipe import load_recipe
+from penstock.training.reporting import rank_observer
+from penstock.training.rng import restore_rng, seed_rng
+from penstock.training.state import TrainState
+from penstock.training.state_files import training_of, weights_of
 
 __all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
 
@@ -49,7 +49,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """Entry point of Ray Train on every rank.
 
     Args:
-        config: `job` (TrainJob) and `mailbox` (handle of training.mailbox.Mailbox).
+        config: `job` (TrainJob) and `mailbox` (handle of penstock.training.mailbox.Mailbox).
     """
     job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())

@@ -16,14 +16,14 @@ import ray
 from PIL import Image
 from torch import Tensor
 
-from ingest.column_types import ImageType, RaggedType
-from ingest.cursor import Batch, Feed
-from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from ingest.order import Order
-from ingest.ray_feed import MemoryDataset
-from ingest.shards import column_view, contiguous, tensor_array, with_provenance, write_shard
-from ingest.spec import LengthSpec
 from penstock.digest import file_digest
+from penstock.ingest.column_types import ImageType, RaggedType
+from penstock.ingest.cursor import Batch, Feed
+from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
+from penstock.ingest.order import Order
+from penstock.ingest.ray_feed import MemoryDataset
+from penstock.ingest.shards import column_view, contiguous, tensor_array, with_provenance, write_shard
+from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 
 ROWS = 1003

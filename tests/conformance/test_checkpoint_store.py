@@ -16,10 +16,10 @@ import torch
 
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
-from training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
-from training.packed import pack
-from training.spec import BestSpec
-from training.state_files import NamedTensors, training_file, training_of, weights_of
+from penstock.training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.packed import pack
+from penstock.training.spec import BestSpec
+from penstock.training.state_files import NamedTensors, training_file, training_of, weights_of
 
 
 @pytest.fixture(params=["disk", "object store", pytest.param("S3 server", marks=pytest.mark.s3)])
@@ -197,9 +197,9 @@ def test_a_file_in_the_folder_s_place_is_not_taken_for_no_checkpoints(tmp_path: 
 _WRITER = """
 import sys, torch
 from penstock.storage import Storage
-from training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
-from training.packed import pack
-from training.state_files import NamedTensors, training_file
+from penstock.training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.packed import pack
+from penstock.training.state_files import NamedTensors, training_file
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
 store.clean(found)
@@ -252,8 +252,8 @@ def test_a_write_that_fails_for_want_of_space_says_so_and_leaves_nothing(
     def full(*_: object) -> None:
         raise RuntimeError("unexpected pos 22401984 vs 22401872")
 
-    monkeypatch.setattr("training.state_files.safetensors.torch.save_file", full)
-    monkeypatch.setattr("training.checkpoint.shutil.disk_usage", lambda _path: Usage)
+    monkeypatch.setattr("penstock.training.state_files.safetensors.torch.save_file", full)
+    monkeypatch.setattr("penstock.training.checkpoint.shutil.disk_usage", lambda _path: Usage)
     with pytest.raises(CheckpointError, match="no space left on its disk"):
         CheckpointStore(Storage(str(tmp_path))).write(snapshot(7))
     assert not any((tmp_path / "checkpoints").iterdir())

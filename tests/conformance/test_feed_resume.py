@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from ingest.cursor import Batch
-from ingest.feed import open_feed
-from ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, streamed
-from ingest.row_generator import RowGenerator
-from ingest.spec import LengthSpec
 from penstock.errors import ResumeError, SpecError
+from penstock.ingest.cursor import Batch
+from penstock.ingest.feed import open_feed
+from penstock.ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, streamed
+from penstock.ingest.row_generator import RowGenerator
+from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 
 from .feed_cases import (
@@ -63,8 +63,10 @@ def memory_dataset(ray_cluster: None) -> Callable[[bool], MemoryDataset]:
 
 @pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
-    monkeypatch.setattr("ingest.feed.GROUP_BYTES", 3 * BATCH_ROWS * 34)  # an epoch takes several groups, of 3 batches and more
-    monkeypatch.setattr("ingest.prefetch.LOST_S", 0.0)  # gathered ahead from the start
+    monkeypatch.setattr(
+        "penstock.ingest.feed.GROUP_BYTES", 3 * BATCH_ROWS * 34
+    )  # an epoch takes several groups, of 3 batches and more
+    monkeypatch.setattr("penstock.ingest.prefetch.LOST_S", 0.0)  # gathered ahead from the start
     place, mode, *rest = request.param.split("-")
     lists = "lists" in rest
     # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.

@@ -113,7 +113,7 @@ class Command:
         # A file, because a pipe that nobody reads would stop the process when it is full.
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "flows", *words],
+            [sys.executable, "-m", "penstock", *words],
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,

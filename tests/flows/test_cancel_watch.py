@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flows import cancel_watch
+from penstock.flows import cancel_watch
 from penstock.stopping import StopRequest, stopping_on_signals
 
 SOON_S = 0.01

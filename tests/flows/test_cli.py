@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from flows.cli import app, machine_errors_told
 from penstock.errors import PreflightError
+from penstock.flows.cli import app, machine_errors_told
 
 FROM_SOURCE = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "flows", *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "penstock", *words], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("words", [("run", ".", "--until", "nope"), ("run", "--nope"), ("deploy", "."), ("sample",)])
@@ -98,7 +98,7 @@ def test_an_answer_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_what_was_asked_for_is_on_stdout(tmp_path: Path) -> None:
     (tmp_path / ".penstock").mkdir()
-    command = [sys.executable, "-m", "flows", "status"]
+    command = [sys.executable, "-m", "penstock", "status"]
     done = subprocess.run(command, cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == (f"no runs in {tmp_path}/.penstock\n", "")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.decisions import Continue, NewRun, Past, Refuse, choose_run
-from tasks.keys import StageKey
-from tasks.runs import Run
-from training.spec import TrainSpec
-from training.state import TrainState
+from penstock.flows.decisions import Continue, NewRun, Past, Refuse, choose_run
+from penstock.tasks.keys import StageKey
+from penstock.tasks.runs import Run
+from penstock.training.spec import TrainSpec
+from penstock.training.state import TrainState
 
 STAGES = ("read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register")
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from prefect.cli.deploy import _models as known
 
-from flows.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline
 from penstock.errors import ServiceError, SpecError
+from penstock.flows.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline
 from tests.drills.project import make_project
 from tests.flows.servers import ROOT, free_port
 

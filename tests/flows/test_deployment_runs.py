@@ -24,10 +24,10 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling
 
 from penstock.storage import Storage
-from tasks.runs import Ledger
+from penstock.tasks.runs import Ledger
+from penstock.training.checkpoint import CheckpointStore
 from tests.drills.project import make_project
 from tests.flows.servers import ROOT, eventually, free_port, script_environment, serving
-from training.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -47,7 +47,7 @@ class Operator(NamedTuple):
     environment: dict[str, str]
 
     def deploy(self, *words: str, cron: str = NEW_YEAR, code: int = 0) -> dict[str, Any]:
-        command = [sys.executable, "-m", "flows", "deploy", str(self.file), "--cron", cron, *words, "--json"]
+        command = [sys.executable, "-m", "penstock", "deploy", str(self.file), "--cron", cron, *words, "--json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == code, done.stderr[-4000:]
         return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]

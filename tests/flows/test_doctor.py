@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows import doctor_machine, doctor_servers
-from flows.doctor import diagnose, run_checks, show_findings
-from flows.finding import Finding, fail, ok, warn
+from penstock.flows import doctor_machine, doctor_servers
+from penstock.flows.doctor import diagnose, run_checks, show_findings
+from penstock.flows.finding import Finding, fail, ok, warn
 from penstock.storage import Storage
 from tests.servers.swift import SwiftServer
 
@@ -233,7 +233,7 @@ def test_a_bucket_that_is_not_there_is_found(s3_bucket: str) -> None:
 
 def test_a_wrong_secret_is_found_and_not_shown(s3_bucket: str, s3_server: SwiftServer) -> None:
     code = (
-        "import os, json; from flows.doctor_servers import check_storage; from penstock.storage import Storage;"
+        "import os, json; from penstock.flows.doctor_servers import check_storage; from penstock.storage import Storage;"
         f"print(check_storage(Storage({s3_bucket!r}), os.environ)[0].model_dump_json())"
     )
     environ = {**os.environ, **s3_server.environment, "AWS_SECRET_ACCESS_KEY": "open-sesame"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.plan import describe_mixing, plan_pipeline, show_plan
-from flows.spec_file import load_spec
-from ingest.dataset import DatasetManifest, FeedSchema
-from tasks.project import Project
+from penstock.flows.plan import describe_mixing, plan_pipeline, show_plan
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.dataset import DatasetManifest, FeedSchema
+from penstock.tasks.project import Project
 from tests.drills.project import make_project
 
 PREPARED = DatasetManifest(

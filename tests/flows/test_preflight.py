@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from flows.cpus import cpus_needed, cpus_refused
-from flows.preflight import (
+from penstock.errors import PreflightError, ServiceError, SpecError
+from penstock.flows.cpus import cpus_needed, cpus_refused
+from penstock.flows.preflight import (
     FREE_AFTER_BYTES,
     check_machine,
     check_resources,
     check_room,
     check_storage,
 )
-from flows.spec_file import load_spec
-from penstock.errors import PreflightError, ServiceError, SpecError
+from penstock.flows.spec_file import load_spec
 from penstock.storage import Storage
-from tasks.project import Project
+from penstock.tasks.project import Project
 from tests.drills.project import make_project
 
 
@@ -58,7 +58,7 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest
     class Usage:
         free = 1000
 
-    monkeypatch.setattr("flows.preflight.shutil.disk_usage", lambda _path: Usage)
+    monkeypatch.setattr("penstock.flows.preflight.shutil.disk_usage", lambda _path: Usage)
     with pytest.raises(PreflightError, match=r"0 MB free; .* 268 MB must stay free"):
         check_resources(project(tmp_path))
     with pytest.raises(PreflightError, match="4 checkpoints of a model of 1,000 parameters take 0 MB for the weights"):
@@ -71,7 +71,7 @@ def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch
     class Usage:
         free = FREE_AFTER_BYTES + 10
 
-    monkeypatch.setattr("flows.preflight.shutil.disk_usage", lambda _path: Usage)
+    monkeypatch.setattr("penstock.flows.preflight.shutil.disk_usage", lambda _path: Usage)
     started = project(tmp_path)
     with pytest.raises(PreflightError, match="must stay free"):
         check_resources(started)
@@ -84,8 +84,8 @@ def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch
 def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.preflight.os.sched_getaffinity", lambda _pid: range(4))
-    monkeypatch.setattr("flows.preflight.torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("penstock.flows.preflight.os.sched_getaffinity", lambda _pid: range(4))
+    monkeypatch.setattr("penstock.flows.preflight.torch.cuda.device_count", lambda: 1)
     check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
     with pytest.raises(PreflightError, match=r"64 workers of 0\.5 CPUs need 32 CPUs; this machine has 4"):
         check_machine(project(tmp_path / "b", "train.workers=64").spec)

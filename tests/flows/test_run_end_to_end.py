@@ -20,7 +20,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from flows.services import prefect_api
+from penstock.flows.services import prefect_api
 from tests.drills.project import Command, make_project
 from tests.flows.conftest import CALM_EPOCHS, CALM_FILES
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 def penstock(*words: str, code: int = 0, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "flows", *words, "--json"],
+        [sys.executable, "-m", "penstock", *words, "--json"],
         capture_output=True,
         text=True,
         timeout=400,

@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 from s3fs import S3FileSystem
 
 from penstock.storage import Storage
-from tasks.runs import Ledger
+from penstock.tasks.runs import Ledger
 from tests.drills.project import Command, make_project
 from tests.flows.conftest import CALM_EPOCHS, CALM_FILES
 from tests.flows.servers import free_port, script_environment, serving

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.check import check_pipeline
-from flows.sample import try_one_batch
-from flows.spec_file import load_spec
 from penstock.errors import DataError, SpecError, TrainingError
-from tasks.project import Project
+from penstock.flows.check import check_pipeline
+from penstock.flows.sample import try_one_batch
+from penstock.flows.spec_file import load_spec
+from penstock.tasks.project import Project
 from tests.drills.project import make_project
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.services import mlflow_uri, prefect_api, telemetry_off
 from penstock.errors import ServiceError
+from penstock.flows.services import mlflow_uri, prefect_api, telemetry_off
 
 
 def test_telemetry_is_off_and_a_users_own_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
-from flows.services import prefect_api
 from penstock.errors import ServiceError
+from penstock.flows.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
+from penstock.flows.services import prefect_api
 from tests.penstock.databases import MARK, marked, tables_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CLIENT = """
 import sys
 from pathlib import Path
-from flows.services import prefect_api
+from penstock.flows.services import prefect_api
 with prefect_api(Path(sys.argv[1])) as service:
     print(service.api_url, service.embedded, flush=True)
     sys.stdin.readline()
@@ -33,7 +33,7 @@ with prefect_api(Path(sys.argv[1])) as service:
 FLOW = """
 import sys
 from pathlib import Path
-from flows.services import prefect_api
+from penstock.flows.services import prefect_api
 with prefect_api(Path(sys.argv[1])):
     from prefect import flow, task
 

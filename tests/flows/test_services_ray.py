@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.services import ray_cluster
 from penstock.errors import ServiceError
+from penstock.flows.services import ray_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +22,7 @@ DRIVER = """
 import contextlib, json, os, signal, sys, time
 from pathlib import Path
 import psutil
-from flows.services import ray_cluster
+from penstock.flows.services import ray_cluster
 
 received = []
 
@@ -50,7 +50,7 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
 
     @ray.remote(num_cpus=3)
     def look():
-        import training
+        import penstock.training
         names = "RAY_idle_worker_killing_time_threshold_ms", "PENSTOCK_CACHE_DIR", "RAY_AUTH_MODE", "RAY_ADDRESS"
         return *map(os.environ.get, names), training.__name__
 
@@ -132,7 +132,7 @@ def test_a_signal_while_ray_starts_stops_it_whole(tmp_path: Path, process: str) 
     script = """
 import os, sys
 from pathlib import Path
-from flows.services import ray_cluster
+from penstock.flows.services import ray_cluster
 from penstock.errors import Interrupted
 from penstock.stopping import StopRequest, stopping_on_signals
 
@@ -176,12 +176,12 @@ def test_a_cluster_started_ahead_is_taken_over_or_ends_with_the_block(tmp_path: 
 import os, sys, time
 from pathlib import Path
 import ray
-from flows.services import ray_ahead, ray_cluster
-from ingest.parallel import ray_map
+from penstock.flows.services import ray_ahead, ray_cluster
+from penstock.ingest.parallel import ray_map
 
 def prepared(_):
     time.sleep(0.1)  # so that every CPU gets some, and with it every process that waits for work
-    return "ingest.materialize" in sys.modules
+    return "penstock.ingest.materialize" in sys.modules
 
 with ray_ahead(Path(sys.argv[1])) as start:
     start(98.5)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.spec_file import load_spec, schema_json
 from penstock.config import OnResume, resume_rules
 from penstock.errors import SpecError
-from training.spec import TrainSpec
+from penstock.flows.spec_file import load_spec, schema_json
+from penstock.training.spec import TrainSpec
 
 GOOD = """\
 name: demo

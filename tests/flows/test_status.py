@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.repair import repair_run
-from flows.spec_file import load_spec
-from flows.status import collect_status, show_status
+from penstock.flows.repair import repair_run
+from penstock.flows.spec_file import load_spec
+from penstock.flows.status import collect_status, show_status
 from penstock.storage import Storage
-from tasks.runs import Ledger
+from penstock.tasks.runs import Ledger
 from tests.drills.project import make_project
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.init import create_project
+from penstock.flows.init import create_project
 from tests.drills.project import Command
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_name
     # As the installed command does: its own folder is first on the path, not the one it is called in.
     script = tmp_path / "bin" / "penstock"
     script.parent.mkdir()
-    script.write_text("from flows.cli import main\nmain()\n")
+    script.write_text("from penstock.flows.cli import main\nmain()\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
     done = subprocess.run(
         [sys.executable, str(script), "run", "pipeline.yaml", "--json"],

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from flows.services import mlflow_uri
+from penstock.flows.services import mlflow_uri
 from tests.flows.servers import ROOT, eventually, free_port
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,8 @@ class Ui:
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         # A test run in the background of a shell ignores SIGINT, and its children would too.
         restore = (
-            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from flows.cli import main; main()"
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+            "from penstock.flows.cli import main; main()"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", restore, "ui", "--json"],
@@ -149,7 +150,7 @@ def test_a_port_that_is_taken_is_refused_with_what_mlflow_said(folder: Path) -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "flows", "ui", "--mlflow-port", str(port), "--json"]
+        command = [sys.executable, "-m", "penstock", "ui", "--mlflow-port", str(port), "--json"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.dataset import DatasetManifest
+from penstock.ingest.dataset import DatasetManifest
 from penstock.storage import Storage
 from tests.conformance.feed_cases import write_dataset
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingest.dataset import DatasetManifest, Split
-from ingest.materialize import materialize
-from ingest.parallel import ParallelMap, local_map
-from ingest.preprocess import FittedPreprocess, fit_preprocess
-from ingest.shards import open_shard
-from ingest.snapshot import SourceSnapshot, read_source
-from ingest.source import list_source
-from ingest.spec import DataSpec, MaterializeSpec
-from ingest.steps import PreprocessStep
-from ingest.transform import Transform
+from penstock.ingest.dataset import DatasetManifest, Split
+from penstock.ingest.materialize import materialize
+from penstock.ingest.parallel import ParallelMap, local_map
+from penstock.ingest.preprocess import FittedPreprocess, fit_preprocess
+from penstock.ingest.shards import open_shard
+from penstock.ingest.snapshot import SourceSnapshot, read_source
+from penstock.ingest.source import list_source
+from penstock.ingest.spec import DataSpec, MaterializeSpec
+from penstock.ingest.steps import PreprocessStep
+from penstock.ingest.transform import Transform
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.usercode import UserCode, capture

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
-from ingest.source import list_source
-from ingest.spec import DataSpec
+from penstock.ingest.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.source import list_source
+from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
 
 __all__ = ["read_rows", "read_snapshot", "write_files"]

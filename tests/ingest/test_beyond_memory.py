@@ -10,14 +10,14 @@ import numpy as np
 import psutil
 import pytest
 
-import ingest.beyond_memory
-import ingest.shard_rows
-from ingest.beyond_memory import free_memory
-from ingest.dataset import DatasetManifest
-from ingest.feed import open_feed
-from ingest.order import make_order
-from ingest.shards import open_shard
-from ingest.spec import ShuffleSpec
+import penstock.ingest.beyond_memory
+import penstock.ingest.shard_rows
+from penstock.ingest.beyond_memory import free_memory
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.feed import open_feed
+from penstock.ingest.order import make_order
+from penstock.ingest.shards import open_shard
+from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 from tests.conformance.feed_cases import ROWS, check_values, write_dataset
 
@@ -33,15 +33,15 @@ ORDERS: list[dict[str, Any]] = [
 def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(address, size, advice) of all that is said to the kernel, which hears it too; there is no memory to spare."""
     seen = []
-    really = ingest.beyond_memory._advise
+    really = penstock.ingest.beyond_memory._advise
 
     def advise(address: int, size: int, advice: int) -> None:
         seen.append((address, size, advice))
         really(address, size, advice)
 
-    monkeypatch.setattr(ingest.beyond_memory, "_advise", advise)
-    monkeypatch.setattr(ingest.shard_rows, "free_memory", lambda: 0)
-    monkeypatch.setattr(ingest.shard_rows, "PAGES_AHEAD_ROWS", 100)
+    monkeypatch.setattr(penstock.ingest.beyond_memory, "_advise", advise)
+    monkeypatch.setattr(penstock.ingest.shard_rows, "free_memory", lambda: 0)
+    monkeypatch.setattr(penstock.ingest.shard_rows, "PAGES_AHEAD_ROWS", 100)
     return seen
 
 
@@ -69,7 +69,7 @@ def test_the_rows_are_the_same_and_their_pages_are_asked_for_before_they_are_rea
         begin = x.ctypes.data + (row - int(bounds[block])) * 20
         assert any(low <= begin and begin + 20 <= high for low, high in asked), row
 
-    monkeypatch.setattr(ingest.shard_rows, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(penstock.ingest.shard_rows, "free_memory", lambda: 1 << 40)
     advised.clear()
     plain = open_feed(storage, manifest, "train", batch_rows=64, order=order)
     assert [batch.row_ids.tolist() for batch in plain.batches(1)] == [batch.row_ids.tolist() for batch in batches]
@@ -80,7 +80,7 @@ def test_a_rank_asks_for_the_pages_of_its_own_rows(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("ingest.gather.Rows._read_ahead", lambda self, ids: asked.extend(ids.tolist()))
+    monkeypatch.setattr("penstock.ingest.gather.Rows._read_ahead", lambda self, ids: asked.extend(ids.tolist()))
     order = make_order(ShuffleSpec(seed=3), ROWS)
     for rank in range(3):
         asked.clear()
@@ -101,7 +101,7 @@ def test_neighbours_are_asked_for_together(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]]
 ) -> None:
     image: Any = open_shard(storage.local_path(manifest.shards[-1].path)).column("image")
-    ingest.beyond_memory.read_ahead(image, np.array([0, 1, 2, 5]))
+    penstock.ingest.beyond_memory.read_ahead(image, np.array([0, 1, 2, 5]))
     assert advised == [(image.ctypes.data, 36, mmap.MADV_WILLNEED)]
 
 

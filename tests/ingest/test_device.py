@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ingest.cursor import Batch
-from ingest.feed import CachedFeed
-from ingest.public import open_feed
 from penstock.errors import SpecError
+from penstock.ingest.cursor import Batch
+from penstock.ingest.feed import CachedFeed
+from penstock.ingest.public import open_feed
 from penstock.storage import Storage
 from tests.conformance.feed_cases import ROWS, values_of, write_dataset
 from tests.gpu import needs_gpu

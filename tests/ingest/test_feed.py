@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ingest.cursor import Batch, FeedShare, share
-from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
-from ingest.feed import GROUP_BYTES, gathered, open_feed
-from ingest.gather import Rows
-from ingest.order import Order
-from ingest.ray_feed import MemoryFeed, StreamFeed, select_prepared, streamed
-from ingest.shard_cache import NodeCache
-from ingest.spec import LengthSpec
 from penstock.errors import DataError, SpecError
+from penstock.ingest.cursor import Batch, FeedShare, share
+from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
+from penstock.ingest.feed import GROUP_BYTES, gathered, open_feed
+from penstock.ingest.gather import Rows
+from penstock.ingest.order import Order
+from penstock.ingest.ray_feed import MemoryFeed, StreamFeed, select_prepared, streamed
+from penstock.ingest.shard_cache import NodeCache
+from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
 from tests.conformance.feed_cases import (
@@ -142,11 +142,13 @@ def shard_of(manifest: DatasetManifest, row: int) -> int:
 
 def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 30)
-    monkeypatch.setattr("ingest.feed.MAX_GROUP_BATCHES", 1)
+    monkeypatch.setattr("penstock.ingest.feed.MAX_GROUP_BATCHES", 1)
     rows = [shard.rows for shard in manifest.shards]
     order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=100, shards=tuple(rows))
     # So small that shards are let go all the time, while others gather from them.
-    monkeypatch.setattr("ingest.shard_cache.NodeCache.budget_bytes", 20 * max(shard.size_bytes for shard in manifest.shards))
+    monkeypatch.setattr(
+        "penstock.ingest.shard_cache.NodeCache.budget_bytes", 20 * max(shard.size_bytes for shard in manifest.shards)
+    )
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -163,7 +165,7 @@ def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path
 def test_a_change_of_one_batch_is_no_change_of_another(
     storage: Storage, manifest: DatasetManifest, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.prefetch.LOST_S", 0.0)  # read ahead from the start
+    monkeypatch.setattr("penstock.ingest.prefetch.LOST_S", 0.0)  # read ahead from the start
     feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
     weights = torch.ones(5, requires_grad=True)
     losses = [(batch.columns["x"].div_(2) * weights).sum() for batch in feed.batches(0)]  # each keeps its batch for backward
@@ -200,10 +202,10 @@ def test_the_same_batches_come_whoever_gathers_them(
     storage: Storage, manifest: DatasetManifest, mode: str, lost_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the thread from the start, after some groups (how many the clock decides), or never."""
-    monkeypatch.setattr("ingest.feed.GROUP_BYTES", 1)
-    monkeypatch.setattr("ingest.prefetch.LOST_S", lost_s)
+    monkeypatch.setattr("penstock.ingest.feed.GROUP_BYTES", 1)
+    monkeypatch.setattr("penstock.ingest.prefetch.LOST_S", lost_s)
     for cost in ("HAND_OVER_S", "OTHER_CACHE_S"):
-        monkeypatch.setattr(f"ingest.prefetch.{cost}", -1e-6)
+        monkeypatch.setattr(f"penstock.ingest.prefetch.{cost}", -1e-6)
     order = order_of(mode, 3)
     feed = open_feed(storage, manifest, "train", batch_rows=20, order=order, rank=1, world_size=2)
     with torch.inference_mode():
@@ -266,7 +268,7 @@ def test_long_lists_in_memory_are_gathered_a_few_batches_at_a_time(
         sizes.append(len(cuts))
         return gathered(rows, part, cuts, ids)
 
-    monkeypatch.setattr("ingest.feed.gathered", counted)
+    monkeypatch.setattr("penstock.ingest.feed.gathered", counted)
     dataset = put_dataset(lists=True)
     for size_bytes, most in ((dataset.size_bytes, 101), (ROWS * GROUP_BYTES, 1)):
         feed = MemoryFeed(replace(dataset, size_bytes=size_bytes), batch_rows=10, order=GLOBAL, columns=["tokens"])

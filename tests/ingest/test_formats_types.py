@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.arrow_types import promote
-from ingest.type_text import parse_type, type_text
+from penstock.ingest.arrow_types import promote
+from penstock.ingest.type_text import parse_type, type_text
 
 SCALARS = [
     *(pa.null(), pa.bool_(), pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.string(), pa.large_string(), pa.binary()),

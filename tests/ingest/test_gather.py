@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ingest.dataset import ColumnInfo
-from ingest.gather import Rows
+from penstock.ingest.dataset import ColumnInfo
+from penstock.ingest.gather import Rows
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAULTS = """
 import resource, sys
 import numpy as np
-from ingest.heap import keep_freed_memory
+from penstock.ingest.heap import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.dataset import DatasetManifest, manifest_path
-from ingest.materialize import damaged_shards
-from ingest.spec import MaterializeSpec
-from ingest.transform import BATCH_ROWS, prepared_tables
 from penstock.errors import DataError
+from penstock.ingest.dataset import DatasetManifest, manifest_path
+from penstock.ingest.materialize import damaged_shards
+from penstock.ingest.spec import MaterializeSpec
+from penstock.ingest.transform import BATCH_ROWS, prepared_tables
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source, counting_code
 from tests.ingest.reading import write_files
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.dataset import manifest_path
+from penstock.ingest.dataset import manifest_path
 from tests.ingest.preparing import Source, counting_code
 
 UNITS = 12

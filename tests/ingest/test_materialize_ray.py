@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.parallel import local_map, ray_map
 from penstock.errors import DataError
+from penstock.ingest.parallel import local_map, ray_map
 from penstock.storage import Storage
 from tests.ingest.preparing import Source
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.dataset import SPLITS
-from ingest.source import SourceFile
-from ingest.unit_plan import CAP, plan_units
+from penstock.ingest.dataset import SPLITS
+from penstock.ingest.source import SourceFile
+from penstock.ingest.unit_plan import CAP, plan_units
 
 UNIT = 1000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingest.mixing import mixes_like, window_runs
-from ingest.order import Order, make_order
-from ingest.spec import ShuffleSpec
+from penstock.ingest.mixing import mixes_like, window_runs
+from penstock.ingest.order import Order, make_order
+from penstock.ingest.spec import ShuffleSpec
 
 ROWS, BATCH = 1 << 18, 256
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest import order as order_module
-from ingest.order import Order, make_order
-from ingest.permutation import Permutation, hash_words
-from ingest.spec import ShuffleSpec
+from penstock.ingest import order as order_module
+from penstock.ingest.order import Order, make_order
+from penstock.ingest.permutation import Permutation, hash_words
+from penstock.ingest.spec import ShuffleSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -54,7 +54,8 @@ def test_ids_never_change() -> None:
 
 def test_another_process_gives_the_same_ids() -> None:
     script = (
-        "import json; from ingest.order import Order; o = Order(mode='windowed', seed=17, rows=1000, window_rows=128); "
+        "import json; from penstock.ingest.order import Order\n"
+        "o = Order(mode='windowed', seed=17, rows=1000, window_rows=128); "
         "print(json.dumps([o.ids(5, 0, 1000).tolist(), o.fingerprint]))"
     )
     out = subprocess.run(
@@ -225,7 +226,7 @@ def test_a_changed_generator_changes_the_fingerprint(monkeypatch: pytest.MonkeyP
     before = GLOBAL.fingerprint
     order_module._fingerprint.cache_clear()
     order_module._permutation.cache_clear()
-    monkeypatch.setattr("ingest.permutation.ROUNDS", 7)
+    monkeypatch.setattr("penstock.ingest.permutation.ROUNDS", 7)
     try:
         assert GLOBAL.fingerprint != before
     finally:

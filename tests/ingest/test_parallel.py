@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from ingest.parallel import ray_map, ray_streams
 from penstock.errors import DataError
+from penstock.ingest.parallel import ray_map, ray_streams
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
@@ -107,7 +107,7 @@ def test_an_error_comes_when_all_is_done_that_was_begun(tmp_path: Path) -> None:
 
 def test_a_cluster_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([8, 8, 2, 2, 1])
-    monkeypatch.setattr("ingest.parallel._in_flight", lambda _num_cpus: next(sizes, 2))
+    monkeypatch.setattr("penstock.ingest.parallel._in_flight", lambda _num_cpus: next(sizes, 2))
     assert sorted(ray_map(abs, range(12))) == list(range(12))
     sizes = iter([8, 8, 2, 2, 1])
     streams = ray_streams(lambda item: iter([item]), range(12))
@@ -116,7 +116,7 @@ def test_a_cluster_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STOPPING = """
 import ray
-from ingest.parallel import ray_map, ray_streams
+from penstock.ingest.parallel import ray_map, ray_streams
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
 for _ in range(600):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ingest.prefetch import ahead
+from penstock.ingest.prefetch import ahead
 
 
 def makers(monkeypatch: pytest.MonkeyPatch, takes_s: float, away_s: Callable[[int], float], count: int) -> list[str]:
@@ -121,7 +121,7 @@ def test_the_source_is_closed_when_the_reader_stops() -> None:
 def test_a_program_that_ends_in_the_midst_of_an_epoch_is_not_aborted() -> None:
     script = (
         "import itertools, torch\n"
-        "from ingest.prefetch import ahead\n"
+        "from penstock.ingest.prefetch import ahead\n"
         "reading = ahead((torch.ones(300_000).sort() for _ in itertools.count()), 1_000_000)\n"
         "next(reading)\n"
     )

@@ -15,12 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from ingest.parallel import ParallelMap, local_map, ray_map
-from ingest.preprocess import ColumnState, FittedPreprocess, needs_fit
-from ingest.row_problems import RowProblem, raise_for
-from ingest.steps import PreprocessStep
-from ingest.transform import BATCH_ROWS, NUMBERS_BATCH_ROWS, split_rows
 from penstock.errors import DataError
+from penstock.ingest.parallel import ParallelMap, local_map, ray_map
+from penstock.ingest.preprocess import ColumnState, FittedPreprocess, needs_fit
+from penstock.ingest.row_problems import RowProblem, raise_for
+from penstock.ingest.steps import PreprocessStep
+from penstock.ingest.transform import BATCH_ROWS, NUMBERS_BATCH_ROWS, split_rows
 from tests.ingest.preparing import Source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +122,7 @@ def test_the_types_of_the_rows_are_found_from_few_of_them(tmp_path: Path, monkey
         asked.append(batch_rows)
         return split_rows(data, snapshot, files, batch_rows)
 
-    monkeypatch.setattr("ingest.preprocess.split_rows", spy)
+    monkeypatch.setattr("penstock.ingest.preprocess.split_rows", spy)
     files = {"train/a.parquet": pa.table({"x": np.arange(10_000.0)})}
     Source.of(tmp_path, files, [{"standard_scaler": {"columns": ["x"]}}]).fit()
     assert asked == [BATCH_ROWS, NUMBERS_BATCH_ROWS]
@@ -234,7 +234,7 @@ def test_steps_that_learn_nothing_read_no_row(tmp_path: Path) -> None:
         assert path.stat().st_size
     snapshot = source.snapshot()
     (tmp_path / "train/part-0.parquet").unlink()
-    from ingest.preprocess import fit_preprocess
+    from penstock.ingest.preprocess import fit_preprocess
     from penstock.progress import silent
 
     assert len(fit_preprocess(source.data, source.steps, snapshot, {}, silent).steps) == 1
@@ -242,9 +242,11 @@ def test_steps_that_learn_nothing_read_no_row(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ray_gives_the_same_floats_every_time(tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ingest.preprocess
+    import penstock.ingest.preprocess
 
-    monkeypatch.setattr(ingest.preprocess, "FIT_UNIT_BYTES", 1)  # a task per file, so that partial sums meet in some order
+    monkeypatch.setattr(
+        penstock.ingest.preprocess, "FIT_UNIT_BYTES", 1
+    )  # a task per file, so that partial sums meet in some order
     files = {f"train/{i:02d}.parquet": pa.table({"x": RNG.normal(size=97) * 10.0 ** (i % 7)}) for i in range(24)}
     source = Source.of(tmp_path, files, [{"standard_scaler": {"columns": ["x"]}}])
     states = {source.fit(ray_map).model_dump_json() for _ in range(4)}
@@ -270,9 +272,9 @@ def test_what_is_learnt_does_not_hang_on_the_threads_of_blas(tmp_path: Path) -> 
 def test_a_file_without_train_rows_does_not_disturb_the_others(
     tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ingest.preprocess
+    import penstock.ingest.preprocess
 
-    monkeypatch.setattr(ingest.preprocess, "FIT_UNIT_BYTES", 1)
+    monkeypatch.setattr(penstock.ingest.preprocess, "FIT_UNIT_BYTES", 1)
     groups = {f"train/{i}.parquet": pa.table({"x": [float(i)] * 10, "g": [i] * 10, "c": [str(i)] * 10}) for i in range(8)}
     steps = [{"standard_scaler": {"columns": ["x"]}}, {"one_hot": {"columns": ["c"]}}]
     source = Source.of(tmp_path, groups, steps, validation={"fraction": 0.5, "by": "g"})

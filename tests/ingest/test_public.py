@@ -14,9 +14,9 @@ import pytest
 import pytorch_lightning
 import torch
 
-from ingest import FeedDataset, open_feed
-from ingest.dataset import DatasetManifest
 from penstock.errors import DataError, ResumeError, SpecError
+from penstock.ingest import FeedDataset, open_feed
+from penstock.ingest.dataset import DatasetManifest
 from penstock.storage import Storage
 from tests.conformance.feed_cases import ROWS, write_dataset
 
@@ -336,7 +336,7 @@ RAY_TRAIN = """
 import json, sys, ray, ray.train
 from pathlib import Path
 from ray.train.torch import TorchTrainer
-from ingest import open_feed
+from penstock.ingest import open_feed
 CODE
 dataset, out = sys.argv[1:]
 ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
@@ -363,7 +363,7 @@ def test_the_example_for_ray_train_shares_every_row_out_once(dataset: str, tmp_p
 
 DDP = """
 import json, sys, torch, torch.distributed
-from ingest import open_feed
+from penstock.ingest import open_feed
 dataset = sys.argv[1]
 CODE
 rows = [int(v) // 8 for batch in feed.batches(0) for v in batch.columns["x"][:, 0].tolist()]

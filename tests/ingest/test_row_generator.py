@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from ingest.row_generator import RowGenerator
+from penstock.ingest.row_generator import RowGenerator
 
 ROWS = np.arange(20_000)
 

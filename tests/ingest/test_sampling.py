@@ -11,15 +11,15 @@ import pytest
 from pydantic import ValidationError
 from torch import Tensor
 
-from ingest.cursor import FeedShare
-from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
-from ingest.feed import CachedFeed, open_feed
-from ingest.gather import Rows
-from ingest.order import make_order
-from ingest.row_generator import RowGenerator
-from ingest.sampling import MAX_ROWS, Draws, check_column, make_draws
-from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.errors import DataError, ResumeError, SpecError
+from penstock.ingest.cursor import FeedShare
+from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
+from penstock.ingest.feed import CachedFeed, open_feed
+from penstock.ingest.gather import Rows
+from penstock.ingest.order import make_order
+from penstock.ingest.row_generator import RowGenerator
+from penstock.ingest.sampling import MAX_ROWS, Draws, check_column, make_draws
+from penstock.ingest.spec import SampleSpec, ShuffleSpec
 from penstock.storage import Storage
 from tests.conformance.feed_cases import ROWS as FEED_ROWS
 

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from ingest.dataset import DatasetManifest
-from ingest.feed import open_feed
-from ingest.order import Order
-from ingest.shard_cache import NodeCache
-from ingest.shard_rows import FETCH_THREADS
 from penstock.digest import file_digest
 from penstock.errors import DataError, PreflightError, ServiceError, SpecError
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.feed import open_feed
+from penstock.ingest.order import Order
+from penstock.ingest.shard_cache import NodeCache
+from penstock.ingest.shard_rows import FETCH_THREADS
 from penstock.storage import Storage
 from tests.conformance.feed_cases import ROWS, check_values, order_of, write_dataset
 
@@ -35,8 +35,8 @@ def test_processes_of_one_node_fetch_a_shard_once(remote: Storage, manifest: Dat
     script = """
 import sys, time
 from pathlib import Path
-from ingest.dataset import ShardInfo
-from ingest.shard_cache import NodeCache
+from penstock.ingest.dataset import ShardInfo
+from penstock.ingest.shard_cache import NodeCache
 from penstock.storage import Storage
 get_file = Storage.get_file
 def slow(self, path, local):
@@ -153,8 +153,8 @@ def test_what_a_killed_fetch_left_is_removed_by_the_next(remote: Storage, manife
     script = """
 import sys, time
 from pathlib import Path
-from ingest.dataset import ShardInfo
-from ingest.shard_cache import NodeCache
+from penstock.ingest.dataset import ShardInfo
+from penstock.ingest.shard_cache import NodeCache
 from penstock.storage import Storage
 def stuck(self, path, local):
     Path(local).write_bytes(b"half")
@@ -204,7 +204,7 @@ def test_shards_on_their_way_count_for_what_the_disk_has_left(
     manifest = write_dataset(remote, tmp_path / "many", 30)
     size = max(shard.size_bytes for shard in manifest.shards)
     disk = SimpleNamespace(total=20 * size, free=12 * size)  # a tenth of it stays free: ten of them may come
-    monkeypatch.setattr("ingest.shard_cache.shutil.disk_usage", lambda _: disk)
+    monkeypatch.setattr("penstock.ingest.shard_cache.shutil.disk_usage", lambda _: disk)
     cache, held = NodeCache(tmp_path / "cache"), []
     with pytest.raises(PreflightError, match="has no room"):
         for shard in manifest.shards:
@@ -219,9 +219,9 @@ def test_a_program_that_ends_does_not_wait_for_the_whole_dataset(remote: Storage
     script = """
 import sys, threading
 from pathlib import Path
-from ingest.dataset import DatasetManifest
-from ingest.feed import open_feed
-from ingest.order import Order
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.feed import open_feed
+from penstock.ingest.order import Order
 from penstock.storage import Storage
 get_file, ends = Storage.get_file, threading.Event()
 def slow(self, path, local):
@@ -253,9 +253,9 @@ def test_more_shards_than_a_process_may_open_files_are_refused_at_once(remote: S
     script = """
 import resource, sys
 from pathlib import Path
-from ingest.dataset import DatasetManifest
-from ingest.feed import open_feed
-from ingest.order import Order
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.feed import open_feed
+from penstock.ingest.order import Order
 from penstock.errors import PreflightError
 from penstock.storage import Storage
 manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
@@ -359,8 +359,8 @@ def test_processes_that_are_killed_over_a_tight_budget_leave_only_whole_shards(r
     script = """
 import random, sys
 from pathlib import Path
-from ingest.dataset import DatasetManifest
-from ingest.shard_cache import NodeCache
+from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.shard_cache import NodeCache
 from penstock.digest import file_digest
 from penstock.storage import Storage
 manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.shards import ShardBuffer, columns_of, open_shard, tensor_array, with_provenance, write_shard
 from penstock.digest import file_digest
 from penstock.errors import DataError
+from penstock.ingest.shards import ShardBuffer, columns_of, open_shard, tensor_array, with_provenance, write_shard
 
 
 def make_table(rows: int, start: int = 0) -> pa.Table:
@@ -72,7 +72,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_arrive(tmp_path: Path) -
 
 def test_the_bytes_do_not_hang_on_the_pieces_they_are_written_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shard(tmp_path / "whole", [make_table(500)])
-    monkeypatch.setattr("ingest.shards.PIECE_BYTES", 7)
+    monkeypatch.setattr("penstock.ingest.shards.PIECE_BYTES", 7)
     write_shard(tmp_path / "pieces", [make_table(500)])
     assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
 
@@ -99,7 +99,7 @@ def test_no_write_is_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.Mon
     def writes() -> int:
         return int(re.search(r"syscw: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
 
-    monkeypatch.setattr("ingest.shards.PIECE_BYTES", 1000)
+    monkeypatch.setattr("penstock.ingest.shards.PIECE_BYTES", 1000)
     before = writes()
     write_shard(tmp_path / "a", [make_table(5000)])
     assert writes() - before >= (tmp_path / "a").stat().st_size // 1000 > 100

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.snapshot import SourceSnapshot, iterate_rows, read_source
-from ingest.source import list_source
-from ingest.spec import DataSpec
 from penstock.errors import DataError, SpecError
+from penstock.ingest.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.source import list_source
+from penstock.ingest.spec import DataSpec
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ingest import source, source_digests
-from ingest.snapshot import read_source
-from ingest.source import list_source
-from ingest.source_digests import content_digests
-from ingest.spec import DataSpec
 from penstock.errors import DataError
+from penstock.ingest import source, source_digests
+from penstock.ingest.snapshot import read_source
+from penstock.ingest.source import list_source
+from penstock.ingest.source_digests import content_digests
+from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from ingest.source import list_source
-from ingest.spec import DataSpec
 from penstock.errors import DataError, ServiceError, SpecError
+from penstock.ingest.source import list_source
+from penstock.ingest.spec import DataSpec
 from tests.ingest.reading import write_files
 
 

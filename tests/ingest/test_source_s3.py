@@ -8,10 +8,10 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from ingest.snapshot import read_source
-from ingest.source import list_source
-from ingest.spec import DataSpec
 from penstock.errors import DataError, ServiceError
+from penstock.ingest.snapshot import read_source
+from penstock.ingest.source import list_source
+from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from ingest.dataset import SPLITS
-from ingest.row_hash import hash_columns, unit_interval
-from ingest.snapshot import iterate_rows
-from ingest.spec import DataSpec
-from ingest.splits import split_codes
 from penstock.errors import DataError, SpecError
+from penstock.ingest.dataset import SPLITS
+from penstock.ingest.row_hash import hash_columns, unit_interval
+from penstock.ingest.snapshot import iterate_rows
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.splits import split_codes
 from tests.ingest.reading import read_snapshot, write_files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def test_hashes_never_change() -> None:
 
 def test_hashes_are_the_same_in_another_process() -> None:
     code = (
-        "import pyarrow as pa; from math import nan; from ingest.row_hash import hash_columns; "
+        "import pyarrow as pa; from math import nan; from penstock.ingest.row_hash import hash_columns; "
         f"table = pa.table({KNOWN_TABLE!r}); print(hash_columns(table, table.column_names).tolist())"
     )
     command = [sys.executable, "-c", code]

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from ingest.steps import PreprocessStep, columns_of_step
 from penstock.errors import DataError
+from penstock.ingest.steps import PreprocessStep, columns_of_step
 
 SCHEMA = pa.schema(
     [("age", pa.int64()), ("fare", pa.float64()), ("sex", pa.string()), ("label", pa.int64()), ("day", pa.timestamp("s"))]

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from ingest.fitted_state import ColumnState, FittedPreprocess, FittedStep
-from ingest.row_problems import Origin
-from ingest.spec import DataSpec
-from ingest.steps import PreprocessStep
-from ingest.transform import Transform
 from penstock.errors import DataError, SpecError
+from penstock.ingest.fitted_state import ColumnState, FittedPreprocess, FittedStep
+from penstock.ingest.row_problems import Origin
+from penstock.ingest.spec import DataSpec
+from penstock.ingest.steps import PreprocessStep
+from penstock.ingest.transform import Transform
 from penstock.usercode import capture
 from tests.ingest.preparing import transform_table
 

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingest.feed import open_feed
-from ingest.order import Order
-from ingest.ray_feed import STREAM_CPUS, MemoryFeed, stream_tasks, streams_cpus
-from ingest.spec import MaterializeSpec
-from ingest.uncached import RowSource
 from penstock.errors import DataError
+from penstock.ingest.feed import open_feed
+from penstock.ingest.order import Order
+from penstock.ingest.ray_feed import STREAM_CPUS, MemoryFeed, stream_tasks, streams_cpus
+from penstock.ingest.spec import MaterializeSpec
+from penstock.ingest.uncached import RowSource
 from penstock.progress import silent
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source
 

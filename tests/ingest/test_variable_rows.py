@@ -16,16 +16,16 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from ingest.cursor import Batch
-from ingest.dataset import ColumnInfo, DatasetManifest
-from ingest.feed import CachedFeed, open_feed
-from ingest.list_batches import batch_rows_of, from_padded, padded_of
-from ingest.order import make_order
-from ingest.shards import open_shard
-from ingest.spec import MaterializeSpec, ShuffleSpec
 from penstock.errors import DataError, SpecError
+from penstock.ingest.cursor import Batch
+from penstock.ingest.dataset import ColumnInfo, DatasetManifest
+from penstock.ingest.feed import CachedFeed, open_feed
+from penstock.ingest.list_batches import batch_rows_of, from_padded, padded_of
+from penstock.ingest.order import make_order
+from penstock.ingest.shards import open_shard
+from penstock.ingest.spec import MaterializeSpec, ShuffleSpec
+from penstock.training.serving import ServedModel
 from tests.ingest.preparing import Source, transform_table
-from training.serving import ServedModel
 
 ROWS, BATCH = 300, 32
 STEPS = [

@@ -250,7 +250,7 @@ CLASHING: Files = {
         from penstock.errors import PenstockError
         from tasks import VALUE
         from training import blocks
-        from training.spec import TrainSpec
+        from penstock.training.spec import TrainSpec
 
         class Model:
             def facts(self):
@@ -266,19 +266,19 @@ CLASHING: Files = {
 def test_a_project_with_our_folder_names_means_its_own_files(tmp_path: Path) -> None:
     import json
 
-    import ingest.spec
     import penstock.errors
-    import training.spec
+    import penstock.ingest.spec
+    import penstock.training.spec
 
     code = capture("model.py:Model", write(tmp_path, CLASHING))
     block, task = "user block", "user task"
     assert code.load()().facts() == [
-        "user ingest", "user json", task, block, block, block, block, True, True, "training.spec",
+        "user ingest", "user json", task, block, block, block, block, True, True, "penstock.training.spec",
     ]  # fmt: skip
     assert not hasattr(penstock.errors.PenstockError, "mine")
     assert sys.modules["json"] is json
-    assert sys.modules["ingest.spec"] is ingest.spec
-    assert sys.modules["training.spec"] is training.spec
+    assert sys.modules["penstock.ingest.spec"] is penstock.ingest.spec
+    assert sys.modules["penstock.training.spec"] is penstock.training.spec
 
 
 def test_a_target_in_a_clashing_folder_and_as_a_dotted_module(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.spec_file import load_spec
-from tasks.keys import StageKey, changed_inputs, stage_keys
-from tasks.project import Project
+from penstock.flows.spec_file import load_spec
+from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
+from penstock.tasks.project import Project
 
 PIPELINE = """\
 name: keys

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flows.cpus import cpus_needed, cpus_refused
-from flows.spec_file import load_spec
-from ingest.dataset import DatasetManifest, FeedSchema
-from ingest.materialize import materialize
-from ingest.parallel import local_map
-from ingest.spec import MaterializeSpec
+from penstock.flows.cpus import cpus_needed, cpus_refused
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.dataset import DatasetManifest, FeedSchema
+from penstock.ingest.materialize import materialize
+from penstock.ingest.parallel import local_map
+from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
-from tasks.materialize import STAGE
-from tasks.project import Project
-from tasks.stage import Look
+from penstock.tasks.materialize import STAGE
+from penstock.tasks.project import Project
+from penstock.tasks.stage import Look
 from tests.drills.project import make_project
 from tests.ingest.preparing import Source
 
@@ -50,7 +50,7 @@ def prepared(source: Source, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list
         need_ray=lambda: None,
         warn=warned.append,
     )
-    monkeypatch.setattr("tasks.materialize.materialize_dataset", partial(materialize, parallel=local_map))
+    monkeypatch.setattr("penstock.tasks.materialize.materialize_dataset", partial(materialize, parallel=local_map))
     found, _ = STAGE.run(ctx)
     shown = dict(STAGE.facts(found))
     assert shown == dict(STAGE.facts(json.loads(json.dumps(found, sort_keys=True))))  # as it is read from its record

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tasks.evaluate import STAGE as EVALUATE
-from tasks.project import Project
-from tasks.register import STAGE as REGISTER
-from tasks.stage import Look
+from penstock.tasks.evaluate import STAGE as EVALUATE
+from penstock.tasks.project import Project
+from penstock.tasks.register import STAGE as REGISTER
+from penstock.tasks.stage import Look
 
 NOWHERE = cast("Project", None)
 """Neither stage looks at the project."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.repair import repair_run
 from penstock.errors import ResumeError
+from penstock.flows.repair import repair_run
 from penstock.storage import Storage
-from tasks.runs import Ledger, StageRecord
+from penstock.tasks.runs import Ledger, StageRecord
 
 
 def test_a_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:

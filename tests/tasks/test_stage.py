@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 folder, error, failures = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
-from flows.services import prefect_api
+from penstock.flows.services import prefect_api
 
 with prefect_api(folder / "state"):
     from prefect import flow
@@ -28,9 +28,9 @@ with prefect_api(folder / "state"):
 
     from penstock import errors
     from penstock.storage import Storage
-    from tasks.keys import StageKey
-    from tasks.runs import Ledger
-    from tasks.stage import Stage, stage_task
+    from penstock.tasks.keys import StageKey
+    from penstock.tasks.runs import Ledger
+    from penstock.tasks.stage import Stage, stage_task
 
     calls = []
 

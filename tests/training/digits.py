@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from ingest.order import make_order
-from ingest.shards import tensor_array, write_shard
-from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.digest import digest_of, file_digest
+from penstock.ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
+from penstock.ingest.order import make_order
+from penstock.ingest.shards import tensor_array, write_shard
+from penstock.ingest.spec import SampleSpec, ShuffleSpec
 from penstock.storage import Storage
+from penstock.training.group import Group
+from penstock.training.job import TrainJob
+from penstock.training.mailbox import Event
+from penstock.training.spec import TrainSpec
+from penstock.training.worker import RankResult, run_rank
 from penstock.usercode import capture
-from training.group import Group
-from training.job import TrainJob
-from training.mailbox import Event
-from training.spec import TrainSpec
-from training.worker import RankResult, run_rank
 
 CPU = torch.device("cpu")
 ROWS = {"train": 333, "validation": 101, "test": 120}

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.training.group import Group
+from penstock.training.idle_writer import IdleWriter
+from penstock.training.job import TrainJob
+from penstock.training.worker import RankResult, run_rank
 from tests.training.digits import CPU, ListClient
-from training.group import Group
-from training.idle_writer import IdleWriter
-from training.job import TrainJob
-from training.worker import RankResult, run_rank
 
 __all__ = ["run_ranks", "train_all", "train_ranks", "without_idle_writer"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "training.worker"])
+_CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "penstock.training.worker"])
 
 
 def run_ranks(work: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:

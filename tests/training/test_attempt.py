@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataError, Interrupted, PenstockError
+from penstock.training.attempt import Attempt
+from penstock.training.mailbox import Event, Failure, WorkerStarted
 from tests.training.digits import make_job
-from training.attempt import Attempt
-from training.mailbox import Event, Failure, WorkerStarted
 
 
 def attempt_after(folder: Path, *events: Event) -> Attempt:

@@ -11,17 +11,17 @@ import torch
 from PIL import Image
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
-from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
-from ingest.shards import open_shard
 from penstock.errors import DataError, ResumeError, SpecError
+from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
+from penstock.ingest.shards import open_shard
 from penstock.storage import Storage
+from penstock.training.checkpoint import Checkpoint, CheckpointStore
+from penstock.training.evaluation import Findings, evaluate
+from penstock.training.figures import calibration_figure, confusion_figure, figure_png, precision_recall_figure, roc_figure
+from penstock.training.job import TrainJob
+from penstock.training.recipe import load_recipe
+from penstock.training.state_files import weights_of
 from tests.training.digits import make_job, train_alone
-from training.checkpoint import Checkpoint, CheckpointStore
-from training.evaluation import Findings, evaluate
-from training.figures import calibration_figure, confusion_figure, figure_png, precision_recall_figure, roc_figure
-from training.job import TrainJob
-from training.recipe import load_recipe
-from training.state_files import weights_of
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penstock.training.exchange import INTERVAL_S, MAX_STEPS, Exchange
+from penstock.training.group import Group
 from tests.training.digits import CPU
-from training.exchange import INTERVAL_S, MAX_STEPS, Exchange
-from training.group import Group
 
 
 class Clock:

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from penstock.storage import Storage
+from penstock.training.checkpoint import CheckpointStore
+from penstock.training.group import Group
+from penstock.training.job import TrainJob
+from penstock.training.learner import Learner
+from penstock.training.packed import unpack
+from penstock.training.recipe import load_recipe
+from penstock.training.worker import RankResult, run_rank
 from tests.gpu import needs_gpu
 from tests.training.digits import CPU, SCHEMA, ListClient, make_job, train_alone
-from training.checkpoint import CheckpointStore
-from training.group import Group
-from training.job import TrainJob
-from training.learner import Learner
-from training.packed import unpack
-from training.recipe import load_recipe
-from training.worker import RankResult, run_rank
 
 pytestmark = needs_gpu
 GPU = torch.device("cuda:0")

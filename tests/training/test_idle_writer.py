@@ -23,20 +23,20 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError, TrainingError
 from penstock.storage import Storage
+from penstock.training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.checkpoint_writer import CheckpointWriter
+from penstock.training.commit import commit
+from penstock.training.host_copy import copied
+from penstock.training.idle_writer import IdleWriter, IdleWriterGoneError
+from penstock.training.idle_writer_main import Target
+from penstock.training.journal import JournalWriter, Point, read_journal
+from penstock.training.mailbox import CheckpointCommitted, Event, Warned
+from penstock.training.packed import pack, unpack
+from penstock.training.snapshot_memory import SnapshotMemory
+from penstock.training.spec import CheckpointSpec
+from penstock.training.state_files import NamedTensors, training_file, training_of, weights_of
+from penstock.training.weights import weights_digest
 from tests.training.digits import ListClient, make_job, train_alone
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
-from training.checkpoint_writer import CheckpointWriter
-from training.commit import commit
-from training.host_copy import copied
-from training.idle_writer import IdleWriter, IdleWriterGoneError
-from training.idle_writer_main import Target
-from training.journal import JournalWriter, Point, read_journal
-from training.mailbox import CheckpointCommitted, Event, Warned
-from training.packed import pack, unpack
-from training.snapshot_memory import SnapshotMemory
-from training.spec import CheckpointSpec
-from training.state_files import NamedTensors, training_file, training_of, weights_of
-from training.weights import weights_digest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has processes that run when nothing else does")
 
@@ -291,7 +291,7 @@ def test_training_goes_on_where_no_process_can_be_started(tmp_path: Path, monkey
     def no_more(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("training.idle_writer.psutil.Popen", no_more)
+    monkeypatch.setattr("penstock.training.idle_writer.psutil.Popen", no_more)
     client = ListClient()
     train_alone(make_job(tmp_path, max_steps=3), client)
     told = [event.message for event in client.events if isinstance(event, Warned)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.storage import Storage
-from training.journal import JournalWriter, Point, read_journal, truncate_journal
+from penstock.training.journal import JournalWriter, Point, read_journal, truncate_journal
 
 
 @pytest.fixture

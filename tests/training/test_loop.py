@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ingest.order import make_order
-from ingest.spec import SampleSpec, ShuffleSpec
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError, ResumeError, SpecError, TrainingError
+from penstock.ingest.order import make_order
+from penstock.ingest.spec import SampleSpec, ShuffleSpec
 from penstock.storage import Storage
+from penstock.training import mailbox
+from penstock.training.checkpoint import CheckpointManifest, CheckpointStore
+from penstock.training.group import Group
+from penstock.training.journal import Point, read_journal
+from penstock.training.mailbox import CheckpointCommitted, Progress, Resumed, Warned
+from penstock.training.packed import pack
+from penstock.training.rng import restore_rng
+from penstock.training.state_files import training_of, weights_of
+from penstock.training.worker import run_rank
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
 from tests.training.test_state import generators_of_format_3
-from training import mailbox
-from training.checkpoint import CheckpointManifest, CheckpointStore
-from training.group import Group
-from training.journal import Point, read_journal
-from training.mailbox import CheckpointCommitted, Progress, Resumed, Warned
-from training.packed import pack
-from training.rng import restore_rng
-from training.state_files import training_of, weights_of
-from training.worker import run_rank
 
 STEPS = 14  # two epochs of 333 rows in batches of 48
 
@@ -98,7 +98,7 @@ def test_the_last_step_of_an_epoch_is_dropped_or_filled(tmp_path: Path, last: st
 
 def test_the_digest_would_notice_a_forgotten_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_alone(make_job(tmp_path, run="whole"))
-    monkeypatch.setattr("training.worker.restore_rng", lambda state, device: None)
+    monkeypatch.setattr("penstock.training.worker.restore_rng", lambda state, device: None)
     train_alone(make_job(tmp_path, run="parts", max_steps=3))
     train_alone(make_job(tmp_path, run="parts", attempt=2))
     assert newest(tmp_path, "whole").weights_digest != newest(tmp_path, "parts").weights_digest

@@ -13,18 +13,18 @@ import torchmetrics
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r2_score, roc_auc_score
 from torch import Tensor, nn
 
-from ingest.cursor import FeedShare
-from ingest.dataset import ColumnInfo, FeedSchema
-from ingest.feed import open_parts
-from ingest.order import make_order
-from ingest.row_generator import RowGenerator
-from ingest.spec import ShuffleSpec
 from penstock.errors import SpecError, TrainingError
+from penstock.ingest.cursor import FeedShare
+from penstock.ingest.dataset import ColumnInfo, FeedSchema
+from penstock.ingest.feed import open_parts
+from penstock.ingest.order import make_order
+from penstock.ingest.row_generator import RowGenerator
+from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
+from penstock.training.deterministic import in_the_mode
+from penstock.training.metrics import CLASSIFICATION, MANY_CLASSES, REGRESSION, make_metrics, prepare_predictions
+from penstock.training.recipe import Recipe
 from tests.training.digits import write_digits
-from training.deterministic import in_the_mode
-from training.metrics import CLASSIFICATION, MANY_CLASSES, REGRESSION, make_metrics, prepare_predictions
-from training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,9 +160,9 @@ def test_predictions_of_another_shape_are_refused(shape: tuple[int, ...]) -> Non
 
 COUNTS = """
 import resource, torch
-from ingest.dataset import ColumnInfo, FeedSchema
-from training.metrics import make_metrics
-from training.recipe import Recipe
+from penstock.ingest.dataset import ColumnInfo, FeedSchema
+from penstock.training.metrics import make_metrics
+from penstock.training.recipe import Recipe
 
 class Predicts:
     def predict(self, model, batch):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from training import host_copy
-from training.packed import pack, unpack
+from penstock.training import host_copy
+from penstock.training.packed import pack, unpack
 
 
 def reread(packed: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from penstock.errors import SpecError, TrainingError
+from penstock.training.recipe import Recipe, load_recipe
 from penstock.usercode import UserCode, capture
 from tests.training.digits import SCHEMA
-from training.recipe import Recipe, load_recipe
 
 
 def code(name: str) -> UserCode:

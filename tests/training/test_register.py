@@ -16,13 +16,13 @@ import torch
 from mlflow.tracking import MlflowClient
 from safetensors.torch import save_file
 
-from ingest.dataset import ColumnInfo, FeedSchema
 from penstock.errors import ServiceError
+from penstock.ingest.dataset import ColumnInfo, FeedSchema
+from penstock.training import register
+from penstock.training.mlflow_backend import connect, version_exists
+from penstock.training.register import Registered, register_model
+from penstock.training.tracking import Tracker
 from penstock.usercode import capture
-from training import register
-from training.mlflow_backend import connect, version_exists
-from training.register import Registered, register_model
-from training.tracking import Tracker
 
 RECIPE = """
 import torch
@@ -109,9 +109,9 @@ answer = model.predict({"image": images, "age": ages})
 frame = model.predict(pd.DataFrame({"image": images.reshape(3, 9).tolist(), "age": ages}))
 same = bool((np.asarray(answer.iloc[:, 1] if hasattr(answer, "iloc") else answer)
              == np.asarray(frame.iloc[:, 1] if hasattr(frame, "iloc") else frame)).all())
-import training
+import penstock.training
 print(json.dumps({"answer": answer.to_dict("list") if hasattr(answer, "to_dict") else answer.tolist(), "same": same,
-                  "inputs": [i.name for i in model.metadata.get_input_schema().inputs], "code": training.__file__,
+                  "inputs": [i.name for i in model.metadata.get_input_schema().inputs], "code": penstock.training.__file__,
                   "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
 """
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.training.rng import capture_rng, restore_rng, rng_bytes, seed_rng
+from penstock.training.state import TrainState
 from tests.training.digits import CPU
-from training.rng import capture_rng, restore_rng, rng_bytes, seed_rng
-from training.state import TrainState
 
 
 def generators_of_format_3() -> dict[str, Tensor]:

@@ -16,14 +16,14 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
 from penstock.errors import ServiceError
+from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema
 from penstock.storage import Storage
+from penstock.training.journal import Point
+from penstock.training.mlflow_backend import open_client
+from penstock.training.tracking import Tracker, repair
 from tests.penstock.databases import MARK, execute, marked, tables_of
 from tests.training.tracking_cases import checkpoint_at
-from training.journal import Point
-from training.mlflow_backend import open_client
-from training.tracking import Tracker, repair
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def test_a_server_that_does_not_answer_is_refused_before_anything_is_spent() -> 
 
 def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
-    script = "import sys; from training.mlflow_backend import connect; connect(sys.argv[1], 'demo')"
+    script = "import sys; from penstock.training.mlflow_backend import connect; connect(sys.argv[1], 'demo')"
     environment = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}  # no database to copy
     child = subprocess.Popen([sys.executable, "-c", script, uri], cwd=Path(__file__).parents[2], env=environment)
     making = tmp_path / "mlflow" / "mlflow.db.making"

@@ -17,9 +17,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from penstock.storage import Storage
+from penstock.training.journal import JournalWriter, Point, read_journal, truncate_journal
+from penstock.training.tracking import Tracker, repair
 from tests.training.tracking_cases import checkpoint_at
-from training.journal import JournalWriter, Point, read_journal, truncate_journal
-from training.tracking import Tracker, repair
 
 
 class MlflowServer:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.storage import Storage
-from training.journal import Point
-from training.sender import Operation, Outbox, Sender, Trouble
+from penstock.training.journal import Point
+from penstock.training.sender import Operation, Outbox, Sender, Trouble
 
 
 class Down(Exception):

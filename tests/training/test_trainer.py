@@ -14,9 +14,9 @@ import pytest
 import ray
 
 from penstock.errors import TrainingError
+from penstock.training.mailbox import CheckpointCommitted, Event, Progress, WorkerStarted
+from penstock.training.trainer import TrainOutcome, train
 from tests.training.digits import make_job
-from training.mailbox import CheckpointCommitted, Event, Progress, WorkerStarted
-from training.trainer import TrainOutcome, train
 
 pytestmark = pytest.mark.slow
 

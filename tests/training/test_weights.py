@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from training.weights import file_weights_digest, weights_digest
+from penstock.training.weights import file_weights_digest, weights_digest
 
 
 def some_weights() -> dict[str, Tensor]:

@@ -18,19 +18,19 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
+from penstock.training import group as group_module
+from penstock.training import reporting, state_files
+from penstock.training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.checkpoint_writer import CheckpointWriter
+from penstock.training.gradients import MeanGradients
+from penstock.training.group import Group, Letters
+from penstock.training.job import TrainJob
+from penstock.training.journal import JournalWriter
+from penstock.training.packed import pack
+from penstock.training.state_files import NamedTensors, training_file, training_of, weights_of
+from penstock.training.worker import RankResult, run_rank
 from tests.training.digits import ListClient, make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks, without_idle_writer
-from training import group as group_module
-from training import reporting, state_files
-from training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
-from training.checkpoint_writer import CheckpointWriter
-from training.gradients import MeanGradients
-from training.group import Group, Letters
-from training.job import TrainJob
-from training.journal import JournalWriter
-from training.packed import pack
-from training.state_files import NamedTensors, training_file, training_of, weights_of
-from training.worker import RankResult, run_rank
 
 
 def newest(folder: Path, run: str) -> Checkpoint:
