@@ -5,8 +5,7 @@
         training.safetensors  optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators
         manifest.json         written last: sizes and hashes of the others; without it the folder does not count
 
-What lies in the two is told by training/state_files.py, and who writes which by training/reporting.py. Nothing here needs
-torch, as it is used by a process that does without: training/idle_writer_main.py.
+What lies in the two is told by training/state_files.py. Nothing here loads torch: commands that only look do without it.
 
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
 the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint. Source: the manifest
@@ -25,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -36,6 +35,9 @@ from penstock.storage import Storage
 from penstock.training.spec import BestSpec
 from penstock.training.state import TrainState
 
+if TYPE_CHECKING:
+    from penstock.training.state_files import NamedTensors
+
 __all__ = [
     "MODEL",
     "TRAINING",
@@ -45,8 +47,6 @@ __all__ = [
     "CheckpointManifest",
     "CheckpointStore",
     "Snapshot",
-    "StoredFile",
-    "Tensors",
 ]
 
 FOLDER = "checkpoints"
@@ -86,9 +86,7 @@ class CheckpointFacts(Section):
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""
 
-    version: Literal[1, 2, 3, 4] = VERSION
-    """1 kept the ranks' random generators in another form, in a file of their own: it is read, but not continued. 2 kept
-    tensors one by one, and 3 kept what `training.safetensors` holds as `training.pt`, pickled."""
+    version: Literal[4] = VERSION
     weights_digest: str
     created: str
     files: dict[str, StoredFile]
@@ -99,33 +97,14 @@ class CheckpointManifest(CheckpointFacts):
         return sum(file.size_bytes for file in self.files.values())
 
 
-class Tensors(Protocol):
-    """Tensors that go into one file, wherever they are: `state_files.NamedTensors` or what another process shares."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all together."""
-
-    def save(self, path: Path) -> None:
-        """Write a safetensors file."""
-
-    def digest(self) -> str:
-        """As `penstock.training.weights.weights_digest`."""
-
-
-T_co = TypeVar("T_co", bound=Tensors, covariant=True)
-
-
 @dataclass(frozen=True)
-class Snapshot(Generic[T_co]):
-    """What one process writes of a checkpoint: copies, so that training goes on meanwhile."""
+class Snapshot:
+    """What a checkpoint is written from: copies, so that training goes on meanwhile."""
 
     facts: CheckpointFacts
-    model: T_co
-    training: T_co | None
-    """As `penstock.training.state_files.training_file` makes it; None where another process writes it."""
-    mark: str = ""
-    """Ends the checkpoint's name; empty for one that is random."""
+    model: NamedTensors
+    training: NamedTensors
+    """As `penstock.training.state_files.training_file` makes it."""
 
 
 @dataclass(frozen=True)
@@ -157,42 +136,24 @@ class CheckpointStore:
         self._keep = keep
         self._best = best
 
-    def write(
-        self,
-        snapshot: Snapshot[Tensors],
-        before_commit: Callable[[], None] = lambda: None,
-        training_written: Callable[[int], StoredFile] | None = None,
-    ) -> Checkpoint:
+    def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment this returns.
 
         Args:
             snapshot: what to write.
             before_commit: called when all files are durable and the manifest is not there yet.
-            training_written: waits for the process that writes the training state, where the snapshot does not hold it.
-                It is called once, also if something fails here. Its errors stay as they are.
 
         Raises:
             CheckpointError: the storage refuses (full, gone, no permission).
-            PenstockError: `before_commit` refuses.
         """
-        step = snapshot.facts.step
-        name = _name(step, snapshot.mark or uuid.uuid4().hex[:6])
+        name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
         folder = self._storage.child(name)
-        files: dict[str, StoredFile] = {}
-        asked = training_written is None
         try:
-            with _as_checkpoint_error(folder, 3 * snapshot.model.size_bytes):  # AdamW's averages are twice as large
-                files[MODEL], digest = _put(folder, MODEL, snapshot.model), snapshot.model.digest()
-                if snapshot.training is not None:
-                    files[TRAINING] = _put(folder, TRAINING, snapshot.training)
-            if training_written is not None:
-                asked = True
-                files[TRAINING] = training_written(step)
-                _check_is_there(folder, TRAINING, files[TRAINING])
-            with _as_checkpoint_error(folder, 0):
+            with _as_checkpoint_error(folder, snapshot.model.size_bytes + snapshot.training.size_bytes):
+                files = {MODEL: _put(folder, MODEL, snapshot.model), TRAINING: _put(folder, TRAINING, snapshot.training)}
                 manifest = CheckpointManifest(
                     **snapshot.facts.model_dump(),
-                    weights_digest=digest,
+                    weights_digest=snapshot.model.digest(),
                     created=datetime.now(UTC).isoformat(timespec="milliseconds"),
                     files=files,
                 )
@@ -200,34 +161,9 @@ class CheckpointStore:
                 folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
         except Exception:  # whatever failed, and it is raised again
             with contextlib.suppress(Exception):
-                if training_written is not None and not asked:
-                    training_written(step)  # nobody may be at work in a folder that is deleted
-            with contextlib.suppress(Exception):
                 folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
             raise
         return Checkpoint(name, manifest, folder)
-
-    def write_training(self, step: int, mark: str, training: Tensors) -> StoredFile:
-        """Write the training state of the checkpoint of `step` that ends with `mark`, which another process writes and commits.
-
-        Raises:
-            CheckpointError: the storage refuses.
-        """
-        folder = self._storage.child(_name(step, mark))
-        with _as_checkpoint_error(folder, training.size_bytes):
-            return _put(folder, TRAINING, training)
-
-    def settle(self, snapshot: Snapshot[Tensors]) -> str | None:
-        """The name of a marked snapshot's checkpoint, if the process that wrote it, and is gone, has committed it; else None.
-
-        Then what it has written is deleted.
-        """
-        name = _name(snapshot.facts.step, snapshot.mark)
-        with _as_checkpoint_error(self._storage.child(name), 0):
-            if isinstance(self._read_manifest(name), Checkpoint):
-                return name
-            self._storage.delete(name)
-        return None
 
     def committed(self) -> list[Checkpoint]:
         """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
@@ -260,7 +196,7 @@ class CheckpointStore:
         Returns (None, []) for a run without checkpoints.
 
         Raises:
-            CheckpointError: there are committed checkpoints and none can be trusted, or one is from a newer penstock.
+            CheckpointError: there are committed checkpoints and none can be trusted, or one is of another version.
         """
         damaged: dict[str, str] = {}
         for name, found in self._newest_first():
@@ -344,10 +280,11 @@ class CheckpointStore:
         except ValueError as error:
             return f"{MANIFEST} is no JSON ({error})"
         version = data.get("version") if isinstance(data, dict) else None
-        if isinstance(version, int) and version > VERSION:
+        if isinstance(version, int) and version != VERSION:
+            fresh = "start over with `penstock run FILE --fresh`"
             raise CheckpointError(
                 f"checkpoint {folder.uri()} has version {version}, this penstock reads version {VERSION}",
-                next_step="run with the penstock that wrote it, or start over with `penstock run FILE --fresh`",
+                next_step=fresh if version < VERSION else f"run with the penstock that wrote it, or {fresh}",
             )
         try:
             return Checkpoint(name, CheckpointManifest.model_validate(data), folder)
@@ -372,21 +309,7 @@ def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
         ) from error
 
 
-def _check_is_there(folder: Storage, file: str, stored: StoredFile) -> None:
-    """Another process has written it: where this one sees another disk, it would commit a checkpoint without the file."""
-    with _as_checkpoint_error(folder, 0):
-        try:
-            size_bytes = folder.size(file)
-        except FileNotFoundError:
-            size_bytes = -1
-    if size_bytes != stored.size_bytes:
-        raise CheckpointError(
-            f"another worker wrote {file} of {folder.uri()}, and it is not here: the workers do not share their storage",
-            next_step="set `storage` to a place that all workers see, such as s3://bucket/prefix",
-        )
-
-
-def _put(folder: Storage, file: str, tensors: Tensors) -> StoredFile:
+def _put(folder: Storage, file: str, tensors: NamedTensors) -> StoredFile:
     with _place(folder, file) as path:
         tensors.save(path)
         stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
@@ -438,10 +361,6 @@ def _lost(name: str, why: str, used: CheckpointManifest) -> str:
     again = "1 step is" if steps == 1 else f"{steps:,} steps are"
     cost = f"{again} trained again" if steps else "no step is lost"
     return f"checkpoint {name} is damaged ({why}); continuing from step {used.step:,} instead: {cost}"
-
-
-def _name(step: int, mark: str) -> str:
-    return f"step-{step:010d}-{mark}"
 
 
 def _step_of(name: str) -> int:

@@ -1,107 +1,49 @@
-"""How is a checkpoint written while training goes on? By one background thread of a rank, one checkpoint at a time."""
+"""How is a checkpoint written while training goes on? By one background thread of rank 0, one checkpoint at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
 
-from penstock.training.checkpoint import CheckpointStore, Snapshot, StoredFile
-from penstock.training.commit import commit
-from penstock.training.idle_writer import IdleWriter, IdleWriterGoneError
+from penstock.errors import CheckpointError
+from penstock.training.checkpoint import CheckpointStore, Snapshot
 from penstock.training.journal import JournalWriter, Point
-from penstock.training.mailbox import CheckpointCommitted, Event, Warned
+from penstock.training.mailbox import CheckpointCommitted, Event
 from penstock.training.not_a_number import check_weights
-from penstock.training.snapshot_memory import SnapshotMemory
-from penstock.training.state_files import NamedTensors
 
-__all__ = ["BackgroundWriter", "CheckpointWriter"]
-
-T = TypeVar("T")
+__all__ = ["CheckpointWriter"]
 
 
-class BackgroundWriter(Generic[T]):
-    """Does one piece of work after the other in a thread. Called from the training thread.
+class CheckpointWriter:
+    """Writes and commits checkpoints, and tells of each. Called from the training thread of rank 0.
 
-    What a piece raises is raised by the next call, because training that cannot save itself must stop and not merely complain.
+    What a write raises is raised by the next call, because training that cannot save itself must stop and not merely complain.
+
+    Args:
+        store: where to.
+        journal: where metric points are sealed.
+        post: takes the news.
+        refuses_nan: a weight that is not a number is an error, and nothing is written.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, store: CheckpointStore, journal: JournalWriter, post: Callable[[Event], None], refuses_nan: bool = False
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._post = post
+        self._refuses_nan = refuses_nan
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-checkpoint")
-        self._running: Future[T] | None = None
-        self.last: T | None = None
+        self._running: Future[str] | None = None
+        self._last: str | None = None
 
     @property
     def busy(self) -> bool:
         """Whether something is being written."""
         return self._running is not None and not self._running.done()
 
-    def start(self, work: Callable[[], T]) -> None:
-        """Begin; waits for the piece before. Who waits before copying holds at most one copy of the model."""
-        self.wait()
-        self._running = self._executor.submit(work)
-
-    def check(self) -> None:
-        """Raise the error of a write that failed; returns at once."""
-        if self._running is not None and self._running.done():
-            self.wait()
-
-    def wait(self) -> T | None:
-        """Wait until nothing is being written; returns what came of the last piece."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            self.last = running.result()
-        return self.last
-
-    def close(self) -> None:
-        """End the thread, after the piece in hand. Never raises: the caller has its own error to report by now."""
-        self._executor.shutdown(wait=True)
-
-
-class CheckpointWriter(BackgroundWriter[str]):
-    """Writes and commits checkpoints, tells of each and returns its name. Rank 0 only.
-
-    Args:
-        store: where to.
-        journal: where metric points are sealed.
-        post: takes the news.
-        training_written: waits for the rank that writes the training state, as in `CheckpointStore.write`; None: this one does.
-        idle: does it for the thread; not where another rank writes the training state.
-        refuses_nan: a weight that is not a number is an error, and nothing counts that was written of it.
-    """
-
-    def __init__(
-        self,
-        store: CheckpointStore,
-        journal: JournalWriter,
-        post: Callable[[Event], None],
-        training_written: Callable[[int], StoredFile] | None = None,
-        idle: IdleWriter | None = None,
-        refuses_nan: bool = False,
-    ) -> None:
-        super().__init__()
-        self._store = store
-        self._journal = journal
-        self._post = post
-        self._training_written = training_written
-        self._idle = idle
-        self._refuses_nan = refuses_nan
-
-    @property
-    def writes_training(self) -> bool:
-        """Whether the training state is to be given."""
-        return self._training_written is None
-
-    def memory(self) -> SnapshotMemory | None:
-        """Where to put the next copies, if anywhere. Waits for the checkpoint before, whose copies lay there."""
-        self.wait()
-        if self._idle is None:
-            return None
-        self._idle.memory.clear()
-        return self._idle.memory
-
-    def submit(self, completed: Callable[[], Snapshot[NamedTensors]], points: list[Point]) -> None:
-        """Start writing; waits for the one before.
+    def submit(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> None:
+        """Start writing; waits for the one before. Who waits before copying holds at most one copy of the model.
 
         Args:
             completed: gives what to write; called in the background, as it waits for copies and for what others still send.
@@ -112,26 +54,41 @@ class CheckpointWriter(BackgroundWriter[str]):
             TrainingError: the one before had a weight that is not a number.
             RuntimeError: a rank was lost before it had sent its part of the one before.
         """
-        self.start(lambda: self._write(completed, points))
+        self.wait()
+        self._running = self._executor.submit(self._write, completed, points)
 
-    def _write(self, completed: Callable[[], Snapshot[NamedTensors]], points: list[Point]) -> str:
+    def check(self) -> None:
+        """Raise the error of a write that failed; returns at once."""
+        if self._running is not None and self._running.done():
+            self.wait()
+
+    def wait(self) -> str | None:
+        """Wait until nothing is being written; the name of the last checkpoint."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            self._last = running.result()
+        return self._last
+
+    def close(self) -> None:
+        """End the thread, after the checkpoint in hand. Never raises: the caller has its own error to report by now."""
+        self._executor.shutdown(wait=True)
+
+    def _write(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> str:
         snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
+        step = snapshot.facts.step
+        if self._refuses_nan:
+            check_weights(snapshot.model.tensors, step)
 
-        def check() -> None:
-            if self._refuses_nan:
-                check_weights(snapshot.model.tensors, snapshot.facts.step)
+        def seal() -> None:
+            # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.
+            for point in points:
+                self._journal.add(point)
+            self._journal.seal(step)
 
-        name = None
-        if self._idle is not None:
-            check()
-            try:
-                name = self._idle.write(snapshot, points)
-            except IdleWriterGoneError as gone:
-                self._idle = None
-                if str(gone):
-                    self._post(Warned(message=str(gone)))
-                name = self._store.settle(snapshot)
-        if name is None:
-            name = commit(self._store, self._journal, snapshot, points, check, self._training_written)
-        self._post(CheckpointCommitted(name=name, step=snapshot.facts.step))
+        name = self._store.write(snapshot, seal).name
+        try:
+            self._store.prune()
+        except Exception as error:  # every store has errors of its own
+            raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
+        self._post(CheckpointCommitted(name=name, step=step))
         return name

@@ -5,20 +5,15 @@ A thin view of torch.distributed that also stands for one lone process.
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Group", "Letters"]
+__all__ = ["Group"]
 
 
 @dataclass(frozen=True)
@@ -77,14 +72,6 @@ class Group:
 
         return gathered
 
-    def beside_first(self) -> int | None:
-        """The lowest other rank on rank 0's machine; None where rank 0 is alone there. A collective."""
-        if self.world_size == 1:
-            return None
-        hosts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(hosts, _machine())
-        return next((rank for rank, host in enumerate(hosts) if rank > 0 and host == hosts[0]), None)
-
     def from_first(self, value: Any) -> Any:
         """Rank 0's small picklable value, on every rank; the other ranks' argument is ignored."""
         if self.world_size == 1:
@@ -98,44 +85,3 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
-
-
-def _machine() -> str:
-    """Which machine this is: hosts that were cloned may share a name, but not the kernel that runs."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else uuid.getnode()}"
-
-
-class Letters:
-    """Carries short texts from one rank to rank 0, beside what training sends: for threads in the background.
-
-    Making it is a collective.
-
-    Args:
-        sender: the other rank.
-    """
-
-    def __init__(self, sender: int) -> None:
-        self._sender = sender
-        # A rank that is lost closes its connection; what takes so long is a slow storage.
-        self._pair: Any = dist.new_group([0, sender], timeout=timedelta(days=1), backend="gloo")
-
-    def send(self, text: str) -> None:
-        """Send a text to rank 0, and wait until it is taken. Raises RuntimeError if rank 0 is gone."""
-        letter = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        for part in (torch.tensor([len(letter)]), letter):
-            dist.send(part, dst=0, group=self._pair)
-
-    def receive(self) -> str:
-        """Wait for the sender's next text. Raises RuntimeError if it is gone."""
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, src=self._sender, group=self._pair)
-        letter = bytearray(int(size))
-        dist.recv(torch.frombuffer(letter, dtype=torch.uint8), src=self._sender, group=self._pair)
-        return letter.decode()
-
-    def close(self) -> None:
-        """No more is sent or received; whoever still waits for it gets an error."""
-        with contextlib.suppress(ValueError):  # the ranks' own group has ended, and this one with it
-            dist.destroy_process_group(self._pair)
-        self._pair = None

@@ -15,24 +15,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from penstock.training.snapshot_memory import SnapshotMemory
-
 __all__ = ["copied", "host_memory", "once_there"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def copied(tensor: Tensor, memory: SnapshotMemory | None = None) -> Tensor:
-    """A contiguous copy on the CPU, in `memory` if that is given and the tensor was on the CPU before.
-
-    Of a GPU's tensor it is only on its way: see `once_there`.
-    """
+def copied(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU. Of a GPU's tensor it is only on its way: see `once_there`."""
     source = tensor.detach()
     if source.is_cuda:
         source = source.resolve_conj().resolve_neg()  # the GPU's part: a lazy one would be done here, and too early
-    if memory is not None and source.is_cpu and source.layout is torch.strided:
-        return memory.empty(source.shape, source.dtype).copy_(source)
     if not source.is_cuda or source.layout is not torch.strided:
         return source.to("cpu", copy=True).contiguous()
     copy = host_memory(source.shape, source.dtype, like=[source])

@@ -23,7 +23,6 @@ from penstock.training.group import Group
 from penstock.training.host_copy import copied, once_there
 from penstock.training.packed import pack
 from penstock.training.recipe import Columns, Recipe
-from penstock.training.snapshot_memory import SnapshotMemory
 from penstock.training.spec import TrainSpec
 from penstock.training.weights import tensors_of
 
@@ -108,25 +107,16 @@ class Learner:
         """Give every rank rank 0's buffers (batch norm's running statistics), which are those that are saved. A collective."""
         self._group.copy_first(list(self.model.buffers()))
 
-    @property
-    def has_extra_state(self) -> bool:
-        """Whether a module keeps more than tensors, by `get_extra_state`."""
-        state_dict = self.model.state_dict()
-        return len(tensors_of(state_dict)) < len(state_dict)
-
-    def copy_weights(self, memory: SnapshotMemory | None = None) -> Callable[[], dict[str, Tensor]]:
+    def copy_weights(self) -> Callable[[], dict[str, Tensor]]:
         """Begin to copy the weights to the CPU; later steps do not change the copy.
-
-        Args:
-            memory: where to, from the CPU.
 
         Returns:
             A function that waits for the copy and gives it. Any thread may call it.
         """
-        weights = {name: copied(value, memory) for name, value in tensors_of(self.model.state_dict()).items()}
+        weights = {name: copied(value) for name, value in tensors_of(self.model.state_dict()).items()}
         return once_there(weights, self._group.device)
 
-    def copy_training(self, memory: SnapshotMemory | None = None) -> Callable[[], dict[str, Any]]:
+    def copy_training(self) -> Callable[[], dict[str, Any]]:
         """As `copy_weights`, everything else that must be saved, packed."""
         state_dict = self.model.state_dict()
         weights = tensors_of(state_dict)
@@ -137,7 +127,7 @@ class Learner:
             "extra": {name: value for name, value in state_dict.items() if name not in weights},
             "learning_rate": self._spec.learning_rate,
         }
-        return once_there(pack(training, memory), self._group.device)
+        return once_there(pack(training), self._group.device)
 
     def restore(self, weights: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
         """Put copied weights and the unpacked rest back.

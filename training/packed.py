@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from penstock.training.host_copy import host_memory
-from penstock.training.snapshot_memory import SnapshotMemory
 
 __all__ = ["pack", "unpack"]
 
@@ -27,11 +26,10 @@ _ALIGN_BYTES = 64
 _PADDING = torch.zeros(_ALIGN_BYTES, dtype=torch.uint8)
 
 
-def pack(value: Any, memory: SnapshotMemory | None = None) -> dict[str, Any]:
+def pack(value: Any) -> dict[str, Any]:
     """Copy a tree of dicts, lists and tuples, and every tensor in it to the CPU; later changes do not reach the copy.
 
-    What lies on a GPU is only on its way when this returns: see `penstock.training.host_copy`. Tensors that all lie on
-    the CPU are copied into `memory`, where that is given.
+    What lies on a GPU is only on its way when this returns: see `penstock.training.host_copy`.
 
     Returns:
         `tree`, `layout` (JSON: dtype and shape of each tensor) and `bytes` (uint8[n]): what torch.load reads with
@@ -40,15 +38,11 @@ def pack(value: Any, memory: SnapshotMemory | None = None) -> dict[str, Any]:
     found: list[Tensor] = []
     tree = _without_tensors(value, found)
     layout = [(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in found]
-    return {"tree": tree, "layout": json.dumps(layout), "bytes": _one_block(found, layout, memory)}
+    return {"tree": tree, "layout": json.dumps(layout), "bytes": _one_block(found, layout)}
 
 
-def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]], memory: SnapshotMemory | None) -> Tensor:
-    size_bytes = sum(_room(tensor.nbytes) for tensor in tensors)
-    if memory is not None and all(tensor.is_cpu for tensor in tensors):
-        block = memory.empty([size_bytes], torch.uint8)
-    else:
-        block = host_memory([size_bytes], torch.uint8, like=tensors)
+def _one_block(tensors: list[Tensor], layout: Iterable[tuple[str, Sequence[int]]]) -> Tensor:
+    block = host_memory([sum(_room(tensor.nbytes) for tensor in tensors)], torch.uint8, like=tensors)
     if tensors and all(map(_is_bytes, tensors)):  # one call for all, instead of five for each
         pieces = []
         for tensor in tensors:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import math
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from functools import partial
 from typing import IO
 
-from pydantic import BaseModel
 from torch import Tensor
 
-from penstock.errors import CheckpointError
 from penstock.ingest.cursor import Batch
-from penstock.training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot, StoredFile
-from penstock.training.checkpoint_writer import BackgroundWriter, CheckpointWriter
+from penstock.training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.checkpoint_writer import CheckpointWriter
 from penstock.training.exactness import with_reason
-from penstock.training.group import Group, Letters
-from penstock.training.idle_writer import IdleWriter
-from penstock.training.idle_writer_main import Target
+from penstock.training.group import Group
 from penstock.training.job import TrainJob
 from penstock.training.journal import JournalWriter, Point, truncate_journal
 from penstock.training.learner import Learner
@@ -31,11 +25,11 @@ from penstock.training.rng import capture_rng
 from penstock.training.state import TrainState
 from penstock.training.state_files import NamedTensors, training_file
 
-__all__ = ["FirstRank", "RankBesideFirst", "RankObserver", "rank_observer"]
+__all__ = ["FirstRank", "RankObserver", "rank_observer"]
 
 
 class RankObserver(Observer):
-    """The observer of a rank that writes nothing of a checkpoint.
+    """The observer of a rank that writes no checkpoint.
 
     Args:
         group: the ranks.
@@ -66,7 +60,7 @@ class RankObserver(Observer):
             self._rows_file.flush()
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
-        """Give this rank's random generators to those who write. A collective."""
+        """Give this rank's random generators to rank 0. A collective."""
         self._sent()
         self._sent = self._generators()
 
@@ -80,82 +74,6 @@ class RankObserver(Observer):
         return self._group.gather(capture_rng(self._group.device))
 
 
-class RankBesideFirst(RankObserver):
-    """The observer of the rank that writes the training state: what is copied and written is divided between two ranks.
-
-    What that file holds is the same on all of them. Rank 0 waits for the letter that says what was written, and commits it.
-
-    Args:
-        group: the ranks.
-        learner: what is saved.
-        store: where to.
-        letters: to rank 0.
-        mark: ends the names of this worker group's checkpoints.
-        rows_file: as for every rank.
-    """
-
-    def __init__(
-        self, group: Group, learner: Learner, store: CheckpointStore, letters: Letters, mark: str, rows_file: IO[str] | None
-    ) -> None:
-        super().__init__(group, rows_file)
-        self._learner, self._store, self._letters, self._mark = learner, store, letters, mark
-        self._writer: BackgroundWriter[StoredFile] = BackgroundWriter()
-
-    def save(self, state: TrainState, measured: dict[str, float]) -> None:
-        """Copy this rank's part to memory and have it written in the background. A collective.
-
-        Raises:
-            CheckpointError: the write before failed.
-            RuntimeError: a rank was lost before it had sent its part of the one before.
-        """
-        self._writer.wait()  # before the copy: at most one is held
-        generators = self._generators()
-        training = self._learner.copy_training()
-        self._writer.start(lambda: self._write(state.step, lambda: training_file(training(), generators())))
-
-    def finish(self) -> str | None:
-        """As `FirstRank.finish`; has no name to tell."""
-        self._writer.wait()
-        return None
-
-    def close(self) -> None:
-        """As `BackgroundWriter.close`."""
-        self._writer.close()
-
-    def _write(self, step: int, completed: Callable[[], NamedTensors]) -> StoredFile:
-        letter = _Letter(step=step)
-        try:
-            letter.written = self._store.write_training(step, self._mark, completed())
-            return letter.written
-        except CheckpointError as error:
-            letter.failed = error.message, error.next_step
-            raise
-        finally:
-            self._letters.send(letter.model_dump_json())
-
-
-class _Letter(BaseModel):
-    """What became of it. Neither is set where another rank was lost, which a user can do nothing about."""
-
-    step: int
-    written: StoredFile | None = None
-    failed: tuple[str, str] | None = None
-    """Message and next step of the CheckpointError."""
-
-
-def _training_written(letters: Letters, step: int) -> StoredFile:
-    """Wait for what the rank beside this one has written. Raises what that raised: CheckpointError or RuntimeError."""
-    letter = _Letter.model_validate_json(letters.receive())
-    if letter.step != step:
-        raise RuntimeError(f"the letter of step {letter.step} came where that of step {step} was due")
-    if letter.written is not None:
-        return letter.written
-    if letter.failed is not None:
-        message, next_step = letter.failed
-        raise CheckpointError(message, next_step=next_step)
-    raise RuntimeError("a rank was lost while a checkpoint was written")
-
-
 class FirstRank(RankObserver):
     """Rank 0's observer.
 
@@ -166,7 +84,6 @@ class FirstRank(RankObserver):
         writer: writes checkpoints in the background.
         learner: what is saved.
         facts: what is the same in every checkpoint of this worker group.
-        mark: ends the names of this worker group's checkpoints.
         rows_file: as for every rank.
         clock: monotonic seconds.
     """
@@ -179,13 +96,11 @@ class FirstRank(RankObserver):
         writer: CheckpointWriter,
         learner: Learner,
         facts: CheckpointFacts,
-        mark: str,
         rows_file: IO[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(group, rows_file)
         self._job, self._courier, self._writer, self._learner, self._facts = job, courier, writer, learner, facts
-        self._mark = mark
         self._clock = clock
         self._saved_s = clock()
         self._unsealed: list[Point] = []
@@ -249,10 +164,9 @@ class FirstRank(RankObserver):
         Raises:
             CheckpointError, RuntimeError, TrainingError: of the one before, as `CheckpointWriter.submit`.
         """
-        memory = self._writer.memory()  # before the copy: at most one is held
+        self._writer.wait()  # before the copy: at most one is held
         generators = self._generators()
-        weights = self._learner.copy_weights(memory)
-        training = self._learner.copy_training(memory) if self._writer.writes_training else None
+        weights, training = self._learner.copy_weights(), self._learner.copy_training()
         update = {
             "step": state.step,
             "epoch": state.epoch,
@@ -263,10 +177,8 @@ class FirstRank(RankObserver):
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=state.step))
 
-        def completed() -> Snapshot[NamedTensors]:
-            everyones = generators()  # also where another rank writes them: this one takes part until all have them
-            rest = training_file(training(), everyones) if training is not None else None
-            return Snapshot(facts, NamedTensors(weights()), rest, self._mark)
+        def completed() -> Snapshot:
+            return Snapshot(facts, NamedTensors(weights()), training_file(training(), generators()))
 
         self._writer.submit(completed, points)
         self._saved_s = self._clock()
@@ -288,42 +200,20 @@ class FirstRank(RankObserver):
 def rank_observer(
     job: TrainJob, group: Group, client: MailboxClient, learner: Learner, facts: CheckpointFacts
 ) -> Iterator[RankObserver]:
-    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
-
-    A collective.
-    """
-    # A name of its own for every write: each worker group has a mark, and saves a step once.
-    mark, idles = group.from_first((uuid.uuid4().hex[:6], IdleWriter.is_of_use(group.device, job.run_storage)))
-    # What a module keeps beside its tensors may differ between ranks: then it is rank 0's, as the weights are.
-    beside = group.beside_first() if not idles and not learner.has_extra_state else None
-    store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
+    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error."""
     with ExitStack() as closes:
-        letters = closes.enter_context(closing(Letters(beside))) if beside is not None else None
         rows_file = closes.enter_context(_rows_file(job, group.rank))
-        if group.is_first:
-            # What was sealed beyond the checkpoint belongs to steps that are now executed again.
-            truncate_journal(job.run_storage, facts.step)
-            courier = closes.enter_context(closing(Courier(client)))
-            target = Target(job.run_storage, job.spec.checkpoint, job.attempt)
-            idle = _idle_writer(target, courier, closes) if idles else None
-            training_written = partial(_training_written, letters) if letters is not None else None
-            journal = JournalWriter(job.run_storage, job.attempt)
-            stops = job.spec.on_nan == "stop"
-            writer = CheckpointWriter(store, journal, courier.post, training_written, idle, refuses_nan=stops)
-            closes.enter_context(closing(writer))
-            yield FirstRank(job, group, courier, writer, learner, facts, mark, rows_file)
-        elif letters is not None and group.rank == beside:
-            yield closes.enter_context(closing(RankBesideFirst(group, learner, store, letters, mark, rows_file)))
-        else:
+        if not group.is_first:
             yield RankObserver(group, rows_file)
-
-
-def _idle_writer(target: Target, courier: Courier, closes: ExitStack) -> IdleWriter | None:
-    try:
-        return closes.enter_context(closing(IdleWriter(target)))
-    except OSError as error:
-        courier.post(Warned(message=f"no process can be started that writes checkpoints ({error}): training does it"))
-        return None
+            return
+        # What was sealed beyond the checkpoint belongs to steps that are now executed again.
+        truncate_journal(job.run_storage, facts.step)
+        courier = closes.enter_context(closing(Courier(client)))
+        store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
+        journal = JournalWriter(job.run_storage, job.attempt)
+        writer = CheckpointWriter(store, journal, courier.post, refuses_nan=job.spec.on_nan == "stop")
+        closes.enter_context(closing(writer))
+        yield FirstRank(job, group, courier, writer, learner, facts, rows_file)
 
 
 def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:

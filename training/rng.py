@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from penstock.digest import digest_of
 
-__all__ = ["capture_rng", "restore_rng", "rng_bytes", "seed_rng"]
+__all__ = ["capture_rng", "restore_rng", "seed_rng"]
 
 _HEAD = struct.Struct("<q625Id2qd2q")
 """Python's version, numbers and second number of a pair that was drawn together (or nan); numpy's position, whether it holds
@@ -37,7 +36,8 @@ def capture_rng(device: torch.device) -> Tensor:
     cuda = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
     gauss_next = math.nan if gauss_next is None else gauss_next
     head = _HEAD.pack(version, *numbers, gauss_next, position, has_gauss, gauss, len(own), len(cuda))
-    return _tensor(head, np.asarray(keys, np.uint32).tobytes(), own, cuda)
+    content = bytearray().join([head, np.asarray(keys, np.uint32).tobytes(), own, cuda])
+    return torch.frombuffer(content, dtype=torch.uint8)
 
 
 def restore_rng(state: Tensor, device: torch.device) -> None:
@@ -52,19 +52,6 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     torch.set_rng_state(state[first : first + torch_bytes].clone())
     if device.type == "cuda" and cuda_bytes:
         torch.cuda.set_rng_state(state[first + torch_bytes :].clone(), device)
-
-
-def rng_bytes(state: Mapping[str, Tensor]) -> Tensor:
-    """What `capture_rng` returned when checkpoints had format 2 or 3, as it returns it now."""
-    gauss_next, gauss = state["gauss"].tolist()
-    position, has_gauss, *keys = state["numpy"].tolist()
-    own, cuda = (state[name].numpy().tobytes() if name in state else b"" for name in ("torch", "cuda"))
-    head = _HEAD.pack(*state["python"].tolist(), gauss_next, position, has_gauss, gauss, len(own), len(cuda))
-    return _tensor(head, np.array(keys, np.uint32).tobytes(), own, cuda)
-
-
-def _tensor(*parts: bytes) -> Tensor:
-    return torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
 
 
 def _mixed(*parts: int) -> int:

@@ -20,17 +20,14 @@ from torch import Tensor
 
 from penstock.training.checkpoint import MODEL, TRAINING, Checkpoint
 from penstock.training.packed import unpack
-from penstock.training.rng import rng_bytes
 from penstock.training.weights import weights_digest
 
 __all__ = ["NamedTensors", "training_file", "training_of", "weights_of"]
 
-_TRAINING_BEFORE, _SAFETENSORS_SINCE, _PACKED_SINCE, _RANKS_SINCE = "training.pt", 4, 3, 2
-
 
 @dataclass(frozen=True)
 class NamedTensors:
-    """Contiguous tensors on the CPU that go into one file: `penstock.training.checkpoint.Tensors`."""
+    """Contiguous tensors on the CPU that go into one file."""
 
     tensors: Mapping[str, Tensor]
 
@@ -65,22 +62,10 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def training_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU.
-
-    Of a checkpoint of format 1 without `ranks`.
-    """
-    if checkpoint.manifest.version >= _SAFETENSORS_SINCE:
-        blocks = safetensors.torch.load(checkpoint.storage.read_bytes(TRAINING))
-        tree = _loaded(blocks["tree"].numpy().tobytes())
-        return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
-    content = _loaded(checkpoint.storage.read_bytes(_TRAINING_BEFORE))
-    if checkpoint.manifest.version < _RANKS_SINCE:
-        return content
-    training, ranks = content, content["ranks"]
-    if checkpoint.manifest.version >= _PACKED_SINCE:
-        training = unpack(content["training"])
-        ranks = [unpack({**ranks, "bytes": rank}) for rank in ranks["bytes"]]
-    return {**training, "ranks": torch.stack([rng_bytes(rank) for rank in ranks])}
+    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU."""
+    blocks = safetensors.torch.load(checkpoint.storage.read_bytes(TRAINING))
+    tree = torch.load(io.BytesIO(blocks["tree"].numpy().tobytes()), map_location="cpu", weights_only=True)
+    return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
 
 
 @functools.lru_cache(maxsize=1)
@@ -89,8 +74,3 @@ def _saved(pickled: bytes) -> Tensor:
     stream = io.BytesIO()
     torch.save(pickle.loads(pickled), stream)
     return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-
-
-def _loaded(content: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return found

@@ -13,9 +13,9 @@ import ray
 import ray.train
 import ray.train.torch
 
-from penstock.errors import PenstockError, ResumeError, SpecError
+from penstock.errors import PenstockError, SpecError
 from penstock.ingest.cursor import Feed
-from penstock.training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore
+from penstock.training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore
 from penstock.training.deterministic import in_the_mode, make_deterministic
 from penstock.training.exactness import BIT_EXACT, check_identity, environment_of, judge, told_of_chance
 from penstock.training.feeds import open_job_feed
@@ -130,12 +130,6 @@ def _continue_from(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
         state = checkpoint.state
-        if checkpoint.manifest.version == 1:
-            raise ResumeError(
-                f"checkpoint {checkpoint.name} was written by an older penstock (format {checkpoint.manifest.version}, now "
-                f"{VERSION}), whose random generators this one cannot put back",
-                next_step="end the run with the penstock that began it, or start over with `penstock run FILE --fresh`",
-            )
         training = training_of(checkpoint)
         learner.restore(weights_of(checkpoint), training)
         if checkpoint.manifest.world_size == group.world_size:

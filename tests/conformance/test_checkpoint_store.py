@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -9,17 +10,23 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, TrainingError
 from penstock.storage import Storage
 from penstock.training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.checkpoint_writer import CheckpointWriter
+from penstock.training.journal import JournalWriter, Point, read_journal
+from penstock.training.mailbox import CheckpointCommitted, Event
 from penstock.training.packed import pack
 from penstock.training.spec import BestSpec
 from penstock.training.state_files import NamedTensors, training_file, training_of, weights_of
+from penstock.training.weights import weights_digest
 
 
 @pytest.fixture(params=["disk", "object store", pytest.param("S3 server", marks=pytest.mark.s3)])
@@ -29,12 +36,11 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage(str(tmp_path)) if request.param == "disk" else Storage(f"memory://{uuid.uuid4().hex}")
 
 
-def snapshot(
-    step: int, *, value: float | None = None, metrics: dict[str, float | None] | None = None
-) -> Snapshot[NamedTensors]:
+def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float | None] | None = None) -> Snapshot:
     fill = float(step) if value is None else value
     facts = CheckpointFacts(step=step, epoch=1, position=step * 8, world_size=2, identity={"data": "d"}, metrics=metrics or {})
-    model = {"weight": torch.full((64, 64), fill), "half": torch.full((3,), fill, dtype=torch.bfloat16)}
+    half = torch.full((3,), fill, dtype=torch.bfloat16)
+    model = {"weight": torch.full((64, 64), fill), "half": half, "count": torch.tensor(step), "none": torch.zeros(0, 4)}
     training = pack({"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}})
     return Snapshot(facts, NamedTensors(model), training_file(training, torch.get_rng_state().expand(2, -1)))
 
@@ -62,6 +68,7 @@ def test_what_was_written_is_read_back(storage: Storage) -> None:
     assert (read.state.step, read.state.epoch, read.state.position) == (7, 1, 56)
     assert read.manifest.metrics == {"val/loss": 0.25, "train/loss": None}
     assert torch.equal(weights_of(read)["half"], torch.full((3,), 7.0, dtype=torch.bfloat16))
+    assert weights_digest(weights_of(read)) == read.manifest.weights_digest
     kept = training_of(read)
     assert kept["optimizer"]["state"][0]["step"].item() == 7.0
     assert kept["ranks"].equal(torch.get_rng_state().expand(2, -1))
@@ -131,15 +138,20 @@ def test_when_nothing_can_be_trusted_training_does_not_start_over_silently(stora
     assert len(caught.value.problems) == 2 and "--fresh" in str(caught.value)
 
 
-def test_a_manifest_of_a_newer_version_is_refused(storage: Storage) -> None:
-    version = VERSION + 1
+@pytest.mark.parametrize(
+    ("version", "next_step"),
+    [(3, "start over with `penstock run FILE --fresh`"), (VERSION + 1, "run with the penstock that wrote it, or start over")],
+)
+def test_a_manifest_of_another_version_is_refused(storage: Storage, version: int, next_step: str) -> None:
     store = CheckpointStore(storage)
     store.write(snapshot(1))
     other = store.write(snapshot(2))
     text = storage.read_bytes(f"checkpoints/{other.name}/manifest.json")
     overwrite(storage, f"{other.name}/manifest.json", text.replace(b'"version": %d' % VERSION, b'"version": %d' % version))
-    with pytest.raises(CheckpointError, match=rf"version {version}.*reads version {VERSION}"):
+    with pytest.raises(CheckpointError, match=rf"version {version}.*reads version {VERSION}") as told:
         store.newest_valid()
+    assert told.value.next_step.startswith(next_step)
+    assert len(storage.list("checkpoints")) == 2
 
 
 def test_the_newest_and_the_best_are_kept(storage: Storage) -> None:
@@ -183,8 +195,12 @@ def test_an_unknown_name_is_refused_with_those_that_exist(storage: Storage) -> N
 
 def test_a_disk_that_refuses_is_a_checkpoint_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where a folder must be")
-    with pytest.raises(CheckpointError, match="cannot write checkpoint"):
-        CheckpointStore(Storage(str(tmp_path))).write(snapshot(1))
+    store = CheckpointStore(Storage(str(tmp_path)))
+    with pytest.raises(CheckpointError, match="cannot write checkpoint") as told:
+        store.write(snapshot(1))
+    assert "free space or restore access" in told.value.next_step
+    (tmp_path / "checkpoints").unlink()
+    assert store.write(snapshot(2)).name == newest(store).name
 
 
 def test_a_file_in_the_folder_s_place_is_not_taken_for_no_checkpoints(tmp_path: Path) -> None:
@@ -257,3 +273,31 @@ def test_a_write_that_fails_for_want_of_space_says_so_and_leaves_nothing(
     with pytest.raises(CheckpointError, match="no space left on its disk"):
         CheckpointStore(Storage(str(tmp_path))).write(snapshot(7))
     assert not any((tmp_path / "checkpoints").iterdir())
+
+
+def test_the_writer_seals_points_keeps_the_newest_and_tells_of_each(storage: Storage) -> None:
+    points = [Point(1000 + step, step, {"train/loss": 1 / step}) for step in (1, 2)]
+    news: list[Event] = []
+    store = CheckpointStore(storage, keep=2)
+    with closing(CheckpointWriter(store, JournalWriter(storage, 1), news.append)) as writer:
+        for step in (1, 2, 3):
+            writer.submit(lambda step=step: snapshot(step), points if step == 2 else [])  # type: ignore[misc]
+        name = writer.wait()
+    assert [checkpoint.manifest.step for checkpoint in store.committed()] == [3, 2]
+    assert newest(store).name == name
+    assert read_journal(storage, 3) == points
+    assert [event.step for event in news if isinstance(event, CheckpointCommitted)] == [1, 2, 3]
+
+
+def test_weights_that_are_no_numbers_are_not_written(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    bad = torch.tensor([1.0, math.nan])
+    for tensor in (bad, bad.to(torch.float8_e4m3fn)):
+        whole = snapshot(1)
+        asked = replace(whole, model=NamedTensors({**whole.model.tensors, "bad": tensor}))
+        writer = CheckpointWriter(store, JournalWriter(storage, 1), lambda event: None, refuses_nan=True)
+        with closing(writer):
+            writer.submit(lambda asked=asked: asked, [Point(1001, 1, {"train/loss": 1.0})])  # type: ignore[misc]
+            with pytest.raises(TrainingError, match="the weight bad is not a number after step 1"):
+                writer.wait()
+    assert storage.list("checkpoints") == [] and read_journal(storage, 1) == []

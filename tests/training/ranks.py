@@ -13,12 +13,11 @@ import torch
 import torch.distributed as dist
 
 from penstock.training.group import Group
-from penstock.training.idle_writer import IdleWriter
 from penstock.training.job import TrainJob
 from penstock.training.worker import RankResult, run_rank
 from tests.training.digits import CPU, ListClient
 
-__all__ = ["run_ranks", "train_all", "train_ranks", "without_idle_writer"]
+__all__ = ["run_ranks", "train_all", "train_ranks"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "penstock.training.worker"])
@@ -69,8 +68,3 @@ def _enter(rank: int, world_size: int, folder: str, work: Callable[..., Any], ar
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(result))
     if not isinstance(result, Exception):
         dist.destroy_process_group()
-
-
-def without_idle_writer() -> None:
-    """From now on checkpoints of this process are written as where a GPU trains: by threads of two ranks."""
-    IdleWriter.is_of_use = staticmethod(lambda _device, _storage: False)  # type: ignore[method-assign]

@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from penstock.digest import file_digest
 from penstock.errors import CheckpointError, ResumeError, SpecError, TrainingError
 from penstock.ingest.order import make_order
 from penstock.ingest.spec import SampleSpec, ShuffleSpec
@@ -25,12 +21,9 @@ from penstock.training.checkpoint import CheckpointManifest, CheckpointStore
 from penstock.training.group import Group
 from penstock.training.journal import Point, read_journal
 from penstock.training.mailbox import CheckpointCommitted, Progress, Resumed, Warned
-from penstock.training.packed import pack
-from penstock.training.rng import restore_rng
-from penstock.training.state_files import training_of, weights_of
+from penstock.training.state_files import weights_of
 from penstock.training.worker import run_rank
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
-from tests.training.test_state import generators_of_format_3
 
 STEPS = 14  # two epochs of 333 rows in batches of 48
 
@@ -270,47 +263,6 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match="another training") as caught:
         train_alone(job)
     assert caught.value.problems[0].startswith("order: ") and "--fresh" in str(caught.value)
-
-
-def test_a_checkpoint_of_the_format_before_is_listed_and_not_continued(tmp_path: Path) -> None:
-    train_alone(make_job(tmp_path, max_steps=3))
-    store = CheckpointStore(Storage(str(tmp_path / "run")))
-    (found,) = store.committed()
-    state = tree_map_only(Tensor, Tensor.clone, training_of(found))
-    del state["ranks"]  # it kept the random generators in files of their own
-    torch.save(state, found.storage.local_path("training.pt"))
-    found.storage.write_json("manifest.json", {**found.manifest.model_dump(mode="json"), "version": 1})
-    assert training_of(store.get(found.name))["optimizer"].keys() == state["optimizer"].keys()
-    with pytest.raises(ResumeError, match=r"older penstock \(format 1, now 4\)"):
-        train_alone(make_job(tmp_path, attempt=2))
-    assert [checkpoint.name for checkpoint in store.committed()] == [found.name]
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_checkpoint_of_a_format_before_continues_to_the_same_weights(tmp_path: Path, version: int) -> None:
-    train_alone(make_job(tmp_path, run="whole", max_steps=6))
-    train_alone(make_job(tmp_path, run="parts", max_steps=3))
-    (found,) = CheckpointStore(Storage(str(tmp_path / "parts"))).committed()
-    # Format 2 kept the tree as it was, format 3 the blocks and what is beside them in one file.
-    content = tree_map_only(Tensor, Tensor.clone, training_of(found))
-    restore_rng(content.pop("ranks")[0], CPU)
-    generators = generators_of_format_3()
-    if version == 3:
-        ranks = pack(generators)
-        content = {"training": pack(content), "ranks": {**ranks, "bytes": ranks["bytes"][None]}}
-    else:
-        content["ranks"] = [generators]
-    path = found.storage.local_path("training.pt")
-    torch.save(content, path)
-    manifest = found.manifest.model_dump(mode="json")
-    files = {**manifest["files"], "training.pt": {"size_bytes": path.stat().st_size, "digest": file_digest(path)}}
-    del files["training.safetensors"]
-    found.storage.delete("training.safetensors")
-    found.storage.write_json("manifest.json", {**manifest, "version": version, "files": files})
-    train_alone(make_job(tmp_path, run="parts", max_steps=6, attempt=2))
-    whole, parts = newest(tmp_path, "whole"), newest(tmp_path, "parts")
-    assert whole.step == parts.step == 6
-    assert whole.weights_digest == parts.weights_digest
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
     assert registered.version == "1" and registered.uri == f"models:/{arguments['name']}/1"
     found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
     assert found["same"] and found["inputs"] == ["image", "age"] and found["heavy"] == []
-    assert Path(found["code"]).parent.parent.name == "code"
+    assert Path(found["code"]).parents[2].name == "code"
     probabilities = torch.softmax(expected(arguments), dim=1)
     assert torch.allclose(torch.tensor(found["answer"]["probabilities"]).float(), probabilities)
     assert found["answer"]["prediction"] == [("ant", "bee", "cat")[index] for index in probabilities.argmax(dim=1)]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +13,20 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from penstock.errors import CheckpointError, PenstockError
+from penstock.errors import PenstockError
 from penstock.storage import Storage
-from penstock.training import group as group_module
-from penstock.training import reporting, state_files
+from penstock.training import state_files
 from penstock.training.checkpoint import Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
 from penstock.training.checkpoint_writer import CheckpointWriter
 from penstock.training.gradients import MeanGradients
-from penstock.training.group import Group, Letters
+from penstock.training.group import Group
 from penstock.training.job import TrainJob
 from penstock.training.journal import JournalWriter
 from penstock.training.packed import pack
-from penstock.training.state_files import NamedTensors, training_file, training_of, weights_of
+from penstock.training.state_files import NamedTensors, training_file, weights_of
 from penstock.training.worker import RankResult, run_rank
 from tests.training.digits import ListClient, make_job
-from tests.training.ranks import run_ranks, train_all, train_ranks, without_idle_writer
+from tests.training.ranks import run_ranks, train_all, train_ranks
 
 
 def newest(folder: Path, run: str) -> Checkpoint:
@@ -56,7 +52,7 @@ def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
     gathered = group.gather(torch.zeros(3, dtype=torch.uint8))
     facts = CheckpointFacts(step=1, epoch=0, position=0, world_size=2)
 
-    def completed() -> Snapshot[NamedTensors]:
+    def completed() -> Snapshot:
         return Snapshot(facts, NamedTensors({}), training_file(pack({}), gathered()))
 
     writer.submit(completed, [])
@@ -74,34 +70,7 @@ def test_a_rank_that_is_lost_is_no_failure_to_write(tmp_path: Path) -> None:
     assert run_ranks(write_what_the_other_rank_never_sends, 2, tmp_path)[0] == "RuntimeError[]"
 
 
-def write_where_the_other_rank_cannot(group: Group, job: TrainJob) -> str:
-    without_idle_writer()
-
-    def full(*_: object) -> None:
-        raise CheckpointError("cannot write it: no space left on its disk", next_step="free space")
-
-    if not group.is_first:
-        CheckpointStore.write_training = full  # type: ignore[method-assign, assignment]
-    try:
-        run_rank(job, group, ListClient())
-    except CheckpointError as error:
-        return f"{error.message}; {error.next_step}"
-    except RuntimeError:
-        return "the other rank was lost"
-    return "finished"
-
-
-def test_what_one_rank_cannot_write_is_an_error_and_nothing_counts(tmp_path: Path) -> None:
-    job = make_job(tmp_path, workers=2, checkpoint={"every_s": None, "every_steps": 2})
-    told = run_ranks(write_where_the_other_rank_cannot, 2, job)
-    error = "cannot write it: no space left on its disk; free space"
-    assert error in told and {*told} <= {error, "the other rank was lost"}
-    assert Storage(str(tmp_path / "run")).list("checkpoints") == []
-
-
 def write_where_this_rank_cannot(group: Group, job: TrainJob) -> str:
-    without_idle_writer()
-
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
@@ -118,51 +87,18 @@ def error_of(group: Group, job: TrainJob) -> str:
     return "finished"
 
 
-def test_what_the_first_rank_cannot_write_leaves_nothing_of_the_other(tmp_path: Path) -> None:
+def test_what_cannot_be_written_ends_training_and_leaves_nothing(tmp_path: Path) -> None:
     told = run_ranks(write_where_this_rank_cannot, 2, make_job(tmp_path, workers=2, checkpoint={"every_steps": 2}))
     assert told[0].startswith("CheckpointError: cannot write checkpoint") and "no space left" in told[0]
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
 
 
-def error_of_threads(group: Group, job: TrainJob) -> str:
-    without_idle_writer()
-    return error_of(group, job)
-
-
-@pytest.mark.parametrize("ranks_error", [error_of, error_of_threads])
-def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(
-    tmp_path: Path, ranks_error: Callable[[Group, TrainJob], str]
-) -> None:
+def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(tmp_path: Path) -> None:
     job = make_job(tmp_path, workers=2, recipe="NanWeights", checkpoint={"every_s": None, "every_steps": 4})
-    told = run_ranks(ranks_error, 2, job)
+    told = run_ranks(error_of, 2, job)
     # The next step's loss may be looked at before the weights are.
     assert re.match(r"TrainingError: (the weight .* is not a number after step 4|the training loss is nan at step 5)", told[0])
     assert Storage(str(tmp_path / "run")).list("checkpoints") == []
-
-
-def write_on_a_disk_of_its_own(group: Group, job: TrainJob, folders: list[Path]) -> str:
-    without_idle_writer()
-    return error_of(group, replace(job, run_storage=Storage(str(folders[group.rank]))))
-
-
-def test_a_checkpoint_whose_parts_lie_on_two_disks_does_not_count(tmp_path: Path) -> None:
-    folders = [tmp_path / "one", tmp_path / "other"]
-    told = run_ranks(write_on_a_disk_of_its_own, 2, make_job(tmp_path, workers=2), folders)
-    assert "the workers do not share their storage" in told[0]
-    assert Storage(str(folders[0])).list("checkpoints") == []
-
-
-def send_long(group: Group, text: str) -> str:
-    with closing(Letters(1)) as letters:
-        if group.is_first:
-            return letters.receive()
-        letters.send(text)
-    return text
-
-
-def test_a_letter_may_be_long() -> None:
-    text = "Zähl bis 3\x00\n" * 5000
-    assert run_ranks(send_long, 2, text) == [text, text]
 
 
 def test_what_modules_keep_beside_tensors_is_the_first_rank_s(tmp_path: Path) -> None:
@@ -174,30 +110,6 @@ def test_what_modules_keep_beside_tensors_is_the_first_rank_s(tmp_path: Path) ->
     ]
     train_ranks(whole, *parts)
     assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
-
-
-def who_writes_the_training_state(group: Group, job: TrainJob, hosts: list[str]) -> int:
-    """How many files of optimizer state this rank writes."""
-    without_idle_writer()
-    written: list[NamedTensors] = []
-
-    def counted(*arguments: Any) -> NamedTensors:
-        written.append(training_file(*arguments))
-        return written[-1]
-
-    reporting.training_file = counted
-    group_module.socket.gethostname = lambda: hosts[group.rank]  # type: ignore[assignment]
-    run_rank(job, group, ListClient())
-    return len(written)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "writer"), [(["a", "a", "a"], 1), (["a", "b", "a"], 2), (["a", "b", "b"], 0)], ids=["one", "two", "apart"]
-)
-def test_a_rank_on_the_first_ones_machine_writes_the_training_state(tmp_path: Path, hosts: list[str], writer: int) -> None:
-    written = run_ranks(who_writes_the_training_state, 3, make_job(tmp_path, workers=3, epochs=1, recipe="Linear"), hosts)
-    assert [count > 0 for count in written] == [rank == writer for rank in range(3)]
-    assert training_of(newest(tmp_path, "run"))["optimizer"]["state"]
 
 
 def test_every_global_batch_holds_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
