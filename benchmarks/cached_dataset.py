@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from benchmarks.feed_data import CHUNK, Rows
 from penstock.digest import file_digest
-from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from penstock.ingest.shards import tensor_array, with_provenance, write_shard
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.materialize.shard_file import with_provenance, write_shard
+from penstock.ingest.schema import ColumnInfo, FeedSchema
 
 __all__ = ["manifest"]
 

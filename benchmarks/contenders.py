@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import penstock.ingest.prefetch
+import penstock.ingest.feed.read_ahead
 from benchmarks.cached_dataset import manifest
 from benchmarks.consumers import BATCH, Batches, Contender
 from benchmarks.feed_data import Rows, arrays
-from penstock.ingest.feed import open_feed
-from penstock.ingest.order import make_order
+from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 
@@ -71,7 +71,7 @@ def penstock_feed(
         from_the_start: read ahead also for a consumer that does nothing meanwhile, as those that are measured here.
     """
     if from_the_start:
-        penstock.ingest.prefetch.LOST_S = 0.0
+        penstock.ingest.feed.read_ahead.LOST_S = 0.0
     feed = _feed(rows, str(folder), rank, world, mode, prefetch, window_rows)
     for batch in feed.batches(epoch):
         yield batch.columns["x"], batch.columns["label"]

@@ -23,8 +23,8 @@ from benchmarks.contenders import MemoryMap
 from benchmarks.feed_data import TABLES, arrays
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
-from penstock.ingest.feed import CachedFeed, open_feed
-from penstock.ingest.order import make_order
+from penstock.ingest.feed.cached import CachedFeed, open_feed
+from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 

@@ -24,12 +24,12 @@ from benchmarks.gpu import gpu_options
 from benchmarks.loop import Quiet, train_job
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, rows_per_s, save
-from penstock.ingest.cursor import Batch
-from penstock.training import reporting
-from penstock.training.group import Group
-from penstock.training.reporting import FirstRank
+from penstock.ingest.feed.batch import Batch
+from penstock.training.loop import rank_zero as reporting
+from penstock.training.loop.rank_zero import FirstRank
+from penstock.training.on_ray.worker import run_rank
+from penstock.training.ranks import Group
 from penstock.training.state import TrainState
-from penstock.training.worker import run_rank
 
 ROWS, BATCH, WARM_STEPS, EVERY = TABLES["images"], 8192, 100, 50
 NO_SAVE = {"every_s": None, "every_epoch": False}

@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.machine import describe
 from benchmarks.outcome import options_parser, save
-from penstock.ingest.cursor import FeedShare
-from penstock.ingest.dataset import ColumnInfo, FeedSchema
-from penstock.ingest.feed import CachedFeed
-from penstock.ingest.gather import Rows
-from penstock.ingest.order import Order
+from penstock.ingest.feed.batch import FeedShare
+from penstock.ingest.feed.cached import CachedFeed
+from penstock.ingest.feed.gather import RowGather
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.shuffle.order import Order
 
 SIZES = tuple(10**power for power in range(4, 9))
 BATCH, BLOCK_ROWS = 256, 1 << 20
@@ -73,7 +73,7 @@ def main() -> None:
 def _feed(values: np.ndarray, order: Order) -> CachedFeed:
     starts = range(0, len(values), BLOCK_ROWS)
     blocks = [{"x": values[start : start + BLOCK_ROWS]} for start in starts]
-    rows = Rows((COLUMN,), [len(block["x"]) for block in blocks], blocks.__getitem__)
+    rows = RowGather((COLUMN,), [len(block["x"]) for block in blocks], blocks.__getitem__)
     return CachedFeed(FeedSchema(columns=(COLUMN,)), "train", "growth", rows, order, FeedShare(BATCH))
 
 

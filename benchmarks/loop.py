@@ -32,17 +32,18 @@ from benchmarks.feed_data import Rows, arrays
 from benchmarks.loop_recipe import Net
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
-from penstock.ingest.cursor import Batch
-from penstock.ingest.order import make_order
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
-from penstock.training.group import Group
+from penstock.training.events import Event
 from penstock.training.job import TrainJob
-from penstock.training.mailbox import Event
-from penstock.training.reporting import FirstRank, RankObserver
+from penstock.training.loop.observer import RankObserver
+from penstock.training.loop.rank_zero import FirstRank
+from penstock.training.on_ray.worker import run_rank
+from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
-from penstock.training.worker import run_rank
-from penstock.usercode import capture
+from penstock.usercode.capture import capture
 
 ROWS = Rows("loop", 500_000, "float32", (28,))
 BATCH, WORLD, WARM_STEPS, EVERY = 1024, 2, 200, 50

@@ -29,12 +29,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
-from penstock.ingest.materialize import materialize
-from penstock.ingest.parallel import ParallelMap, local_map, ray_map
-from penstock.ingest.preprocess import fit_preprocess
-from penstock.ingest.shards import tensor_array
-from penstock.ingest.snapshot import read_source
-from penstock.ingest.source import list_source
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.materialize.build import materialize
+from penstock.ingest.preprocess.fit import fit_preprocess
+from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
+from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
 from penstock.storage import Storage

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.consumers import BATCH
 from benchmarks.feed_data import Rows
-from penstock.ingest.shards import tensor_array
+from penstock.ingest.columns.arrays import tensor_array
 
 __all__ = ["RAY_CONTENDERS", "measure_ray"]
 

@@ -52,8 +52,8 @@ Making and packing what is logged of every step takes
 {logging_percent:.1f} % of rank 0's time. The feed gathers in a thread of its own, beside the steps.
 
 A checkpoint every 50 steps adds {checkpoint_percent:.1f} % to their time: the median of all checkpoints, of those of one round
-{checkpoint_percent_spread[0]:.1f} to {checkpoint_percent_spread[1]:.1f} %. Both cores train: it is written by a process that
-runs while one of them does not. (Steps may even be faster meanwhile, as a core that sleeps in between takes time to wake up.)
+{checkpoint_percent_spread[0]:.1f} to {checkpoint_percent_spread[1]:.1f} %. Both cores train: a thread
+of rank 0 writes beside the steps.
 Where one worker trains it adds {checkpoint_percent_one_worker:.1f} %.
 """
 

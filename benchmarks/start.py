@@ -144,7 +144,7 @@ def _project(folder: Path, environment: dict[str, str]) -> Path:
 @contextlib.contextmanager
 def _prefect(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     """The address of a Prefect server that is up before the clock starts."""
-    script = "import sys; from pathlib import Path; from penstock.flows.services import prefect_api\n"
+    script = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api\n"
     script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(folder)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)

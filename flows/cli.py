@@ -23,7 +23,7 @@ from rich.console import Console
 
 from penstock import __version__
 from penstock.errors import Interrupted, PenstockError, PreflightError
-from penstock.flows.command_line import run_command
+from penstock.flows.run.command_line import run_command
 from penstock.garbage import collect_rarely
 
 __all__ = ["app", "machine_errors_told", "main"]
@@ -79,7 +79,7 @@ def init(
     """Make a runnable project with real data."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.init import create_project
+        from penstock.flows.verbs.init import create_project
 
         files = create_project(directory, template.value)
         _out.print(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}", markup=False)
@@ -94,7 +94,7 @@ def check(file: File, overrides: Set = None, as_json: Json = False) -> None:
 
     def work() -> dict[str, Any]:
         _read_spec(file, overrides)
-        from penstock.flows.check import check_pipeline
+        from penstock.flows.verbs.check import check_pipeline
 
         return check_pipeline(file, overrides or [], lambda line: _out.print(line, markup=False))
 
@@ -107,7 +107,7 @@ def plan(file: File, overrides: Set = None, as_json: Json = False) -> None:
 
     def work() -> dict[str, Any]:
         _read_spec(file, overrides)
-        from penstock.flows.plan import plan_pipeline, show_plan
+        from penstock.flows.verbs.plan import plan_pipeline, show_plan
 
         result = plan_pipeline(file, overrides or [])
         show_plan(result, _out)
@@ -127,7 +127,7 @@ def run(
     """Run the pipeline, or continue it where it stopped."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.launch import run_pipeline
+        from penstock.flows.verbs.run import run as run_pipeline
 
         return run_pipeline(file, overrides or [], fresh=fresh, until=until.value if until else None)
 
@@ -149,7 +149,7 @@ def status(
     """List runs, and correct what Prefect and MLflow say of those whose process was killed."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.status import collect_status, show_status
+        from penstock.flows.verbs.status import collect_status, show_status
 
         result = collect_status(file, overrides or [])
         show_status(result, _out)
@@ -173,7 +173,7 @@ def ui(
     """Serve the MLflow and Prefect pages of a pipeline's runs and print their addresses; Ctrl-C closes them."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.ui import serve_ui
+        from penstock.flows.verbs.ui import serve_ui
 
         return serve_ui(file, mlflow_port, lambda line: _err.print(line, markup=False))
 
@@ -191,7 +191,7 @@ def deploy(
     """Make a Prefect deployment of the pipeline on a schedule."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.deploy import deploy_pipeline
+        from penstock.flows.verbs.deploy import deploy_pipeline
 
         return deploy_pipeline(file, cron, pool, overrides or [], lambda line: _out.print(line, markup=False))
 
@@ -214,7 +214,7 @@ def doctor(
     """Check versions, servers, ports, credentials and disks; exit code 3 on trouble."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.doctor import diagnose, show_findings
+        from penstock.flows.verbs.doctor.diagnose import diagnose, show_findings
 
         findings = diagnose(storage)
         show_findings(findings, _out)

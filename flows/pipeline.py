@@ -18,24 +18,17 @@ from prefect.utilities.annotations import quote
 from pydantic import BaseModel, Field
 
 from penstock.errors import Interrupted, PenstockError, ResumeError, ServiceError
-from penstock.flows.cancel_watch import cancel_becomes_sigterm
-from penstock.flows.command_line import run_command
-from penstock.flows.console import make_reporter
-from penstock.flows.cpus import cpus_needed, cpus_refused
-from penstock.flows.decisions import Continue, Refuse, choose_run, past_of
-from penstock.flows.environment import describe_environment, git_commit
-from penstock.flows.flow_runs import name_flow_run
-from penstock.flows.preflight import (
-    check_machine,
-    check_recipe,
-    check_resources,
-    check_room,
-    check_storage,
-    gpus_refused,
-)
-from penstock.flows.repair import MLFLOW_STATUS, close_attempts, repair_run
-from penstock.flows.sample import try_one_batch
-from penstock.flows.services import mlflow_uri, ray_cluster, telemetry_off
+from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
+from penstock.flows.run.command_line import run_command
+from penstock.flows.run.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.decisions import Continue, Refuse, choose_run, past_of
+from penstock.flows.run.environment import describe_environment, git_commit
+from penstock.flows.run.flow_runs import name_flow_run
+from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room, check_storage, gpus_refused
+from penstock.flows.run.repair import MLFLOW_STATUS, close_attempts, repair_run
+from penstock.flows.run.reporter import make_reporter
+from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.servers.services import mlflow_uri, ray_cluster, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import hold_lease
 from penstock.redact import redact_text
@@ -43,23 +36,23 @@ from penstock.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.evaluate import evaluate
 from penstock.tasks.keys import StageKey, stage_keys
+from penstock.tasks.ledger import Attempt, Ledger, Run, Status, lease_path, utc_now
 from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.materialize import materialize
 from penstock.tasks.preprocess import preprocess
 from penstock.tasks.project import Project
 from penstock.tasks.read import read
 from penstock.tasks.register import register
-from penstock.tasks.runs import Attempt, Ledger, Run, Status, lease_path, utc_now
 from penstock.tasks.shuffle import shuffle
 from penstock.tasks.stage import Look
 from penstock.tasks.train import STAGE as TRAIN
 from penstock.tasks.train import train
-from penstock.training.checkpoint import CheckpointStore
-from penstock.training.journal import read_journal
-from penstock.training.tracking import Tracker
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
-    from penstock.flows.ray_local import RayCluster
+    from penstock.flows.servers.ray_local import RayCluster
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, PositiveInt, Tag, model_validator
 
 from penstock.config import Section
+from penstock.errors import SpecError
 
 __all__ = [
     "DataSpec",
@@ -17,7 +18,9 @@ __all__ = [
     "ShuffleSpec",
     "SplitRule",
     "TextOptions",
+    "check_split_rules",
 ]
+
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -179,3 +182,20 @@ class ShuffleSpec(Section):
         if self.sample is not None and self.mode != "global":
             raise ValueError(f"sample draws from all rows, so it needs mode: global, not {self.mode}")
         return self
+
+
+def check_split_rules(data: DataSpec) -> None:
+    """Refuse rules that leave nothing to train on.
+
+    Raises:
+        SpecError: the fractions add up to 1 or more.
+    """
+    fractions = {split: rule.fraction for split, rule in split_rules(data).items()}
+    if sum(fractions.values()) >= 1.0:
+        said = " and ".join(f"data.{split}.fraction: {fraction}" for split, fraction in fractions.items())
+        raise SpecError(f"{said} add up to 1 or more: no rows are left to train on", next_step="lower them")
+
+
+def split_rules(data: DataSpec) -> dict[str, SplitRule]:
+    found = {"test": data.test, "validation": data.validation}
+    return {split: rule for split, rule in found.items() if isinstance(rule, SplitRule)}

@@ -1,3 +1,36 @@
-"""The small core every other package may import: errors, configuration, storage, digests, user code."""
+"""penstock: from rows in object storage to a trained, registered model.
+
+What a program of your own may import from here; each is loaded on first use, so that `import penstock` takes no time:
+
+    open_feed, FeedDataset    batches of prepared rows, for any training loop (docs/feed.md)
+    run, load_spec            a pipeline file, run or read (docs/spec.md)
+    errors                    what the functions above raise
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.flows.spec_file import load_spec
+    from penstock.flows.verbs.run import run
+    from penstock.ingest.open_feed import FeedDataset, open_feed
 
 __version__ = "0.1.0"
+__all__ = ["FeedDataset", "__version__", "errors", "load_spec", "open_feed", "run"]
+
+_PLACES = {
+    "FeedDataset": "penstock.ingest.open_feed",
+    "open_feed": "penstock.ingest.open_feed",
+    "load_spec": "penstock.flows.spec_file",
+    "run": "penstock.flows.verbs.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("penstock.errors")
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from penstock.ingest.dataset import DatasetManifest
-from penstock.ingest.order import Order
-from penstock.ingest.preprocess import FittedPreprocess
-from penstock.ingest.snapshot import SourceSnapshot
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.preprocess.fit import FittedPreprocess
+from penstock.ingest.read.snapshot import SourceSnapshot
+from penstock.ingest.shuffle.order import Order
 from penstock.progress import Progress
 from penstock.stopping import StopRequest
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
+from penstock.tasks.ledger import Attempt, Ledger, Run
 from penstock.tasks.project import Project
-from penstock.tasks.runs import Attempt, Ledger, Run
 
 if TYPE_CHECKING:
     from penstock.training.job import FeedOpener
-    from penstock.training.tracking import Tracker
+    from penstock.training.tracking.tracker import Tracker
 
 __all__ = ["Outcome", "Reporter", "RunContext", "StageOutcome"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from penstock.ingest.dataset import SPLITS, Split
+from penstock.ingest.schema import SPLITS, Split
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage, stage_task
 from penstock.tasks.train import chosen_checkpoint, make_job, other_weights, trusted_checkpoint
-from penstock.training.evaluation import evaluate as evaluate_model
-from penstock.training.trainer import TrainOutcome
+from penstock.training.evaluation.evaluate import evaluate as evaluate_model
+from penstock.training.on_ray.trainer import TrainOutcome
 
 __all__ = ["STAGE", "evaluate", "model_checkpoint"]
 

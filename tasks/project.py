@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from penstock.ingest.source import SourceFile, list_source
+from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.tasks.spec import PipelineSpec
-from penstock.usercode import UserCode, capture
+from penstock.usercode.capture import UserCode, capture
 
 __all__ = ["Project"]
 

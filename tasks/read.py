@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.ingest.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Look, Stage, stage_task
 

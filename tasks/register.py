@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from penstock.digest import digest_of
-from penstock.ingest.list_batches import batch_rows_of, padded_of
-from penstock.ingest.order import make_order
+from penstock.ingest.feed.lists import batch_rows_of, padded_of
+from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.stage import Facts, Look, Stage, stage_task
 from penstock.tasks.train import make_job, other_weights, trusted_checkpoint
-from penstock.training.feeds import open_job_feed
-from penstock.training.mlflow_backend import version_exists
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.tracking.mlflow_backend import version_exists
 
 __all__ = ["STAGE", "register"]
 
@@ -28,7 +28,7 @@ EXAMPLE_ROWS = 4
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     # Here, because what logs models brings pandas and scipy, and most commands log none.
-    from penstock.training.register import register_model
+    from penstock.training.registry.register import register_model
 
     spec = ctx.project.spec
     name = spec.register_.name or spec.name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.ingest.dataset import DatasetManifest
-from penstock.ingest.order import Order, make_order
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Look, Stage, stage_task

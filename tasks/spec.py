@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock.config import OnResume, Section
+from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec, SplitRule
-from penstock.ingest.steps import PreprocessStep
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrainSpec
 
 __all__ = ["STAGES", "PipelineSpec", "cross_check"]

@@ -21,8 +21,8 @@ from prefect.states import Cancelled, Completed
 from penstock.errors import Interrupted, PenstockError, ServiceError
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext, StageOutcome
+from penstock.tasks.ledger import StageRecord, utc_now
 from penstock.tasks.project import Project
-from penstock.tasks.runs import StageRecord, utc_now
 
 __all__ = ["Look", "Stage", "stage_task"]
 

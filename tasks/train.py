@@ -12,12 +12,14 @@ from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.materialize import feed_opener
 from penstock.tasks.project import Project
 from penstock.tasks.stage import Facts, Look, Stage, stage_task
-from penstock.training import journal
-from penstock.training.checkpoint import Checkpoint, CheckpointStore
+from penstock.training.checkpoint import journal
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.events import CheckpointCommitted, Event, Progress, Resumed, StopAsked, Warned, WorkerStarted
 from penstock.training.job import TrainJob
-from penstock.training.mailbox import CheckpointCommitted, Event, Point, Progress, Resumed, StopAsked, Warned, WorkerStarted
-from penstock.training.trainer import TrainOutcome
-from penstock.training.trainer import train as run_training
+from penstock.training.on_ray.mailbox import Point
+from penstock.training.on_ray.trainer import TrainOutcome
+from penstock.training.on_ray.trainer import train as run_training
 
 __all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "train", "trusted_checkpoint"]
 

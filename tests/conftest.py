@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.servers.swift import SwiftServer, UnavailableError, install_swift
 
 _STATE = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
@@ -95,14 +96,14 @@ def s3_bucket(s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API of one Prefect server, for tests that start many commands: as PREFECT_API_URL it spares each its embedded one."""
-    script = "import sys; from pathlib import Path; from penstock.flows.services import prefect_api\n"
+    script = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api\n"
     script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
     holder = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path_factory.mktemp("prefect"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
     )
     assert holder.stdout is not None
     yield holder.stdout.readline().strip()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
 
 
 def test_the_spec_reference_is_the_one_the_code_gives() -> None:

@@ -1,1 +1,4 @@
-"""Training: recipes, the loop, checkpoints and tracking. No Prefect."""
+"""Training: specs, recipes, the loop, checkpoints, evaluation, tracking and the registry. No Prefect.
+
+Rooms, low to high: `checkpoint`, `step`, `evaluation`, `loop`, `on_ray`; `tracking` and `registry` beside them.
+"""

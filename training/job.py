@@ -7,17 +7,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import OnResume, resume_rules
-from penstock.ingest.cursor import FeedShare
-from penstock.ingest.dataset import DatasetManifest, Split
-from penstock.ingest.order import Order
+from penstock.ingest.feed.batch import FeedShare
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import Split
+from penstock.ingest.shuffle.order import Order
 from penstock.storage import Storage
 from penstock.training.spec import TrainSpec
 
 if TYPE_CHECKING:
-    from penstock.ingest.cursor import Feed
-    from penstock.usercode import UserCode
+    from penstock.ingest.feed.batch import Feed
+    from penstock.usercode.capture import UserCode
+from typing import Literal
 
-__all__ = ["FeedOpener", "TrainJob"]
+from pydantic import Field
+
+from penstock.config import Section
+
+__all__ = ["FeedOpener", "TrainJob", "TrainOutcome"]
+
 
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
 """(job, split, rank, world size) -> feed. Picklable: it is called in the workers, at every start of a worker group."""
@@ -72,3 +79,25 @@ class TrainJob:
         per_epoch = -(-rows // self.spec.batch_rows)
         steps = per_epoch * self.spec.epochs
         return min(steps, self.spec.max_steps) if self.spec.max_steps is not None else steps
+
+
+class TrainOutcome(Section):
+    """What came of one attempt."""
+
+    status: Literal["finished", "interrupted"]
+    step: int
+    epoch: int
+    position: int
+    checkpoint: str | None
+    """Name of the newest checkpoint; None only when a stop came before the first."""
+    best_checkpoint: str | None = None
+    weights_digest: str
+    """Of the weights to register: the best checkpoint's where `train.checkpoint.best` is set, else the newest one's."""
+    metrics: dict[str, float]
+    """Measured on the newest checkpoint's weights."""
+    exactness: str
+    resumed_from_step: int | None = None
+    restarts: int = 0
+    """Worker groups that died and were started again within the attempt."""
+    warnings: list[str] = Field(default_factory=list)
+    world_size: int

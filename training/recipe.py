@@ -4,7 +4,7 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
 
     class Classifier:
         def __init__(self, hidden=256): ...
-        def build_model(self, schema) -> nn.Module        # required; schema: penstock.ingest.dataset.FeedSchema
+        def build_model(self, schema) -> nn.Module        # required; schema: penstock.ingest.schema.FeedSchema
         def loss(self, model, batch) -> Tensor            # required; scalar, the mean over the batch's rows
         def predict(self, model, batch) -> Tensor         # for metrics: logits or probabilities [rows, classes], logits [rows]
                                                           #   of a two-class label, or values [rows] of a regression
@@ -35,13 +35,13 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import PenstockError, SpecError, TrainingError
-from penstock.ingest.cursor import check_augmented
-from penstock.ingest.dataset import FeedSchema
-from penstock.ingest.row_generator import RowGenerator
+from penstock.ingest.feed.cursor import check_augmented
+from penstock.ingest.schema import FeedSchema
+from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.own_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
-    from penstock.usercode import UserCode
+    from penstock.usercode.capture import UserCode
 
 __all__ = ["Columns", "Recipe", "load_recipe"]
 

@@ -17,12 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from penstock.digest import file_digest
-from penstock.ingest.column_types import ImageType, RaggedType
-from penstock.ingest.cursor import Batch, Feed
-from penstock.ingest.dataset import ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from penstock.ingest.order import Order
-from penstock.ingest.ray_feed import MemoryDataset
-from penstock.ingest.shards import column_view, contiguous, tensor_array, with_provenance, write_shard
+from penstock.ingest.columns.arrays import column_view, contiguous, tensor_array
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
+from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.materialize.shard_file import with_provenance, write_shard
+from penstock.ingest.materialize.without_disk import MemoryDataset
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 

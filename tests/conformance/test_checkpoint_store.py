@@ -19,14 +19,16 @@ import torch
 
 from penstock.errors import CheckpointError, TrainingError
 from penstock.storage import Storage
-from penstock.training.checkpoint import VERSION, Checkpoint, CheckpointFacts, CheckpointStore, Snapshot
-from penstock.training.checkpoint_writer import CheckpointWriter
-from penstock.training.journal import JournalWriter, Point, read_journal
-from penstock.training.mailbox import CheckpointCommitted, Event
-from penstock.training.packed import pack
+from penstock.training.checkpoint.journal import JournalWriter, read_journal
+from penstock.training.checkpoint.manifest import VERSION, Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.packed import pack
+from penstock.training.checkpoint.state_files import training_file, training_of, weights_of
+from penstock.training.checkpoint.store import CheckpointStore, Snapshot
+from penstock.training.checkpoint.weights import NamedTensors, weights_digest
+from penstock.training.checkpoint.writer import CheckpointWriter
+from penstock.training.events import CheckpointCommitted, Event, Point
 from penstock.training.spec import BestSpec
-from penstock.training.state_files import NamedTensors, training_file, training_of, weights_of
-from penstock.training.weights import weights_digest
+from tests import ROOT
 
 
 @pytest.fixture(params=["disk", "object store", pytest.param("S3 server", marks=pytest.mark.s3)])
@@ -213,9 +215,9 @@ def test_a_file_in_the_folder_s_place_is_not_taken_for_no_checkpoints(tmp_path: 
 _WRITER = """
 import sys, torch
 from penstock.storage import Storage
-from penstock.training.checkpoint import CheckpointFacts, CheckpointStore, Snapshot
-from penstock.training.packed import pack
-from penstock.training.state_files import NamedTensors, training_file
+from penstock.training.checkpoint.store import CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.checkpoint.packed import pack
+from penstock.training.checkpoint.state_files import NamedTensors, training_file
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
 store.clean(found)
@@ -237,7 +239,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
     reached = 0
     for _ in range(6):
         command = [sys.executable, "-c", _WRITER, str(tmp_path)]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
             assert writer.stdout is not None
             reported = int(writer.stdout.readline())
@@ -268,8 +270,8 @@ def test_a_write_that_fails_for_want_of_space_says_so_and_leaves_nothing(
     def full(*_: object) -> None:
         raise RuntimeError("unexpected pos 22401984 vs 22401872")
 
-    monkeypatch.setattr("penstock.training.state_files.safetensors.torch.save_file", full)
-    monkeypatch.setattr("penstock.training.checkpoint.shutil.disk_usage", lambda _path: Usage)
+    monkeypatch.setattr("penstock.training.checkpoint.state_files.safetensors.torch.save_file", full)
+    monkeypatch.setattr("penstock.training.checkpoint.store.shutil.disk_usage", lambda _path: Usage)
     with pytest.raises(CheckpointError, match="no space left on its disk"):
         CheckpointStore(Storage(str(tmp_path))).write(snapshot(7))
     assert not any((tmp_path / "checkpoints").iterdir())

@@ -18,10 +18,12 @@ import pytest
 from torch import Tensor
 
 from penstock.errors import ResumeError, SpecError
-from penstock.ingest.cursor import Batch
-from penstock.ingest.feed import open_feed
-from penstock.ingest.ray_feed import MemoryDataset, MemoryFeed, StreamFeed, streamed
-from penstock.ingest.row_generator import RowGenerator
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.memory import MemoryFeed
+from penstock.ingest.feed.stream import StreamFeed, streamed
+from penstock.ingest.materialize.without_disk import MemoryDataset
+from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 
@@ -64,9 +66,9 @@ def memory_dataset(ray_cluster: None) -> Callable[[bool], MemoryDataset]:
 @pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     monkeypatch.setattr(
-        "penstock.ingest.feed.GROUP_BYTES", 3 * BATCH_ROWS * 34
+        "penstock.ingest.feed.cached.GROUP_BYTES", 3 * BATCH_ROWS * 34
     )  # an epoch takes several groups, of 3 batches and more
-    monkeypatch.setattr("penstock.ingest.prefetch.LOST_S", 0.0)  # gathered ahead from the start
+    monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", 0.0)  # gathered ahead from the start
     place, mode, *rest = request.param.split("-")
     lists = "lists" in rest
     # Pools of five batches: the last, shorter batch of an epoch is alone in its pool, and so stays the last.

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.drills.project import Command, make_project
@@ -84,14 +83,6 @@ class Drill:
             self.epochs_at_kill.append(json.loads(manifests[-1].read_text())["epoch"])
         self.command.kill()
 
-    def kill_idle_writer(self) -> None:
-        """Kill the process that writes checkpoints, and nobody else: training goes on, and saves itself."""
-        children = psutil.Process(self.workers()["0"]).children()
-        (writer,) = (child for child in children if "idle_writer_main" in " ".join(child.cmdline()))
-        writer.kill()
-        self.wait_for_training(5)
-        self.wait_for("the word of it", lambda: "the process that writes checkpoints was lost (-9)" in self.command.said)
-
     def kill_in_a_checkpoint_write(self) -> None:
         """Kill the writing rank while a checkpoint's folder has no manifest yet, and the driver with it."""
         self.wait_for_training(5)
@@ -128,8 +119,6 @@ def test_a_dozen_kills_change_no_bit(tmp_path: Path, prefect_url: str) -> None:
             drill.kill_in_a_checkpoint_write()
         else:
             drill.wait_for_training(pick.randrange(5, 20))
-            if number == 1:
-                drill.kill_idle_writer()
             drill.kill_driver()
         kills += 1
         drill.start_again(slow=number < len(moments))

@@ -15,8 +15,9 @@ from typer.main import get_command
 
 from penstock.errors import PreflightError
 from penstock.flows.cli import app, machine_errors_told
+from tests import ROOT
 
-FROM_SOURCE = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+FROM_SOURCE = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:

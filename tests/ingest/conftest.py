@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest.dataset import DatasetManifest
+from penstock.ingest.manifest import DatasetManifest
 from penstock.storage import Storage
+from tests import ROOT
 from tests.conformance.feed_cases import write_dataset
 
 
@@ -20,7 +21,7 @@ def ray_cluster() -> Iterator[None]:
 
     started = not ray.is_initialized()
     if started:
-        root = str(Path(__file__).parents[2])
+        root = str(ROOT)
         ray.init(
             num_cpus=2,
             include_dashboard=False,

@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.ingest.dataset import DatasetManifest, Split
-from penstock.ingest.materialize import materialize
-from penstock.ingest.parallel import ParallelMap, local_map
-from penstock.ingest.preprocess import FittedPreprocess, fit_preprocess
-from penstock.ingest.shards import open_shard
-from penstock.ingest.snapshot import SourceSnapshot, read_source
-from penstock.ingest.source import list_source
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.build import materialize
+from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.preprocess.chain import Transform
+from penstock.ingest.preprocess.fit import FittedPreprocess, fit_preprocess
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.ray_tasks import ParallelMap, local_map
+from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
-from penstock.ingest.steps import PreprocessStep
-from penstock.ingest.transform import Transform
 from penstock.progress import silent
 from penstock.storage import Storage
-from penstock.usercode import UserCode, capture
+from penstock.usercode.capture import UserCode, capture
 from tests.ingest.reading import write_files
 
 __all__ = ["ONE_FILE_PER_UNIT", "Source", "counting_code", "transform_table"]

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.ingest.snapshot import SourceSnapshot, iterate_rows, read_source
-from penstock.ingest.source import list_source
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
 

@@ -20,6 +20,7 @@ from penstock import lease as lease_module
 from penstock.errors import LeaseHeldError
 from penstock.lease import current_holder, hold_lease
 from penstock.storage import Storage
+from tests import ROOT
 
 HOLD = """
 import sys
@@ -37,7 +38,7 @@ def holder_process(root: Path) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "held"

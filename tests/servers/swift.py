@@ -22,10 +22,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
+from tests import ROOT
+
 __all__ = ["SwiftServer", "UnavailableError", "install_swift"]
 
 REQUIREMENTS = Path(__file__).with_name("swift-requirements.txt")
-ROOT = Path(__file__).resolve().parents[2]
 INSTALL_TIMEOUT_S = 300
 START_TIMEOUT_S = 60
 STORES = ("account", "container", "object")

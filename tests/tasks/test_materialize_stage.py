@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.flows.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.cpus import cpus_needed, cpus_refused
 from penstock.flows.spec_file import load_spec
-from penstock.ingest.dataset import DatasetManifest, FeedSchema
-from penstock.ingest.materialize import materialize
-from penstock.ingest.parallel import local_map
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.build import materialize
+from penstock.ingest.ray_tasks import local_map
+from penstock.ingest.schema import FeedSchema
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
 from penstock.tasks.materialize import STAGE

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
 
 SCRIPT = """
 import json, sys
@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 folder, error, failures = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
-from penstock.flows.services import prefect_api
+from penstock.flows.servers.services import prefect_api
 
 with prefect_api(folder / "state"):
     from prefect import flow
@@ -29,7 +29,7 @@ with prefect_api(folder / "state"):
     from penstock import errors
     from penstock.storage import Storage
     from penstock.tasks.keys import StageKey
-    from penstock.tasks.runs import Ledger
+    from penstock.tasks.ledger import Ledger
     from penstock.tasks.stage import Stage, stage_task
 
     calls = []

@@ -11,17 +11,19 @@ import torch
 from sklearn.datasets import load_digits
 
 from penstock.digest import digest_of, file_digest
-from penstock.ingest.dataset import SPLITS, ColumnInfo, DatasetManifest, FeedSchema, ShardInfo
-from penstock.ingest.order import make_order
-from penstock.ingest.shards import tensor_array, write_shard
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.materialize.shard_file import write_shard
+from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema
+from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import SampleSpec, ShuffleSpec
 from penstock.storage import Storage
-from penstock.training.group import Group
+from penstock.training.events import Event
 from penstock.training.job import TrainJob
-from penstock.training.mailbox import Event
+from penstock.training.on_ray.worker import RankResult, run_rank
+from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
-from penstock.training.worker import RankResult, run_rank
-from penstock.usercode import capture
+from penstock.usercode.capture import capture
 
 CPU = torch.device("cpu")
 ROWS = {"train": 333, "validation": 101, "test": 120}

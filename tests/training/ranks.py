@@ -12,15 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.training.group import Group
 from penstock.training.job import TrainJob
-from penstock.training.worker import RankResult, run_rank
+from penstock.training.on_ray.worker import RankResult, run_rank
+from penstock.training.ranks import Group
 from tests.training.digits import CPU, ListClient
 
 __all__ = ["run_ranks", "train_all", "train_ranks"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "penstock.training.worker"])
+_CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "penstock.training.on_ray.worker"])
 
 
 def run_ranks(work: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from penstock.errors import SpecError, TrainingError
 from penstock.training.recipe import Recipe, load_recipe
-from penstock.usercode import UserCode, capture
+from penstock.usercode.capture import UserCode, capture
 from tests.training.digits import SCHEMA
 
 

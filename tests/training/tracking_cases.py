@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.storage import Storage
-from penstock.training.checkpoint import Checkpoint, CheckpointManifest
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointManifest
 
 __all__ = ["checkpoint_at"]
 

@@ -1,0 +1,153 @@
+"""Which run does a command continue, and what may have changed since? Decides only; flows/pipeline.py acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config import OnResume, resume_rules
+from penstock.tasks.keys import StageKey, changed_inputs
+from penstock.tasks.ledger import Ledger, Run
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.spec import TrainSpec
+from penstock.training.state import TrainState
+
+__all__ = ["Continue", "NewRun", "Past", "Refuse", "choose_run", "past_of"]
+
+
+@dataclass(frozen=True)
+class Past:
+    """The pipeline's newest run, and how far it came."""
+
+    run: Run
+    reached: TrainState | None = None
+    """Where its newest committed checkpoint stands; None without one."""
+    begun: bool = False
+    """Training has begun in one of its attempts, so that its MLflow run may hold points."""
+
+
+def past_of(ledger: Ledger, run: Run) -> Past:
+    """Look up how far `run` came.
+
+    Raises:
+        CheckpointError: a checkpoint is from a newer penstock.
+    """
+    committed = CheckpointStore(ledger.run_storage(run.run)).committed()
+    begun = any(attempt.workers for attempt in ledger.attempts(run.run))
+    return Past(run, committed[0].state if committed else None, begun)
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """Begin a new run."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Go on with `run`; `warnings` say which promises the changes cost."""
+
+    run: Run
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Going on would break a promise; the changes are named."""
+
+    run: Run
+    changes: tuple[str, ...]
+
+
+def choose_run(
+    past: Past | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, fresh: bool
+) -> NewRun | Continue | Refuse:
+    """Decide what a `run` command does.
+
+    Args:
+        past: the pipeline's newest run, if any.
+        train: the new spec's train section, as JSON.
+        keys: the new stage keys.
+        fresh: the user asked to start over.
+    """
+    if fresh or past is None:
+        return NewRun("asked for by --fresh" if fresh else "the first run of this pipeline")
+    current, reached = past.run, past.reached
+    if reached is None:
+        # Nothing can be lost, but two trainings must not be told as one.
+        changed = [*_data_changes(current, keys), *_train_changes(current, keys)] if past.begun else []
+        return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
+    data = _data_changes(current, keys)
+    changes = _field_changes(current.spec.get("train", {}), train)
+    forbidden = [*data, *changes[OnResume.FORBIDDEN], *_already_beyond(train, reached)]
+    warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
+    if current.done_key is None or current.keys["train"].key != current.done_key:
+        return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
+    if forbidden:
+        return NewRun(f"the last run is done, and since then {forbidden[0]}")
+    if warn and not _goes_further(current.spec.get("train", {}), train):
+        return NewRun(f"the last run is done, and since then {warn[0]}")
+    return Continue(current, tuple(warn))
+
+
+def _data_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    stages = ("read", "preprocess", "materialize", "shuffle")
+    if all(stage in current.keys and current.keys[stage].key == keys[stage].key for stage in stages):
+        return []
+    found: list[str] = []
+    for stage in stages:
+        if stage in current.keys:
+            found += changed_inputs(current.keys[stage].inputs, keys[stage].inputs)
+    return found
+
+
+def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[OnResume, list[str]]:
+    found: dict[OnResume, list[str]] = {rule: [] for rule in OnResume}
+    for path, rule in resume_rules(TrainSpec):
+        if path == "recipe":
+            continue
+        before, after = _at(old, path), _at(new, path)
+        if before != after:
+            found[rule].append(f"train.{path}: {before} -> {after}")
+    return found
+
+
+def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:
+    """A shorter training cannot be had from a longer one: its last weights may be gone, and were never the end of anything."""
+    epochs, max_steps = train.get("epochs"), train.get("max_steps")
+    found: list[str] = []
+    if epochs is not None and (reached.epoch, reached.position) > (epochs, 0):
+        found.append(f"train.epochs: {epochs} ends before the newest checkpoint (epoch {reached.epoch}, step {reached.step})")
+    if max_steps is not None and reached.step > max_steps:
+        found.append(f"train.max_steps: {max_steps} ends before the newest checkpoint (step {reached.step})")
+    return found
+
+
+def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    if "train" not in current.keys:
+        return []
+    kinds = ("code.", "version.", "train.recipe")
+    before, after = (
+        {name: value for name, value in inputs.items() if name.startswith(kinds)}
+        for inputs in (current.keys["train"].inputs, keys["train"].inputs)
+    )
+    return changed_inputs(before, after)
+
+
+def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    before = current.keys.get("train")
+    return changed_inputs(before.inputs, keys["train"].inputs) if before is not None else []
+
+
+def _goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    limits = [(old.get(name), new.get(name)) for name in ("epochs", "max_steps")]
+    return any(after is None or after > before for before, after in limits if before is not None and before != after)
+
+
+def _at(section: Mapping[str, Any], path: str) -> Any:
+    value: Any = section
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

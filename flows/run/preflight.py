@@ -1,0 +1,186 @@
+"""Is everything there that the run needs, before anything is spent? Storage, disk, memory, CPUs and the recipe."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+import psutil
+import torch
+
+from penstock.cache_dir import cache_folder
+from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
+from penstock.flows.run.cpus import held_by_workers
+from penstock.flows.servers.services import check_ray_answers
+from penstock.ingest.feed.node_cache import configured_budget
+from penstock.storage import NO_ROOM, Storage
+from penstock.tasks.project import Project
+from penstock.tasks.spec import PipelineSpec
+from penstock.training.recipe import load_recipe
+
+__all__ = ["check_machine", "check_recipe", "check_resources", "check_room", "check_storage", "gpus_refused"]
+
+
+PREPARED_TO_SOURCE = 3.0
+"""Prepared rows may take this many times the source's bytes: text and compressed files grow."""
+
+BYTES_PER_WEIGHT, BYTES_PER_PARAMETER = 4, 12
+"""In a checkpoint: AdamW's two averages come to the weight."""
+
+FREE_AFTER_BYTES = 256 << 20
+"""What must stay free on the disk when the dataset and the checkpoints are written."""
+
+
+def check_storage(storage: Storage) -> None:
+    """Write, read and delete a small file; look at the node's cache, where rows of a remote storage go first.
+
+    Raises:
+        PreflightError: naming the storage and what the store said, or the folder of the cache.
+        SpecError: PENSTOCK_CACHE_BYTES is no size.
+    """
+    configured_budget()
+    if not storage.is_local:
+        folder = cache_folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise PreflightError(
+                f"the cache of shards {folder} cannot be written: {error.strerror or error}",
+                next_step="point PENSTOCK_CACHE_DIR to a folder on a local disk",
+            ) from error
+    probe = f".probe-{uuid.uuid4().hex[:8]}"
+    try:
+        storage.write_bytes(probe, b"penstock")
+        if storage.read_bytes(probe) != b"penstock":
+            raise OSError("it reads back something else than was written")
+        storage.delete(probe)
+    except Interrupted:
+        raise
+    except Exception as error:  # every store has errors of its own
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise PreflightError(
+                f"storage {storage.root} cannot be written: its disk is full",
+                next_step=f"free some space ({FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free), then run the same command",
+            ) from error
+        reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        correct = "make the folder writable, or set `storage` to another"
+        if not storage.is_local:
+            correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"
+        raise PreflightError(
+            f"storage {storage.root} cannot be written: {getattr(error, 'strerror', None) or reason}",
+            next_step=f"{correct}, then: penstock doctor --storage {storage.root}",
+        ) from error
+
+
+def check_resources(project: Project) -> list[str]:
+    """Compare disk and memory with the size of the sources. Returns warnings.
+
+    Raises:
+        PreflightError: the prepared rows cannot fit.
+    """
+    source = sum(file.size_bytes for file in project.files)
+    spec, warnings = project.spec, []
+    if project.storage.is_local and spec.materialize.cache == "disk":
+        folder = _existing(Path(project.storage.root))
+        free = shutil.disk_usage(folder).free
+        # Units that an earlier attempt committed are not written again.
+        there = sum(shard.stat().st_size for shard in folder.glob("units/*/*.arrow"))
+        if free + min(there, source) < source + FREE_AFTER_BYTES:
+            raise PreflightError(
+                f"{folder} has {free / 1e6:,.0f} MB free; prepared rows go there, which take about as much as the sources "
+                f"({source / 1e6:,.0f} MB), and {FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free",
+                next_step="free some space, or point `storage` to a larger disk or to s3://",
+            )
+        if free + there < PREPARED_TO_SOURCE * source:
+            warnings.append(
+                f"{folder} has {free / 1e6:,.0f} MB free for the prepared form of {source / 1e6:,.0f} MB of sources"
+            )
+    memory = psutil.virtual_memory().available
+    if spec.materialize.cache == "memory" and memory < PREPARED_TO_SOURCE * source:
+        raise PreflightError(
+            f"materialize.cache: memory keeps all prepared rows in memory: {memory / 1e9:.1f} GB is free for "
+            f"{source / 1e9:.1f} GB of sources, which may grow {PREPARED_TO_SOURCE:g} times",
+            next_step="use materialize.cache: disk",
+        )
+    return warnings
+
+
+def check_room(project: Project, parameters: int) -> list[str]:
+    """Compare the disk with the checkpoints that will lie there. Returns warnings.
+
+    Args:
+        parameters: of the model.
+
+    Raises:
+        PreflightError: not even their weights can fit.
+    """
+    if not project.storage.is_local:
+        return []
+    folder, keep = _existing(Path(project.storage.root)), project.spec.train.checkpoint.keep
+    # One more is written before the oldest goes, and the best may be an old one.
+    count = keep + (2 if project.spec.train.checkpoint.best else 1)
+    weights, with_optimizer = (count * parameters * size for size in (BYTES_PER_WEIGHT, BYTES_PER_PARAMETER))
+    free = shutil.disk_usage(folder).free
+    problem = f"{folder} has {free / 1e6:,.0f} MB free; {count} checkpoints of a model of {parameters:,} parameters take"
+    if free < weights:
+        raise PreflightError(
+            f"{problem} {weights / 1e6:,.0f} MB for the weights alone",
+            next_step="free some space, lower train.checkpoint.keep, or point `storage` to a larger disk or to s3://",
+        )
+    return [f"{problem} {with_optimizer / 1e6:,.0f} MB with AdamW's averages"] if free < with_optimizer else []
+
+
+def check_machine(spec: PipelineSpec) -> None:
+    """Compare the workers with this machine, on which Ray will run if no cluster is given.
+
+    Raises:
+        PreflightError: there are too few CPUs or GPUs: workers would wait for them, or for each other, without end.
+        ServiceError: the cluster that RAY_ADDRESS names does not answer.
+    """
+    if address := os.environ.get("RAY_ADDRESS"):
+        check_ray_answers(address)
+        return
+    # Two workers are allowed to share one CPU: that is how a pipeline is tried out.
+    cpus = max(2, len(os.sched_getaffinity(0)))
+    if held_by_workers(spec) > cpus:
+        raise PreflightError(
+            f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs need {held_by_workers(spec):g} CPUs; this "
+            f"machine has {len(os.sched_getaffinity(0))}",
+            next_step="lower train.workers or train.cpus_per_worker, or set RAY_ADDRESS to a cluster that has as many",
+        )
+    refusal = gpus_refused(spec, torch.cuda.device_count())
+    if refusal is not None:
+        raise refusal
+
+
+def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
+    """The refusal if there are fewer GPUs than the spec asks for by number; None if there are enough."""
+    if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
+        return None
+    return PreflightError(
+        f"{spec.train.workers} workers with train.gpus: {spec.train.gpus} need {spec.train.gpus * spec.train.workers} GPUs; "
+        f"there are {gpus:g}",
+        next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes what there is",
+    )
+
+
+def check_recipe(project: Project) -> None:
+    """Import and construct the recipe here, so that its first error costs nothing.
+
+    Raises:
+        SpecError: naming the target and what is wrong.
+    """
+    load_recipe(project.recipe, project.spec.train.params)
+    for target, code in project.transforms.items():
+        if not callable(code.load()):
+            raise SpecError(f"preprocess: map_batches: {target} is not a function")
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,66 @@
+"""What does a process that vanished leave behind, and how is it put right in the ledger, in Prefect and in MLflow?
+
+Whoever calls these functions holds the pipeline's lease: then an attempt that is still marked as running has no process.
+"""
+
+from __future__ import annotations
+
+from penstock.flows.run.flow_runs import mark_crashed
+from penstock.tasks.ledger import Ledger, Run, Status, utc_now
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.tracking.repair import repair
+from penstock.training.tracking.tracker import RunStatus
+
+__all__ = ["MLFLOW_STATUS", "close_attempts", "repair_run"]
+
+
+MLFLOW_STATUS: dict[Status, RunStatus] = {
+    "done": "FINISHED",
+    "partial": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+    "killed": "KILLED",
+}
+"""What MLflow calls the status of a run that nobody works on."""
+
+
+def close_attempts(ledger: Ledger, run: Run) -> Status | None:
+    """Mark attempts without a process as ended, and their flow runs as crashed. Returns how the last of them ended.
+
+    Args:
+        run: as it is in the ledger.
+    """
+    ended: Status | None = None
+    for attempt in ledger.attempts(run.run):
+        if attempt.status != "running":
+            continue
+        # The run's record comes first at the end of an attempt, so it may know better; or it still tells of an earlier one.
+        knows = run.status != "running" and run.result.get("attempt") == attempt.number
+        ended = run.status if knows else "killed"
+        ledger.save_attempt(run.run, attempt.model_copy(update={"status": ended, "ended": utc_now()}))
+        mark_crashed(attempt)
+    return ended
+
+
+def repair_run(ledger: Ledger, run: Run, tracking_uri: str) -> bool:
+    """Close a run that no process works on, and send MLflow what it missed. Returns whether anything was to repair."""
+    ended = close_attempts(ledger, run)
+    if ended is None:
+        return False
+    if run.status != ended:
+        run = run.model_copy(update={"status": ended})
+        ledger.save_run(run)
+    if run.mlflow_run_id is not None:
+        own = ledger.run_storage(run.run)
+        committed = CheckpointStore(own).committed()
+        last = committed[0].manifest.step if committed else 0
+        repair(
+            tracking_uri,
+            run.mlflow_run_id,
+            status=MLFLOW_STATUS[run.status],
+            tags={"penstock.status": run.status},
+            points=read_journal(own, last),
+            outbox=own,
+        )
+    return True

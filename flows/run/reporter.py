@@ -1,0 +1,133 @@
+"""How does a run tell a person how it is going? Progress bars on a terminal, plain lines elsewhere; always on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+
+from prefect import get_run_logger
+from prefect.exceptions import MissingContextError
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from penstock.progress import Progress
+from penstock.tasks.context import Reporter, StageOutcome
+
+__all__ = ["PlainReporter", "TerminalReporter", "make_reporter"]
+
+
+_MARK = {"reused": "=", "ran": "+", "resumed": ">"}
+
+LINE_EVERY_S = 5.0
+"""Plain logs get one progress line in so many seconds."""
+
+
+def make_reporter() -> Reporter:
+    """Bars if stderr is a terminal, lines otherwise."""
+    return TerminalReporter() if sys.stderr.isatty() else PlainReporter()
+
+
+def _to_prefect(text: str, level: int = logging.INFO) -> None:
+    """Put a line into the flow run's log, for people who browse Prefect."""
+    with contextlib.suppress(MissingContextError):
+        get_run_logger().log(level, text)
+
+
+def _sentence(outcome: StageOutcome) -> str:
+    facts = "  ".join(f"{label} {value}" for label, value in outcome.facts[:3])
+    return f"{_MARK[outcome.outcome]} {outcome.name:<12} {outcome.outcome:<8} {outcome.seconds:6.1f} s   {facts}"
+
+
+class PlainReporter:
+    """One line per event, for logs."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+
+    def progress(self, stage: str) -> Progress:
+        """A progress callable that prints at most every few seconds."""
+
+        def tell(done: float, total: float | None, unit: str, note: str = "") -> None:
+            now = time.monotonic()
+            if now - self._last.get(stage, 0.0) < LINE_EVERY_S:
+                return
+            self._last[stage] = now
+            of = f" of {total:,.0f}" if total else ""
+            self.say(f"  {stage}: {done:,.0f}{of} {unit}" + (f"  {note}" if note else ""))
+
+        return tell
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(text, file=sys.stderr, flush=True)
+        _to_prefect(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning line."""
+        self.say(f"warning: {text}")
+
+    def finished(self, outcome: StageOutcome) -> None:
+        """Print how the stage ended."""
+        self.say(_sentence(outcome))
+
+
+class TerminalReporter:
+    """A live progress bar for the stage in hand."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, emoji=False)
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._started = 0.0
+
+    def progress(self, stage: str) -> Progress:
+        """A progress callable that draws a bar with rate and time left."""
+        self._stop()
+        self._bar = RichProgress(
+            TextColumn("  {task.description:<12}"),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(stage, total=None, amount="", note="")
+        self._started = time.monotonic()
+        self._bar.start()
+
+        def tell(done: float, total: float | None, unit: str, note: str = "") -> None:
+            if self._bar is None or self._task is None:
+                return
+            rate = done / max(time.monotonic() - self._started, 1e-6)
+            of = f"/{total:,.0f}" if total else ""
+            self._bar.update(
+                self._task, completed=done, total=total, amount=f"{done:,.0f}{of} {unit}", note=note or f"{rate:,.0f} {unit}/s"
+            )
+
+        return tell
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(text, markup=False)
+        _to_prefect(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning above the bar."""
+        self._console.print(f"warning: {text}", style="yellow", markup=False)
+        _to_prefect(text, logging.WARNING)
+
+    def finished(self, outcome: StageOutcome) -> None:
+        """Replace the bar by how the stage ended."""
+        self._stop()
+        style = "dim" if outcome.outcome == "reused" else "green"
+        self._console.print(_sentence(outcome), style=style, markup=False, soft_wrap=True)
+        _to_prefect(_sentence(outcome))
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None

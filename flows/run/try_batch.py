@@ -1,0 +1,206 @@
+"""Does one real batch go through everything? A few hundred rows are prepared, cached and fed to the recipe.
+
+The same functions as in a run do the work, so what passes here fails later only for reasons of size.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from penstock.errors import DataError, Interrupted, PenstockError, TrainingError
+from penstock.ingest.feed.batch import Batch, FeedShare
+from penstock.ingest.feed.cached import open_feed, open_parts
+from penstock.ingest.feed.lists import batch_rows_of
+from penstock.ingest.files.listing import SourceFile, list_source
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.build import materialize
+from penstock.ingest.preprocess.fit import fit_preprocess
+from penstock.ingest.ray_tasks import local_map
+from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.shuffle.length_pools import find_column
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.shuffle.row_generator import RowGenerator
+from penstock.ingest.shuffle.sampling import check_column
+from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
+from penstock.progress import silent
+from penstock.storage import Storage
+from penstock.tasks.project import Project
+from penstock.training.evaluation.metrics import make_metrics, validation_metrics
+from penstock.training.recipe import Recipe, load_recipe
+from penstock.training.rng import seed_rng
+
+__all__ = ["try_one_batch"]
+
+
+SAMPLE_ROWS = 512
+
+SAMPLE_FILES = 8
+"""Rows come from so many files, since one file may hold one class only."""
+
+
+def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> dict[str, Any]:
+    """Send one batch of real rows through the transforms and the recipe: forward, loss, backward, predict.
+
+    Args:
+        snapshot: the source if it was read already; without it only the first train file is read.
+
+    Returns:
+        `rows`, `columns`, `parameters`, `loss` and `predict_shape` (None without `predict`).
+
+    Raises:
+        SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder:
+        storage, manifest = _prepare(project, snapshot, Path(folder))
+        return _try_recipe(project, storage, manifest)
+
+
+def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
+    spec = project.spec
+    files = [file for file in project.files if file.location == "train"]
+    if snapshot is None:
+        files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else 1)
+        snapshot = read_source(project.source, files, silent)
+    else:
+        files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else SAMPLE_FILES)
+    share = max(1, SAMPLE_ROWS // len(files))
+    first = (next(iterate_rows(spec.data, snapshot, [file], share), None) for file in files)
+    tables = [batch.table for batch in first if batch is not None]
+    if not sum(table.num_rows for table in tables):
+        raise DataError(f"{files[0].uri} holds no rows")
+    # One file for each of the source's, in its order, so that an error can name the real one and the row in it.
+    (folder / "rows").mkdir()
+    for number, table in enumerate(tables):
+        pq.write_table(table, folder / "rows" / f"{number:06d}.parquet")
+    try:
+        return _materialize(project, folder)
+    except Interrupted:
+        raise
+    except PenstockError as error:
+        raise _with_real_names(error, folder, files, sum(table.num_rows for table in tables)) from None
+
+
+def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile], rows: int) -> PenstockError:
+    """The same error about the source's files instead of the sample's."""
+
+    def real(text: str) -> str:
+        for number, file in enumerate(files):
+            text = text.replace(str(folder / "rows" / f"{number:06d}.parquet"), file.uri)
+        return text
+
+    lead = f"in a sample of {rows:,} rows: " if isinstance(error, DataError) else ""
+    return type(error)(lead + real(error.message), problems=[*map(real, error.problems)], next_step=real(error.next_step))
+
+
+def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest]:
+    spec = project.spec
+    # As Parquet the sample keeps the types it was read with, whatever the source's format.
+    data = DataSpec(
+        format="parquet",
+        train=str(folder / "rows"),
+        label=spec.data.label,
+        invalid=spec.data.invalid,
+        images=spec.data.images,
+    )
+    listed = read_source(data.model_copy(update={"label": None}), list_source(data, folder), silent)
+    fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
+    storage = Storage(str(folder / "storage"))
+    manifest = materialize(
+        key="sample",
+        data=data,
+        steps=spec.preprocess,
+        fitted=fitted,
+        snapshot=listed,
+        code=project.transforms,
+        spec=MaterializeSpec(),
+        storage=storage,
+        progress=silent,
+        parallel=local_map,
+    )
+    return storage, manifest
+
+
+def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
+    """`count` of the files, evenly over all of them."""
+    step = max(1, len(files) // count)
+    return files[::step][:count]
+
+
+def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: str) -> dict[str, torch.Tensor]:
+    """The batch as training would get it. Raises TrainingError where it hangs on more than the generator it is given."""
+    made = []
+    for seed in (1, 2):
+        seed_rng(seed)
+        copied = {name: column.clone() for name, column in batch.columns.items()}
+        made.append(recipe.augment(copied, RowGenerator(0, 0, batch.row_ids), packed))
+    for name in made[0].keys() | made[1].keys():
+        first, second = (columns.get(name) for columns in made)
+        same = first is not None and second is not None and first.shape == second.shape
+        if not same or not torch.allclose(first, second, rtol=0, atol=0, equal_nan=True):  # type: ignore[arg-type]
+            raise TrainingError(
+                f"{target}: augment() makes other values of column {name!r} each time: a resumed run would differ",
+                next_step="draw from `generator` (random, normal, integers), not from torch's, numpy's or Python's own",
+            )
+    return made[0]
+
+
+def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) -> Batch:
+    """The rows that a worker has in hand at once in a step: of its share, one of `train.accumulate` parts."""
+    train, shuffle = project.spec.train, project.spec.shuffle
+    if shuffle.by_length is not None:
+        find_column(shuffle.by_length, manifest.feed_schema.columns)
+    order = make_order(ShuffleSpec(mode="none", by_length=shuffle.by_length), manifest.rows["train"])
+    if shuffle.by_length is None or shuffle.by_length.batch_entries is None:
+        rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
+        return next(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0))
+    # How many rows fit the budget of entries is known only once the whole step is made. The last rank's share is never empty;
+    # the largest one, because a step may hold what the others left of the sample.
+    last = FeedShare(train.batch_rows, rank=train.workers - 1, world_size=train.workers)
+    steps = open_parts([(storage, manifest)], "train", order=order, part=last).batches(0)
+    batch = max(steps, key=lambda step: step.rows)
+    rows = -(-batch.rows // train.accumulate)
+    columns = batch_rows_of(batch.columns, 0, rows, manifest.feed_schema.packed)
+    return batch._replace(columns=columns, row_ids=batch.row_ids[:rows], rows=rows)
+
+
+def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
+    train, sample = project.spec.train, project.spec.shuffle.sample
+    batch = _first_batch(project, storage, manifest)
+    if sample is not None:
+        check_column(sample, manifest.feed_schema.columns)
+    seed_rng(project.spec.shuffle.seed)  # as a worker does: the weights that training begins with
+    recipe = load_recipe(project.recipe, train.params)
+    validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
+    make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)
+    model = recipe.build_model(manifest.feed_schema)
+    columns = _augmented(recipe, batch, manifest.feed_schema.packed, train.recipe) if recipe.can_augment else batch.columns
+    loss = recipe.loss(model, dict(columns))
+    value = loss.detach().item()
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"{train.recipe}: the loss of the first batch is {value}",
+            next_step="look at the columns' values (scale, missing values) and at the loss function",
+        )
+    if not loss.requires_grad:
+        raise TrainingError(f"{train.recipe}: the loss does not depend on the model's parameters; backward() has nothing to do")
+    loss.backward()  # type: ignore[no-untyped-call]
+    if recipe.has_optimizer:  # the default one is known to work, and torch loads its compiler for the first one made
+        recipe.optimizer(model, train.learning_rate)
+    shape: list[int] | None = None
+    if recipe.can_predict:
+        with torch.no_grad():
+            shape = list(recipe.predict(model.eval(), dict(batch.columns), batch.rows).shape)
+    return {
+        "rows": batch.rows,
+        "columns": {c.name: c.type_text for c in manifest.feed_schema.columns},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "loss": value,
+        "predict_shape": shape,
+    }

@@ -1,0 +1,1 @@
+"""Where do Prefect, Ray and MLflow come from, embedded or given?"""

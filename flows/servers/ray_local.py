@@ -1,0 +1,250 @@
+"""How does this process get a Ray cluster that leaves nothing behind, or join one that is there?
+
+The embedded cluster listens on 127.0.0.1 only, asks for a token, and keeps its files in a short temporary folder: a Unix
+socket's path may have 107 bytes. Ray's processes end with the driver. After its SIGKILL that takes 3 s, and a minute for two
+idle agents of 90 MB each, which wait for the head; the folder left behind is removed by the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import ray
+from ray._private import ray_constants
+from ray._private import utils as ray_utils
+
+from penstock.cache_dir import configured_cache
+from penstock.errors import Interrupted, ServiceError
+from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
+
+__all__ = ["RayCluster", "join_ray", "local_ray"]
+
+
+_LONGEST_ROOT = 40
+"""Bytes of the temporary folder's path: Ray appends up to 66 for its sockets."""
+
+_OBJECT_STORE_BYTES = 2 << 30
+
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Makes 127.0.0.1 the node's address on Linux too, as it is elsewhere; then Ray's servers listen there and on nothing else."""
+
+_KEEP_WORKERS = {"RAY_idle_worker_killing_time_threshold_ms": "30000"}
+"""Ray ends processes that are idle for a second where there are more than CPUs, and training holds some: tasks that prepare
+rows between steps (`cache: none`) would wait two seconds for a new one each time."""
+
+_PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_REQUEST_CHECKSUM_CALCULATION", "PENSTOCK_")
+"""Prefixes of variables that travel to a remote cluster's workers. Keys and secrets do not: Ray's dashboard would show them, so
+the nodes have their own. A cluster on this machine inherits everything."""
+
+
+class RayCluster(NamedTuple):
+    """A Ray this process is connected to."""
+
+    address: str
+    embedded: bool
+    num_cpus: float
+    num_gpus: float
+
+
+def _resources() -> dict[str, float]:
+    found = ray.cluster_resources()
+    return {"num_cpus": float(found.get("CPU", 0.0)), "num_gpus": float(found.get("GPU", 0.0))}
+
+
+@contextlib.contextmanager
+def join_ray(address: str) -> Iterator[RayCluster]:
+    """Connect to a running cluster for the block. Our package travels along, so its nodes need our dependencies only."""
+    passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    runtime_env = {"env_vars": passed_on, "py_modules": [str(PACKAGE_DIR)]}
+    with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
+        yield RayCluster(address, embedded=False, **_resources())
+
+
+@contextlib.contextmanager
+def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterator[RayCluster]:
+    """Start a cluster for the block. Its logs are kept in `state_dir`/ray-cluster/logs until the next one ends."""
+    cpus = max(num_cpus or len(os.sched_getaffinity(0)), math.ceil(min_cpus))
+    port = _free_port()
+    address = f"127.0.0.1:{port}"
+    # Inherited by every process of the cluster. A runtime environment would do the same, and start all workers anew.
+    # With its address the workers' State API cannot mistake another cluster on this machine for ours.
+    inherited = {"RAY_ADDRESS": address, "PYTHONPATH": _python_path(), "RAY_GCS_SERVER_PORT": str(port)}
+    inherited |= {name: os.environ.get(name, value) for name, value in _KEEP_WORKERS.items()}
+    if cache := configured_cache():  # Ray's processes start in another folder
+        inherited["PENSTOCK_CACHE_DIR"] = str(cache)
+    with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
+        settings = {
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": min(_OBJECT_STORE_BYTES, psutil.virtual_memory().total // 4),
+            "_temp_dir": str(root),
+        }
+        ray_constants.ENABLE_RAY_CLUSTER = False  # what _LOOPBACK says, for this process, which has imported Ray already
+        try:
+            with contextlib.ExitStack() as stack:
+                with _environment(inherited):
+                    stack.enter_context(_connected("the embedded Ray", settings, root))
+                yield RayCluster(address, embedded=True, **_resources())
+        finally:
+            _keep_logs(root, state_dir / "ray-cluster" / "logs")
+
+
+@contextlib.contextmanager
+def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None]:
+    # Ray puts the folder it is called in on its workers' path, before installed packages: a user's own `training/` would be
+    # imported there in place of ours.
+    try:
+        with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
+            try:
+                ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
+            except Interrupted:
+                signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
+                raise
+            except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
+                raise ServiceError(
+                    f"cannot connect to {what}: {(str(error).splitlines() or [repr(error)])[0]}",
+                    next_step="set PENSTOCK_RAY_LOGS=1 to see Ray's own messages",
+                ) from error
+        yield
+    finally:
+        with _own_signal_handlers():
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Keep signals to the driver's process group away from Ray's processes started in the block.
+
+    A Prefect worker, a service manager and a terminal signal the whole group. Ray's daemons would end at once on SIGTERM, under
+    the workers that are about to save a checkpoint. Ray's processes end with the driver by themselves.
+    """
+    _own_group["wanted"] = True
+    try:
+        yield
+    finally:
+        _own_group["wanted"] = False
+
+
+def _begin_child() -> None:
+    if _own_group["wanted"]:
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # held back in the driver only
+
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+
+_own_group = {"wanted": False}
+
+os.register_at_fork(after_in_child=_begin_child)
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Whatever Ray does in the block, SIGTERM still reaches our handler, which saves a checkpoint first, after the block.
+
+    `ray.init` sets a Python handler that exits at once. Ray's C++ core sets one below Python's, which aborts the process 3 s
+    after the signal, whatever it is saving (ray-project/ray#64830), or at once; `ray.shutdown` leaves none at all (#65749). An
+    exception in the midst of `ray.init` is swallowed there, or leaves half of Ray. So signals wait until ours is back, as far
+    as no thread of another library takes them.
+    """
+    rays, ray_utils.set_sigterm_handler = ray_utils.set_sigterm_handler, lambda _handler: None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler = rays
+        ours = signal.getsignal(signal.SIGTERM)
+        if ours is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ours)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _auth() -> dict[str, str | None]:
+    """A token that only this process and its children know, unless the user decided otherwise.
+
+    Who can connect to Ray runs code as this user. Ray turns its token mode on by itself when RAY_AUTH_MODE is unset, and only
+    then also in a process that has imported Ray before. It reads the token once per process.
+    """
+    if any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        return {}
+    return {"RAY_AUTH_TOKEN": _process_token(), "RAY_AUTH_MODE": None}
+
+
+@functools.cache
+def _process_token() -> str:
+    return secrets.token_hex(32)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables for the block (None: leave alone) and put all of them back, whatever was done to them inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _temporary_root() -> Iterator[Path]:
+    """A private folder with a short path; folders whose owners are dead are removed first."""
+    base = Path(tempfile.gettempdir())
+    prefix = f"penstock-ray-{os.getuid()}-"
+    if len(str(base / prefix)) + 8 > _LONGEST_ROOT:
+        base = Path("/tmp")
+    for old in base.glob(f"{prefix}*"):
+        _remove_if_dead(old)
+    root = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    with open(root / "owner.lock", "wb") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        try:
+            yield root
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _remove_if_dead(root: Path) -> None:
+    """The owner holds a lock as long as it lives, whatever kills it."""
+    with contextlib.suppress(OSError), open(root / "owner.lock", "rb") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _keep_logs(root: Path, target: Path) -> None:
+    logs = root / "session_latest" / "logs"
+    if logs.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            shutil.move(str(logs.resolve()), str(target))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))

@@ -1,0 +1,282 @@
+"""Where do Prefect, Ray and MLflow come from? From the environment when it names them, else embedded below the state directory.
+
+PREFECT_API_URL      else a server process on 127.0.0.1, shared by this directory's penstock processes (prefect_server.py)
+RAY_ADDRESS          else a cluster that begins and ends with the block (flows/servers/ray_local.py)
+MLFLOW_TRACKING_URI  else SQLite, without a server
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import ServiceError
+from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
+from penstock.ingest.ray_tasks import import_ahead
+from penstock.own_code import IMPORT_ROOT
+
+if TYPE_CHECKING:
+    from penstock.flows.servers.ray_local import RayCluster
+
+
+__all__ = ["PrefectService", "mlflow_uri", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
+
+
+_TELEMETRY = {
+    "DO_NOT_TRACK": "true",  # MLflow honours this spelling only; Prefect's client takes it too
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+_QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",  # the records still reach the server's page
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # a missing server must fail, not start one that drops task runs
+    "PREFECT_CLI_PROMPT": "false",
+}
+
+_BOOT_S = 120.0
+"""A first start creates the database: 15 s were seen on two busy cores."""
+
+
+class PrefectService(NamedTuple):
+    """A Prefect API that answered."""
+
+    api_url: str
+    ui_url: str
+    embedded: bool
+
+
+def telemetry_off() -> None:
+    """Turn off the telemetry of Prefect, MLflow and Ray, here and in child processes. A variable that is set is left alone."""
+    for name, value in _TELEMETRY.items():
+        os.environ.setdefault(name, value)
+
+
+def mlflow_uri(state_dir: Path) -> str:
+    """The tracking (and registry) URI: MLFLOW_TRACKING_URI, else a database below `state_dir`, with artifacts beside it."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_dir.absolute()}/mlflow/mlflow.db"
+
+
+@contextlib.contextmanager
+def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None) -> Iterator[PrefectService]:
+    """Make a Prefect API available and point this process at it, through PREFECT_API_URL, for the block.
+
+    Enter it before importing anything that imports Prefect: settings are read on import. The embedded server costs 4 s and
+    190 MB, and nothing while another penstock process of this directory has it running. The first one on a machine takes 5 s
+    more, to make the database that others copy.
+
+    Args:
+        state_dir: of the embedded server.
+        meanwhile: called once, before the block: while an embedded server starts, if one has to.
+
+    Raises:
+        ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
+    """
+    telemetry_off()
+    configured = os.environ.get("PREFECT_API_URL")
+    if configured:
+        _check_api(configured)
+        meanwhile()
+        with _environment(_QUIET):
+            yield PrefectService(
+                configured, os.environ.get("PREFECT_UI_URL") or configured.removesuffix("/api"), embedded=False
+            )
+        return
+    files = ServerFiles(state_dir)
+    files.prepare()
+    with files.open_lock("clients") as use:
+        server = _use_server(files, use.fileno(), meanwhile)
+        with _environment({**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}):
+            try:
+                yield PrefectService(server.url, server.ui_url, embedded=True)
+            except Exception as error:  # Prefect wraps a lost server in whatever class; it is raised as it is
+                if not _answers(f"{server.url}/health"):
+                    raise _server_died(files, server) from error
+                raise
+            finally:
+                _flush_events()
+
+
+def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -> ServerInfo:
+    """Register as a client and return the running server, starting it if there is none."""
+    with files.locked("start"):
+        fcntl.flock(use, fcntl.LOCK_SH)
+        child: subprocess.Popen[bytes] | None = None
+        deadline = time.monotonic() + _BOOT_S
+        while time.monotonic() < deadline:
+            info = files.read_info()
+            if files.is_free("server"):
+                if child is not None and child.poll() is not None:
+                    break
+                if child is None:
+                    child = _spawn_server(files)
+                    meanwhile()
+            elif info is not None and _answers(f"{info.url}/health"):
+                if child is None:
+                    meanwhile()
+                return info
+            time.sleep(0.05)
+    ended = child is not None and child.poll() is not None
+    raise ServiceError(
+        "the embedded Prefect server ended while it started"
+        if ended
+        else f"the embedded Prefect server did not start within {_BOOT_S:g} s",
+        problems=_last_lines(files.log),
+        next_step=f"read {files.log}, or set PREFECT_API_URL to a running server",
+    )
+
+
+def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
+    """Start the server in a session of its own, so that Ctrl-C in the terminal does not reach it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))}
+    with open(files.log, "wb") as log:
+        # -P: the current folder may hold a `penstock/` of the user's, which must not stand in for ours.
+        command = [sys.executable, "-P", "-m", "penstock.flows.servers.prefect_server", str(files.home.parent)]
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+def _server_died(files: ServerFiles, server: ServerInfo) -> ServiceError:
+    return ServiceError(
+        f"the embedded Prefect server (pid {server.pid}, {server.url}) has died",
+        problems=_last_lines(files.log),
+        next_step=f"run the same command again, it continues; the server's log is {files.log}",
+    )
+
+
+def _last_lines(log: Path, count: int = 5) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def _flush_events() -> None:
+    """Send the events and logs Prefect still holds: task runs are recorded from events, and the server may leave after us."""
+    for module, name in (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker")):
+        worker = getattr(sys.modules.get(module), name, None)
+        if worker is not None:
+            with contextlib.suppress(Exception):  # Prefect's own code; what it cannot send any more changes nothing for the run
+                worker.drain_all(timeout=10, at_exit=False)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables that are not set, for the block."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    _reload_prefect()
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+        _reload_prefect()
+
+
+def _reload_prefect() -> None:
+    """Prefect keeps the settings it found on import; a process that uses several servers in turn needs it to look again."""
+    context = sys.modules.get("prefect.context")
+    if context is not None:
+        context.refresh_global_settings_context()
+
+
+def _check_api(url: str) -> None:
+    if not _answers(f"{url.rstrip('/')}/health"):
+        raise ServiceError(
+            f"PREFECT_API_URL={url} does not answer",
+            next_step="start that server (prefect server start), or unset PREFECT_API_URL to use the embedded one",
+        )
+
+
+def _answers(url: str) -> bool:
+    """Whether an HTTP server is there. A refusal to an unauthenticated caller is an answer too."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return int(response.status) < 500
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except (OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float = 1) -> Iterator[RayCluster]:
+    """Connect this process to Ray for the block: to RAY_ADDRESS if set, else to a cluster of its own on 127.0.0.1.
+
+    Args:
+        state_dir: keeps the logs of the embedded cluster that ended last.
+        num_cpus: logical CPUs of an embedded cluster; None takes those this process may use.
+        min_cpus: at least so many logical CPUs, so that two workers and a data task fit on a laptop of two cores.
+
+    Raises:
+        ServiceError: RAY_ADDRESS does not answer, or the embedded cluster does not start.
+    """
+    if _started_ahead:
+        cluster, ending = _started_ahead.pop()
+        with ending:
+            yield cluster
+        return
+    telemetry_off()
+    # Importing Ray takes a second; commands that need no cluster do without.
+    from penstock.flows.servers.ray_local import join_ray, local_ray
+
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        check_ray_answers(address)
+        with join_ray(address) as cluster:
+            yield cluster
+    else:
+        with local_ray(state_dir, num_cpus, min_cpus) as cluster:
+            yield cluster
+
+
+_started_ahead: list[tuple[RayCluster, contextlib.ExitStack]] = []
+
+
+@contextlib.contextmanager
+def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
+    """Give the block a function that starts an embedded cluster of `min_cpus` now; the next `ray_cluster` takes it over.
+
+    Whatever hinders the start is for `ray_cluster` to meet again, and to tell. A cluster that nobody took ends with the block.
+    """
+
+    def start(min_cpus: float) -> None:
+        with contextlib.suppress(ServiceError), contextlib.ExitStack() as ending:
+            cluster = ending.enter_context(ray_cluster(state_dir, min_cpus=min_cpus))
+            _started_ahead.append((cluster, ending.pop_all()))
+            with contextlib.suppress(Exception):  # it saves time and nothing else
+                import_ahead()
+
+    try:
+        yield start
+    finally:
+        while _started_ahead:
+            _started_ahead.pop()[1].close()
+
+
+def check_ray_answers(address: str) -> None:
+    """Raise ServiceError where nobody listens at a RAY_ADDRESS: Ray itself waits long for a head node that is not there."""
+    if address == "auto":
+        return
+    parts = urllib.parse.urlsplit(address if "://" in address else f"ray://{address}")
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 10001), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ServiceError(
+            f"RAY_ADDRESS={address} does not answer: {error}",
+            next_step="start that cluster (ray start --head), or unset RAY_ADDRESS to use an embedded one",
+        ) from error

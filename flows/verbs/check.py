@@ -1,0 +1,53 @@
+"""Would this pipeline run? Spec, sources, resources and one real batch through the recipe; no stage runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room, check_storage
+from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.feed.batch import FeedShare
+from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.progress import silent
+from penstock.tasks.keys import stage_keys
+from penstock.tasks.project import Project
+
+__all__ = ["check_pipeline"]
+
+
+def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """Check everything that can be checked without running a stage.
+
+    Raises:
+        PenstockError: the first part that does not hold, with all its problems.
+    """
+    loaded = load_spec(file, overrides)
+    say(f"spec       ok   {loaded.file.name}, {len(loaded.overrides)} overrides")
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    check_storage(project.storage)
+    warnings = check_resources(project)
+    check_machine(loaded.spec)
+    say(f"storage    ok   {project.storage.root}")
+    check_recipe(project)
+    stage_keys(project)
+    say(f"recipe     ok   {loaded.spec.train.recipe}")
+    snapshot = read_source(project.source, project.files, silent)
+    _check_one_step(project, snapshot)
+    say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
+    batch = try_one_batch(project, snapshot)
+    warnings += check_room(project, batch["parameters"])
+    say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
+    for warning in warnings:
+        say(f"warning: {warning}")
+    return {"status": "done", "rows": snapshot.rows, "files": len(snapshot.files), "batch": batch, "warnings": warnings}
+
+
+def _check_one_step(project: Project, snapshot: SourceSnapshot) -> None:
+    """With `last_batch: drop`, fewer rows than a batch are no step at all; held-out rows may leave still fewer."""
+    train, counts = project.spec.train, [file.rows for file in snapshot.files if file.location == "train"]
+    if train.last_batch != "drop" or None in counts or project.spec.shuffle.sample is not None:
+        return
+    FeedShare(train.batch_rows, last="drop").positions(sum(count or 0 for count in counts))

@@ -1,0 +1,206 @@
+"""How does a pipeline get onto a schedule? As a Prefect deployment of our flow for a process work pool.
+
+What is deployed is a name, a schedule and the path of the pipeline file; a worker imports the installed penstock and reads the
+file when a run begins. Nothing secret is stored in Prefect: credentials belong in the environment of the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.urls import url_for
+from prefect.workers.process import ProcessWorker
+from pydantic import ValidationError
+
+from penstock import __version__
+from penstock.errors import ServiceError, SpecError
+from penstock.flows.servers.services import prefect_api
+from penstock.flows.spec_file import LoadedSpec, load_spec
+
+__all__ = ["ENTRYPOINT", "deploy_pipeline"]
+
+
+ENTRYPOINT = "penstock.flows.pipeline.pipeline"
+"""A module path: penstock is installed where workers run, so no code is fetched and a project's folders stay out of the way."""
+
+_PASSED_ON = (
+    "RAY_ADDRESS",
+    "MLFLOW_TRACKING_URI",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "PENSTOCK_CACHE_BYTES",
+    "PENSTOCK_CACHE_DIR",
+)
+"""Addresses that say where a run works. They are stored with the deployment, in plain text, if they are set here."""
+
+
+class _Environment(NamedTuple):
+    stored: dict[str, str]
+    left_out: tuple[str, ...]
+    """`NAME: why`, for what was set and is not stored."""
+
+
+def deploy_pipeline(file: Path, cron: str, pool: str, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """Create the deployment `penstock/<pipeline name>`, or update it if it exists.
+
+    Args:
+        file: the pipeline file; workers must find it under the same absolute path.
+        cron: five fields, UTC.
+        pool: work pool of type process; it is created if absent.
+        overrides: `a.b=value` texts that every run of the deployment applies.
+        say: takes lines for a person.
+
+    Returns:
+        What `penstock deploy --json` prints.
+
+    Raises:
+        SpecError: the pipeline file, an override or the schedule is wrong; nothing was deployed.
+        ServiceError: there is no Prefect server to keep a schedule, it does not answer, or the pool is of another type.
+    """
+    loaded = load_spec(file, overrides)
+    _check_cron(cron)
+    _require_server(loaded, pool)
+    environment = _environment_to_store(os.environ)
+    with prefect_api(loaded.state_dir):
+        result = _put(loaded, cron, pool, environment, say)
+    for left_out in environment.left_out:
+        say(f"not stored in Prefect, set it where the worker starts: {left_out}")
+    say(f"{result['deployment']} runs at {cron!r} UTC: {result['url']}")
+    say(f"a worker performs it: prefect worker start --pool {pool} --type process")
+    return result
+
+
+def _require_server(loaded: LoadedSpec, pool: str) -> None:
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ServiceError(
+            f"cannot deploy {loaded.spec.name!r}: a schedule needs a Prefect server that stays, and PREFECT_API_URL is not set "
+            "(the embedded server ends with its command)",
+            next_step="prefect server start; export PREFECT_API_URL=http://127.0.0.1:4200/api; penstock deploy again; "
+            f"prefect worker start --pool {pool} --type process",
+        )
+
+
+def _check_cron(cron: str) -> None:
+    rule = 'five fields "minute hour day month weekday", such as "0 3 * * *" for every day at 03:00 UTC'
+    # Prefect also takes a sixth field, for seconds: one field too many would then mean sixty times as many runs.
+    if len(cron.split()) != 5:
+        raise SpecError(f"--cron {cron!r} has {len(cron.split())} fields; a schedule is {rule}")
+    try:
+        CronSchedule(cron=cron, timezone="UTC")
+    except ValidationError as error:
+        reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise SpecError(f"--cron {cron!r} is not a schedule ({reason}); it is {rule}") from error
+
+
+def _environment_to_store(environ: Mapping[str, str]) -> _Environment:
+    """Choose what a deployment may remember: addresses without credentials that mean the same in every folder."""
+    stored: dict[str, str] = {}
+    left_out: list[str] = []
+    for name in _PASSED_ON:
+        value = environ.get(name)
+        if not value:
+            continue
+        parts = urllib.parse.urlsplit(value)
+        token = parts.username if parts.scheme in ("http", "https") else None
+        if token or parts.password or "password=" in parts.query.lower():
+            left_out.append(f"{name} holds credentials")
+        elif _is_relative(name, value):
+            left_out.append(f"{name}={value} is relative to this folder")
+        else:
+            stored[name] = value
+    return _Environment(stored, tuple(left_out))
+
+
+def _is_relative(name: str, value: str) -> bool:
+    if name.startswith("MLFLOW_"):
+        path = value.removeprefix("sqlite:///") if value.startswith("sqlite:") else value
+        return "://" not in path and path != "databricks" and not path.startswith("/")
+    return name == "PENSTOCK_CACHE_DIR" and not value.startswith(("/", "~"))
+
+
+def _put(loaded: LoadedSpec, cron: str, pool: str, environment: _Environment, say: Callable[[str], None]) -> dict[str, Any]:
+    # It brings Ray and torch along: seconds that a refusal above does not need.
+    from penstock.flows.pipeline import RunRequest, pipeline
+
+    name = loaded.spec.name
+    request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
+    schedule = DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"), active=True, slug="cron")
+    try:
+        with get_client(sync_client=True) as client:
+            _require_process_pool(client, pool, say)
+            before = _file_deployed(client, f"{pipeline.name}/{name}")
+            if before not in (None, request.file):
+                say(
+                    f"warning: {pipeline.name}/{name} ran {before} until now; a deployment is named after the pipeline's `name`"
+                )
+            deployment_id = client.create_deployment(
+                flow_id=client.create_flow(pipeline),
+                name=name,
+                version=__version__,
+                description=f"The pipeline `{name}` of `{loaded.file}`, made by `penstock deploy`.",
+                entrypoint=ENTRYPOINT,
+                parameters={"request": request.model_dump(mode="json")},
+                parameter_openapi_schema=parameter_schema(pipeline).model_dump_for_openapi(),
+                enforce_parameter_schema=True,
+                # A second run of the pipeline would be refused by the lease; here it waits for its turn instead.
+                concurrency_limit=1,
+                concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+                schedules=[schedule],
+                paused=False,
+                work_pool_name=pool,
+                # With output streamed to it, a worker that dies takes its runs along at their next line of log.
+                job_variables={"stream_output": False, "env": environment.stored},
+                tags=["penstock", name],
+            )
+    except (PrefectException, httpx.HTTPError) as error:
+        raise ServiceError(
+            f"Prefect at {os.environ['PREFECT_API_URL']} did not take the deployment: {error}",
+            next_step="penstock doctor looks at the server",
+        ) from error
+    return {
+        "status": "done",
+        "deployment": f"{pipeline.name}/{name}",
+        "id": str(deployment_id),
+        "work_pool": pool,
+        "cron": cron,
+        "url": url_for("deployment", deployment_id),
+        "environment": environment.stored,
+        "left_out": list(environment.left_out),
+    }
+
+
+def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
+    try:
+        kind = client.read_work_pool(pool).type
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template))
+        say(f"made the work pool {pool!r}")
+        return
+    if kind != ProcessWorker.type:
+        raise ServiceError(
+            f"the work pool {pool!r} is of type {kind!r}; penstock deploys to type process, whose workers see the files",
+            next_step="name another pool with --pool; it is made if absent",
+        )
+
+
+def _file_deployed(client: SyncPrefectClient, full_name: str) -> str | None:
+    """The pipeline file that the deployment runs now, if there is such a deployment."""
+    try:
+        request = client.read_deployment_by_name(full_name).parameters.get("request", {})
+    except ObjectNotFound:
+        return None
+    return str(request.get("file"))

@@ -1,0 +1,1 @@
+"""Would a run work here, and if not, what is the next command?"""

@@ -1,0 +1,164 @@
+"""What does `penstock init` put into a directory? A template's files, and real data that is already on this machine.
+
+Nothing is downloaded: digits and tumours come with scikit-learn, text is the standard library's own source.
+"""
+
+from __future__ import annotations
+
+import csv
+import sysconfig
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+
+from penstock.errors import PreflightError, SpecError
+from penstock.flows.spec_file import schema_json
+
+__all__ = ["TEMPLATES", "create_project"]
+
+
+TEXT_TRAIN_CHARS = 800_000
+
+TEXT_TEST_CHARS = 60_000
+"""About how much text is copied: enough to learn from in half a minute on two cores."""
+
+TEXT_FILE_CHARS = 60_000
+"""Larger modules are left out, so that no split is mostly one of them."""
+
+DIGITS_TRAIN_ROWS = 1500
+
+DIGITS_TRAIN_FILES = 6
+"""Several files, so that preparing them shows its progress; the rest of the 1,797 digits is the test split."""
+
+
+def create_project(directory: Path, template: str) -> list[Path]:
+    """Write a project that runs as it is.
+
+    Args:
+        directory: where; made if it is not there. It may hold other files, but none that the project would overwrite.
+        template: a key of TEMPLATES.
+
+    Returns:
+        The files written, pipeline.yaml first.
+
+    Raises:
+        SpecError: there is no such template, or the directory already holds one of the project's files.
+        PreflightError: the template's data is not on this machine.
+    """
+    if template not in TEMPLATES:
+        raise SpecError(
+            f"there is no template {template!r}; there are {', '.join(sorted(TEMPLATES))}",
+            next_step=f"penstock init {directory} --template images",
+        )
+    files = sorted(_template_files(template), key=lambda file: (file[0] != "pipeline.yaml", file[0]))
+    if directory.exists() and not directory.is_dir():
+        raise SpecError(f"{directory} is a file; a project needs a directory", next_step="give another directory")
+    in_the_way = [
+        name for name in (*(name for name, _ in files), "pipeline.schema.json", "data") if (directory / name).exists()
+    ]
+    if in_the_way:
+        raise SpecError(
+            f"{directory} already holds {', '.join(in_the_way)}, and nothing is overwritten",
+            next_step="give another directory, or remove the files first",
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreflightError(
+            f"the folder {directory} cannot be made: {error.strerror}", next_step="name another one"
+        ) from error
+    # The data goes first and pipeline.yaml last: a project that is half written has no pipeline file, so nobody runs it.
+    data = TEMPLATES[template](directory / "data")
+    written = [_write(directory / "pipeline.schema.json", schema_json())]
+    written += [_write(directory / name, text) for name, text in reversed(files)]
+    return [*reversed(written), *data]
+
+
+def _template_files(template: str) -> Iterator[tuple[str, str]]:
+    for entry in resources.files("penstock.flows").joinpath("templates", template).iterdir():
+        if entry.is_file():
+            yield entry.name, entry.read_text(encoding="utf-8")
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _write_digits(data: Path) -> list[Path]:
+    """Column `image`: 64 numbers of uint8, 0 to 16, row by row; column `label`: int64, 0 to 9."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = digits.data.astype(np.uint8)
+    table = pa.table(
+        {
+            "image": pa.FixedSizeListArray.from_arrays(pa.array(pixels.ravel()), pixels.shape[1]),
+            "label": pa.array(digits.target.astype(np.int64)),
+        }
+    )
+    step = DIGITS_TRAIN_ROWS // DIGITS_TRAIN_FILES
+    parts = [(f"train/part-{number:05d}.parquet", number * step, step) for number in range(DIGITS_TRAIN_FILES)]
+    parts.append(("test/part-00000.parquet", DIGITS_TRAIN_ROWS, len(table) - DIGITS_TRAIN_ROWS))
+    for name, start, rows in parts:
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.slice(start, rows), data / name)
+    return [data / name for name, _, _ in parts]
+
+
+def _write_tumours(data: Path) -> list[Path]:
+    """Thirty columns of numbers and `diagnosis`: `malignant` or `benign`."""
+    from sklearn.datasets import load_breast_cancer
+
+    cases = load_breast_cancer()
+    path = data / "breast_cancer.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle, lineterminator="\n")
+        writer.writerow([*(str(name).replace(" ", "_") for name in cases.feature_names), "diagnosis"])
+        for row, target in zip(cases.data.tolist(), cases.target.tolist(), strict=True):
+            writer.writerow([*row, cases.target_names[target]])
+    return [path]
+
+
+def _write_source_text(data: Path) -> list[Path]:
+    """Modules of the standard library as text files, the same ones on every machine with the same Python."""
+    library = Path(sysconfig.get_path("stdlib"))
+    # Names with an underscore in front are left out: readers take such files for markers, as Spark and Hive do.
+    modules = _readable(sorted(library.glob("[a-z]*.py")))
+    written = []
+    for split, wanted_chars in (("train", TEXT_TRAIN_CHARS), ("test", TEXT_TEST_CHARS)):
+        chars = 0
+        while chars < wanted_chars:
+            module = next(modules, None)
+            if module is None:
+                raise PreflightError(
+                    f"the Python here has no source text in {library} to make the {split} files from",
+                    next_step="use a Python that ships its .py files, or another template",
+                )
+            name, text = module
+            written.append(_write(data / split / f"{name}.txt", text))
+            chars += len(text)
+    return written
+
+
+def _readable(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            continue
+        if 0 < len(text) <= TEXT_FILE_CHARS:
+            yield path.stem, text
+
+
+TEMPLATES: dict[str, Callable[[Path], list[Path]]] = {
+    "images": _write_digits,
+    "tabular": _write_tumours,
+    "text": _write_source_text,
+}
+"""Template -> what writes its data; each has a folder of the same name in flows/templates/."""

@@ -1,0 +1,155 @@
+"""What would `penstock run` do now, stage by stage, and because of which change? Reads the ledger; runs nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.flows.run.decisions import Continue, NewRun, Refuse, choose_run, past_of
+from penstock.flows.servers.services import mlflow_uri
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
+from penstock.tasks.evaluate import STAGE as EVALUATE
+from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
+from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.materialize import STAGE as MATERIALIZE
+from penstock.tasks.preprocess import STAGE as PREPROCESS
+from penstock.tasks.project import Project
+from penstock.tasks.read import STAGE as READ
+from penstock.tasks.register import STAGE as REGISTER
+from penstock.tasks.shuffle import STAGE as SHUFFLE
+from penstock.tasks.shuffle import train_order
+from penstock.tasks.stage import Look, Stage
+from penstock.tasks.train import STAGE as TRAIN
+from penstock.training.state import TrainState
+
+__all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
+
+
+_DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
+
+_STAGES = (READ, PREPROCESS, MATERIALIZE, SHUFFLE, TRAIN, EVALUATE, REGISTER)
+
+
+def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
+    """Plan a run: `decision`, `run`, and for each stage its `action` (reuse, resume, run), `key` and `because`.
+
+    Raises:
+        SpecError, DataError, ServiceError: the plan cannot be made.
+    """
+    loaded = load_spec(file, overrides)
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    keys = stage_keys(project)
+    ledger = Ledger(project.storage)
+    current = ledger.current_run(loaded.spec.name)
+    past = past_of(ledger, current) if current is not None else None
+    reached = past.reached if past is not None else None
+    decision = choose_run(past, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys, fresh=False)
+    continued = decision.run if isinstance(decision, Continue) else None
+    stages: list[dict[str, Any]] = []
+    will_run: set[str] = set()
+    upstream: dict[str, dict[str, Any]] = {}
+    run_id = continued.run if continued else ""
+    look = Look(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
+    for stage in _STAGES:
+        entry, output = _plan_stage(stage, look, ledger, keys, current, reached, will_run)
+        stages.append(entry)
+        upstream[stage.name] = output
+        if entry["action"] != "reuse":
+            will_run.add(stage.name)
+    stages[_STAGES.index(SHUFFLE)]["mixing"] = describe_mixing(project, upstream["materialize"])
+    if "train" in will_run:
+        _plan_rows(stages[_STAGES.index(MATERIALIZE)], project, ledger)
+    return {
+        "status": "done",
+        "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
+        "reason": decision.reason if isinstance(decision, NewRun) else "",
+        "warnings": list(decision.warnings) if isinstance(decision, Continue) else [],
+        "refused_because": list(decision.changes) if isinstance(decision, Refuse) else [],
+        "run": continued.run if continued else None,
+        "stages": stages,
+    }
+
+
+def show_plan(plan: dict[str, Any], console: Console) -> None:
+    """Print a plan for a person."""
+    about = plan["run"] or plan["reason"]
+    console.print(plan["decision"] + (f": {about}" if about else ""), markup=False, soft_wrap=True)
+    for line in plan["warnings"]:
+        console.print(f"  warning: {line}", style="yellow", markup=False)
+    for line in plan["refused_because"]:
+        console.print(f"  not allowed on a run with a checkpoint: {line}", style="red", markup=False)
+    if plan["refused_because"]:
+        console.print("  undo the change, or begin a new run with --fresh", style="red", markup=False)
+    table = Table("stage", "action", "key", "because", box=None)
+    for entry in plan["stages"]:
+        because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])
+        table.add_row(entry["name"], entry["action"], entry["key"][:12], because)
+    console.print(table)
+    mixing = next((entry["mixing"] for entry in plan["stages"] if entry.get("mixing")), None)
+    if mixing is not None:
+        console.print(
+            f"shuffle: in rows stored sorted, a batch of {mixing['batch_rows']:,} out of a window tells as much as "
+            f"{'' if mixing['rows_known'] else 'at least '}about {mixing['like_rows']:,.0f} rows of a full shuffle",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def describe_mixing(project: Project, rows: dict[str, Any]) -> dict[str, Any] | None:
+    """What windows cost, where `shuffle.mode` is windowed: see ingest/shuffle/mixing_quality.py.
+
+    Args:
+        rows: the output of `materialize`; empty where it is not known, and `like_rows` is the least it can be.
+    """
+    shuffle, batch_rows = project.spec.shuffle, project.spec.train.batch_rows
+    if shuffle.mode != "windowed":
+        return None
+    order = train_order(shuffle, DatasetManifest.model_validate(rows)) if rows else None
+    runs = window_runs(shuffle, order, streamed=project.spec.materialize.cache == "none")
+    like = mixes_like(batch_rows, runs, shuffle.window_rows, order.rows if order is not None else float("inf"))
+    return {"batch_rows": batch_rows, "like_rows": round(like, 1), "rows_known": order is not None}
+
+
+def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
+    """Correct the plan of materialize: what it left behind may be enough for a record, but not for training to read."""
+    record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
+    if entry["action"] == "reuse" and record is not None:
+        doubt = MATERIALIZE.distrust(Look(project, "", deep=False, will_train=True), record.output)
+        if doubt is not None:
+            entry.update(action="run", because=[doubt])
+
+
+def _plan_stage(
+    stage: Stage,
+    look: Look,
+    ledger: Ledger,
+    keys: dict[str, StageKey],
+    current: Run | None,
+    reached: TrainState | None,
+    will_run: set[str],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plan of one stage, and the output it would reuse."""
+    key = keys[stage.name]
+    entry: dict[str, Any] = {"name": stage.name, "key": key.key, "action": "run", "because": []}
+    record = None
+    if not (stage.of_run and (not look.run_id or will_run & {"train"})):
+        record = ledger.stage_record(stage.record_path(look.run_id, key.key), key.key)
+    if record is not None:
+        doubt = stage.distrust(look, record.output)
+        if doubt is None:
+            return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
+        return {**entry, "because": [doubt]}, {}
+    old = current.keys.get(stage.name) if current else None
+    because = changed_inputs(old.inputs, key.inputs) if old else ["never run"]
+    because += [
+        f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run
+    ]
+    if stage.name == "train" and look.run_id and reached is not None:
+        return {**entry, "action": "resume", "because": [f"checkpoint at step {reached.step}", *because]}, {}
+    return {**entry, "because": because or ["not finished yet"]}, {}

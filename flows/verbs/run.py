@@ -1,0 +1,110 @@
+"""How does the command run the flow? Servers up, flow called in this process, and its end turned into a result or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import Interrupted, PenstockError
+from penstock.flows.run.cpus import cpus_needed
+from penstock.flows.servers.services import prefect_api, ray_ahead, telemetry_off
+from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.lease import refuse_if_held
+from penstock.stopping import StopRequest, stopping_on_signals
+from penstock.storage import Storage
+from penstock.stores import is_local
+from penstock.tasks.ledger import Ledger, lease_path
+
+__all__ = ["run"]
+
+
+def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
+    """Run or continue a pipeline in this process and return what `penstock run --json` prints.
+
+    Raises:
+        PenstockError: what stopped the run; its attribute `result` holds what was reached.
+    """
+    telemetry_off()
+    loaded = load_spec(Path(file), list(overrides))
+    _refuse_if_held(loaded)
+    # Loading torch, Ray and MLflow takes as long as the server takes to start: both at once.
+    threading.Thread(target=_load_ahead, daemon=True).start()
+    print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
+    stopping = StopRequest()
+    with _stopped_not_failed(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
+
+        def meanwhile() -> None:
+            if _will_need_ray(loaded, fresh, until):
+                start_ray(cpus_needed(loaded.spec))
+            stopping.check()  # what was raised inside Ray may have been swallowed there
+
+        with prefect_api(loaded.state_dir, meanwhile):
+            return _call_flow(loaded, list(overrides), fresh, until, stopping)
+
+
+@contextlib.contextmanager
+def _stopped_not_failed(stopping: StopRequest) -> Iterator[None]:
+    """Prefect and Ray make errors of their own of a stop that is raised inside them."""
+    try:
+        yield
+    except Exception as error:  # of any class, for that very reason; without a stop it is raised as it was
+        if stopping.stop.is_set() and not isinstance(error, Interrupted):
+            raise Interrupted(stopping.signum) from error
+        raise
+
+
+def _call_flow(
+    loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None, stopping: StopRequest
+) -> dict[str, Any]:
+    # Prefect reads its settings when imported, so it comes after the server's address is known.
+    from penstock.flows.pipeline import RunRequest, last_result, pipeline
+
+    request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
+    stopping.check()
+    state = pipeline(request, return_state=True)
+    if state.is_cancelled():
+        stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))
+        return _raise(stopped, last_result)
+    if state.is_failed() or state.is_crashed():
+        error = state.result(raise_on_failure=False)
+        if isinstance(error, PenstockError):
+            return _raise(error, last_result)
+        raise error if isinstance(error, BaseException) else RuntimeError(str(state.message))
+    return dict(last_result)
+
+
+def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
+    """Whether an embedded Ray will most likely be needed: there is work, as far as one look at a local storage tells."""
+    spec = loaded.spec
+    if os.environ.get("RAY_ADDRESS") or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
+        return False
+    with contextlib.suppress(OSError, PenstockError):  # the flow looks again, and tells
+        current = Ledger(Storage(spec.storage)).current_run(spec.name)
+        return fresh or current is None or current.status != "done"
+    return False
+
+
+def _load_ahead() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they are for the main thread, when it is ready
+    for name in ("penstock.training.on_ray.trainer", "penstock.training.tracking.tracker"):
+        importlib.import_module(name)
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        importlib.import_module("penstock.training.tracking.mlflow_backend").load_sqlite()
+
+
+def _refuse_if_held(loaded: LoadedSpec) -> None:
+    """Say at once what the flow would find out a server's start later; the flow itself takes the lease."""
+    if is_local(loaded.spec.storage):
+        refuse_if_held(Storage(loaded.spec.storage), lease_path(loaded.spec.name))
+
+
+def _raise(error: PenstockError, result: dict[str, Any]) -> dict[str, Any]:
+    error.result = dict(result)  # type: ignore[attr-defined]
+    raise error

@@ -1,0 +1,114 @@
+"""Which runs does a storage know, and is what Prefect and MLflow say about them true? Repairs what kills left behind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.errors import CheckpointError, LeaseHeldError, SpecError
+from penstock.flows.servers.services import mlflow_uri, prefect_api
+from penstock.flows.spec_file import load_spec
+from penstock.lease import LeaseHolder, current_holder, hold_lease
+from penstock.redact import redact_text
+from penstock.storage import Storage
+from penstock.tasks.ledger import Ledger, Run, lease_path
+from penstock.training.checkpoint.store import CheckpointStore
+
+__all__ = ["collect_status", "show_status", "state_of"]
+
+
+def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage, Path, str | None]:
+    """The storage, the folder of embedded servers, and the pipeline's name (None for all) that `file` stands for."""
+    if file is not None:
+        loaded = load_spec(file, overrides)
+        return Storage(loaded.spec.storage), loaded.state_dir, loaded.spec.name
+    if Path("pipeline.yaml").is_file():
+        loaded = load_spec("pipeline.yaml", overrides)
+        return Storage(loaded.spec.storage), loaded.state_dir, None
+    if not Path(".penstock").is_dir():
+        raise SpecError(
+            "no pipeline.yaml and no .penstock in this folder", next_step="name the pipeline file: penstock status FILE"
+        )
+    return Storage(".penstock"), Path(".penstock").resolve(), None
+
+
+def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """List runs with their attempts; attempts whose process is gone are marked killed, in Prefect and in MLflow too."""
+    storage, state_dir, name = state_of(file, overrides)
+    ledger = Ledger(storage)
+    runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
+    suspects = [run for run in runs if any(attempt.status == "running" for attempt in ledger.attempts(run.run))]
+    holders = {pipeline: current_holder(storage, lease_path(pipeline)) for pipeline in {run.pipeline for run in runs}}
+    repaired = _repair(ledger, state_dir, [run for run in suspects if holders[run.pipeline] is None])
+    shown = [_describe(ledger, run, holders[run.pipeline]) for run in runs]
+    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired}
+
+
+def show_status(result: dict[str, Any], console: Console) -> None:
+    """Print the runs for a person, one line each: an id that is cut to fit cannot be pasted."""
+    if not result["runs"]:
+        console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
+    for run in result["runs"]:
+        words = [
+            run["status"] + (f" by {run['held_by']}" if run["held_by"] else ""),
+            _count(run["status"], run["attempts"]),
+            f"step {run['step']:,}" if run["step"] else "",
+            run["exactness"] or "",
+            run["model_uri"] or "",
+        ]
+        console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
+    for run_id in result["repaired"]:
+        console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
+
+
+def _count(status: str, attempts: Sequence[dict[str, Any]]) -> str:
+    """How many attempts there were; where the newest has not come to the end and one before it has, which is which."""
+    done = [attempt["number"] for attempt in attempts if attempt["status"] == "done"]
+    if done and status != "done":  # most likely the end of fewer epochs
+        return f"in attempt {attempts[-1]['number']}, done in attempt {done[-1]}"
+    return f"{len(attempts)} attempt{'s' if len(attempts) != 1 else ''}"
+
+
+def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:
+    run = ledger.load_run(run.run) or run
+    try:
+        committed = CheckpointStore(ledger.run_storage(run.run)).committed()
+    except CheckpointError:  # of a newer penstock: no reason to show no run at all
+        committed = []
+    return {
+        "run": run.run,
+        "pipeline": run.pipeline,
+        "status": run.status,
+        "held_by": str(holder) if holder is not None and run.status == "running" else None,
+        "mlflow_run_id": run.mlflow_run_id,
+        "step": committed[0].manifest.step if committed else None,
+        "checkpoint": committed[0].name if committed else None,
+        "exactness": run.result.get("exactness"),
+        "model_uri": run.result.get("model_uri"),
+        "metrics": run.result.get("metrics", {}),
+        "attempts": [
+            attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})
+            for attempt in ledger.attempts(run.run)
+        ],
+    }
+
+
+def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
+    """Close runs that nobody works on. Returns those that were repaired."""
+    if not suspects:
+        return []
+    repaired: list[str] = []
+    with prefect_api(state_dir):
+        from penstock.flows.run.repair import repair_run
+
+        for run in suspects:
+            # Opening Prefect takes seconds, in which somebody may have begun to work on the run.
+            with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_path(run.pipeline)):
+                now = ledger.load_run(run.run)
+                if now is not None and repair_run(ledger, now, mlflow_uri(state_dir)):
+                    repaired.append(run.run)
+    return repaired

@@ -1,0 +1,146 @@
+"""How does a person look at runs? MLflow's page and Prefect's page over the state of one pipeline, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.errors import ServiceError
+from penstock.flows.servers.services import mlflow_uri, prefect_api
+from penstock.flows.verbs.status import state_of
+from penstock.redact import redact_text
+from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder
+
+__all__ = ["serve_ui"]
+
+
+_DATABASES = ("sqlite:", "postgresql", "mysql", "mssql")
+"""Tracking URIs of stores that have no page of their own."""
+
+READY_S = 90.0
+"""A cold MLflow server on two busy cores was seen to take 25 s."""
+
+
+def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Serve both pages on 127.0.0.1 until SIGINT or SIGTERM; configured servers are only named.
+
+    Args:
+        file: the pipeline file; None for the state in the current folder.
+        mlflow_port: 0 picks a free one.
+        say: takes lines for a person; the addresses come as soon as they answer.
+
+    Returns:
+        The addresses, `{"status": "done", "mlflow": ..., "prefect": ...}`.
+
+    Raises:
+        SpecError: there is neither a pipeline file nor a state to look at.
+        ServiceError: a page did not come up.
+    """
+    _, state_dir, _ = state_of(file)
+    tracking = mlflow_uri(state_dir)
+    asked = threading.Event()
+    with _asking(asked), prefect_api(state_dir) as prefect, _mlflow_page(tracking, state_dir, mlflow_port, asked) as mlflow:
+        pages = {"mlflow": redact_text(mlflow), "prefect": redact_text(prefect.ui_url)}
+        if not asked.is_set():
+            say(f"MLflow:  {pages['mlflow']}")
+            say(f"Prefect: {pages['prefect']}")
+            say("Ctrl-C closes them")
+        asked.wait()
+        return {"status": "done", **pages}
+
+
+@contextlib.contextmanager
+def _asking(asked: threading.Event) -> Iterator[None]:
+    """Let SIGINT and SIGTERM set `asked` instead of interrupting, for the block."""
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Event) -> Iterator[str]:
+    """The address of MLflow's page: the configured server's own, else that of a server for the block."""
+    if not tracking.startswith(_DATABASES):
+        yield tracking
+        return
+    port = port or _free_port()
+    if (database := database_of(tracking)) is not None:
+        with contextlib.suppress(sqlite3.Error):  # the server will tell
+            follow_its_folder(database)
+    log = state_dir / "mlflow" / "server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    server = _start_mlflow(tracking, state_dir, port, log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(server, url, log, asked)
+        yield url
+    finally:
+        _stop(server)
+
+
+def _start_mlflow(tracking: str, state_dir: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        # Not an argument: a database's URI may hold a password, and everybody on the machine sees arguments.
+        "MLFLOW_BACKEND_STORE_URI": tracking,
+        "MLFLOW_DEFAULT_ARTIFACT_ROOT": (state_dir.absolute() / "mlflow" / "artifacts").as_uri(),
+        # As shipped the server is 15 processes; the job runner among them serves nothing on these pages.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+    command = [sys.executable, "-P", "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    with open(log, "wb") as output:
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path, asked: threading.Event) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and server.poll() is None and not asked.is_set():
+        try:
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        asked.wait(0.3)
+    if not asked.is_set():
+        ended = (
+            f"ended with code {server.returncode}" if server.returncode is not None else f"did not answer within {READY_S:g} s"
+        )
+        raise ServiceError(
+            f"the MLflow server for {url} {ended}",
+            problems=log.read_text(errors="replace").splitlines()[-5:],
+            next_step=f"read {log}; --mlflow-port takes another port",
+        )
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    # The server is a parent with workers, in a process group of its own.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    try:
+        server.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

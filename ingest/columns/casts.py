@@ -1,0 +1,164 @@
+"""Which Arrow type does a column have once all files are looked at?
+
+Files of one dataset may differ in ways that lose nothing (int32 beside int64, null beside anything): `promote` finds the common
+type or says there is none, `cast_array` converts to it and refuses to lose anything on the way.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["canonical_type", "cast_array", "first_bad_row", "promote"]
+
+
+_NUMBER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+
+_UNSIGNED_ORDER = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+
+_FLOAT_ORDER = (pa.float16(), pa.float32(), pa.float64())
+
+_UNIT_ORDER = ("s", "ms", "us", "ns")
+
+
+def canonical_type(kind: pa.DataType) -> pa.DataType:
+    """Strip what only says how values are laid out: dictionaries, views, run ends, unknown extensions, nullability."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return kind
+    if isinstance(kind, pa.BaseExtensionType):
+        return canonical_type(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return canonical_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, canonical_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(canonical_type(kind.key_type), canonical_type(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(canonical_type(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(canonical_type(kind.value_type))
+    if pa.types.is_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return pa.list_(canonical_type(kind.value_type))
+    return kind
+
+
+def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The narrowest canonical type that holds the values of both, or None if a conversion would change their meaning."""
+    if first == second:
+        return first
+    if pa.types.is_null(first):
+        return second
+    if pa.types.is_null(second):
+        return first
+    if _is_number(first) and _is_number(second):
+        return _wider_number(first, second)
+    if _is_time_point(first) and _is_time_point(second):
+        return _finer_time(first, second)
+    for test, wide in ((_is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
+        if test(first) and test(second):
+            return wide
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        return _joined_struct(first, second)
+    if _is_list(first) and _is_list(second):
+        inner = promote(first.value_type, second.value_type)
+        same_size = pa.types.is_fixed_size_list(first) and pa.types.is_fixed_size_list(second)
+        if inner is None or (same_size and first.list_size != second.list_size):
+            return None
+        if same_size:
+            return pa.list_(inner, first.list_size)
+        if pa.types.is_fixed_size_list(first) or pa.types.is_fixed_size_list(second):
+            return None
+        return pa.large_list(inner)
+    return None
+
+
+def _wider_number(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    for order in (_NUMBER_ORDER, _UNSIGNED_ORDER, _FLOAT_ORDER):
+        if first in order and second in order:
+            return max(first, second, key=order.index)
+    if first in _FLOAT_ORDER or second in _FLOAT_ORDER:
+        return pa.float64()
+    return None if pa.uint64() in (first, second) else pa.int64()
+
+
+def _finer_time(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    stamps = [kind for kind in (first, second) if pa.types.is_timestamp(kind)]
+    if not stamps:
+        return pa.date64()
+    if len({kind.tz for kind in stamps}) > 1:
+        return None
+    return pa.timestamp(max((kind.unit for kind in stamps), key=_UNIT_ORDER.index), stamps[0].tz)
+
+
+def _joined_struct(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    right = {field.name: field.type for field in second}
+    fields = []
+    for field in first:
+        kind = promote(field.type, right.pop(field.name, pa.null()))
+        if kind is None:
+            return None
+        fields.append(pa.field(field.name, kind))
+    return pa.struct([*fields, *(pa.field(name, kind) for name, kind in right.items())])
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return kind in _NUMBER_ORDER or kind in _UNSIGNED_ORDER or kind in _FLOAT_ORDER
+
+
+def _is_time_point(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    """Cast without losing anything. Text is trimmed before it is read as a number, and `17850.0` may become the integer 17850.
+
+    Raises:
+        pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: a value does not fit, or no such conversion exists.
+    """
+    if values.type == kind:
+        return values
+    if isinstance(values.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
+        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        values = pa.chunked_array([chunk.storage for chunk in chunks], type=values.type.storage_type)
+    if pa.types.is_null(kind):
+        if values.null_count < len(values):
+            raise pa.ArrowInvalid("a value in a column where only nulls were seen")
+        return pa.nulls(len(values))
+    if _is_text(values.type) and not _is_text(kind) and not _is_bytes(kind):
+        values = pc.utf8_trim_whitespace(values)
+    if _is_text(values.type) and kind in (*_NUMBER_ORDER, *_UNSIGNED_ORDER):
+        try:
+            return pc.cast(values, kind)
+        except pa.ArrowInvalid:
+            values = pc.cast(values, pa.float64())
+    return pc.cast(values, kind)
+
+
+def first_bad_row(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> int:
+    """Index of the first value that `cast_array` refuses, found by halving; the cast of the whole must have failed."""
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            cast_array(values.slice(low, middle - low), kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            high = middle
+        else:
+            low = middle
+    return low

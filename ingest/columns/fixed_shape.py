@@ -1,0 +1,189 @@
+"""How does an Arrow column become numbers of one shape in every row, and what is said to a user whose column cannot?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
+from penstock.ingest.columns.missing import missing_in_lists
+
+__all__ = [
+    "Ragged",
+    "cast_column",
+    "fixed_shape",
+    "is_number",
+    "is_text",
+    "is_whole",
+    "missing_values",
+    "numbers",
+    "single_chunk",
+]
+
+
+class Ragged(NamedTuple):
+    """The first row whose list has another length than that of the first row."""
+
+    row: int
+    length: int
+    expected: int
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds one number (or truth value) a row."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The column as one array."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        storage = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+        return pa.ExtensionArray.from_storage(column.type, single_chunk(storage))
+    return column.combine_chunks()
+
+
+def is_whole(array: pa.Array) -> bool:
+    """Whether no row of the column is null or has a null, NaN or an infinity inside; quicker than `missing_values`."""
+    flat = array.storage.flatten() if isinstance(array.type, pa.FixedShapeTensorType) else array
+    if array.null_count or flat.null_count:
+        return False
+    if pa.types.is_floating(flat.type):
+        return bool(np.isfinite(flat.to_numpy()).all())
+    return not isinstance(array.type, RaggedType)
+
+
+def missing_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Two masks [rows]: rows that are null or have a null inside, and other rows that have NaN or an infinity.
+
+    Args:
+        array: any type; what is inside lists is looked at only in fixed-shape tensors without null rows, and in `RaggedType`.
+    """
+    rows = len(array)
+    if isinstance(array.type, ImageType):
+        return array.is_null().to_numpy(zero_copy_only=False), np.zeros(rows, np.bool_)
+    if isinstance(array.type, RaggedType):
+        return missing_in_lists(array.storage)
+    flat = array.storage.flatten() if isinstance(array.type, pa.FixedShapeTensorType) else array
+    null = _row_mask(pc.is_null(flat), rows) if flat.null_count else np.zeros(rows, np.bool_)
+    if not pa.types.is_floating(flat.type):
+        return null, np.zeros(rows, np.bool_)
+    wide = flat.cast(pa.float32()) if flat.type == pa.float16() else flat  # Arrow has no is_finite for half floats
+    return null, _row_mask(pc.fill_null(pc.invert(pc.is_finite(wide)), False), rows) & ~null
+
+
+def _row_mask(flags: pa.Array, rows: int) -> np.ndarray:
+    values = flags.to_numpy(zero_copy_only=False).astype(np.bool_)
+    return values if len(values) == rows else values.reshape(rows, -1).any(axis=1)
+
+
+def numbers(array: pa.Array) -> np.ndarray:
+    """A number or fixed-shape tensor column without nulls as an array [rows, *shape]; booleans as uint8."""
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        return array.storage.flatten().to_numpy(zero_copy_only=False).reshape(len(array), *array.type.shape)
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values.astype(np.uint8) if values.dtype == np.bool_ else values
+
+
+def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Ragged:
+    """Turn a column without null rows into a number or a fixed-shape tensor a row; lists of unequal length give `Ragged`.
+
+    What `penstock.ingest.columns.extension_types` holds stays as it is.
+
+    Raises:
+        DataError: the type is not numeric; names the column and the steps that would help.
+    """
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        return array.cast(pa.uint8())
+    if is_number(kind):
+        return array
+    if isinstance(kind, pa.FixedShapeTensorType):
+        # A permuted tensor is stored in another order than it is read in.
+        plain = pa.fixed_shape_tensor(kind.value_type, list(kind.shape))
+        return array if kind == plain else tensor_array(array.to_numpy_ndarray())
+    if isinstance(kind, RaggedType | ImageType):
+        return array
+    if pa.types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        data = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width :]
+        return tensor_array(data[: len(array) * width].reshape(len(array), width))
+    if _is_list(kind):
+        return _list_column(name, array, is_label=is_label)
+    raise _no_numbers(name, kind, is_label=is_label)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Ragged:
+    shape: list[int] = []
+    flat = array
+    while _is_list(flat.type):
+        lengths = pc.list_value_length(flat).to_numpy(zero_copy_only=False)
+        other = np.flatnonzero(lengths != lengths[:1])
+        if len(other):
+            row = int(other[0]) // int(np.prod(shape))
+            return Ragged(row, int(np.nan_to_num(lengths[other[0]])), int(lengths[0]))
+        shape.append(int(lengths[0]) if len(lengths) else getattr(flat.type, "list_size", 1))
+        flat = pc.list_flatten(flat)
+    if not is_number(flat.type):
+        raise _no_numbers(name, array.type, is_label=is_label)
+    if 0 in shape:
+        raise DataError(f"column {name!r} holds empty lists", next_step=f"leave it out: drop: [{name}]")
+    if pa.types.is_boolean(flat.type):
+        flat = flat.cast(pa.uint8())
+    tensor = pa.fixed_shape_tensor(flat.type, shape)
+    return pa.ExtensionArray.from_storage(tensor, pa.FixedSizeListArray.from_arrays(flat, int(np.prod(shape))))
+
+
+def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast without loss, except that floats may round; times become seconds since 1970 when cast to a number.
+
+    Raises:
+        pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: a value does not fit, or there is no such conversion.
+    """
+    if is_number(kind) and (pa.types.is_date(array.type) or pa.types.is_timestamp(array.type)):
+        zone = getattr(array.type, "tz", None)
+        if pa.types.is_integer(kind):
+            return array.cast(pa.timestamp("s", zone), safe=False).cast(pa.int64()).cast(kind)
+        microseconds = array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+        return pc.divide(microseconds.cast(pa.float64(), safe=False), 1e6).cast(kind, safe=False)
+    if pa.types.is_floating(kind) and (is_number(array.type) or pa.types.is_decimal(array.type)):
+        return array.cast(kind, safe=False)
+    return single_chunk(cast_array(array, kind))
+
+
+def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
+    if is_label and is_text(kind):
+        return DataError(
+            f"the label {name!r} is text; training needs class indices or numbers",
+            next_step="add the step `- label_encoder: {}`, which turns class names into class indices",
+        )
+    leave = f"leave it out (drop: [{name}])"
+    if is_text(kind):
+        advice = f"encode it (one_hot or ordinal: {{columns: [{name}]}}), use map_batches, or {leave}"
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        advice = f"cast: {{{name}: float64}} makes it seconds since 1970; or {leave}"
+    elif pa.types.is_decimal(kind):
+        advice = f"cast: {{{name}: float64}}, or {leave}"
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind):
+        advice = f"decode_image: {{column: {name}}} if it holds images, map_batches, or {leave}"
+    else:
+        advice = f"use map_batches, or {leave}"
+    return DataError(f"column {name!r} has type {kind}; after all steps every column must hold numbers", next_step=advice)

@@ -1,0 +1,265 @@
+"""What does a training worker read? Its share of each global batch, found by arithmetic and gathered ahead of need.
+
+The global batch at position p of an epoch holds the rows `order.ids(epoch, p, p + batch_rows)`, or those drawn there, or those
+that a step by length begins with there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.digest import digest_of
+from penstock.errors import DataError
+from penstock.ingest.feed.batch import Batch, FeedShare, LastBatch, share
+from penstock.ingest.feed.cursor import FeedCursor
+from penstock.ingest.feed.delivery import Scaling
+from penstock.ingest.feed.gather import RowGather
+from penstock.ingest.feed.lists import cut_lists
+from penstock.ingest.feed.mapped_shards import shard_rows
+from penstock.ingest.manifest import DatasetManifest, ShardInfo
+from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema, Split
+from penstock.ingest.shuffle.length_pools import Pools, find_column
+from penstock.ingest.shuffle.order import Order
+from penstock.ingest.shuffle.sampling import check_column, make_draws, mixed_draws
+from penstock.ingest.spec import LengthSpec
+from penstock.storage import Storage
+
+__all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]
+
+
+GROUP_BYTES = 4 << 20
+"""About how much is gathered and handed over at once: a hand-over between threads costs more than a small batch's gather. What
+was gathered should still be in the processor's cache when it is used, and so should be the memory that is used again."""
+
+IDS_AT_ONCE = 1 << 15
+"""About how many rows' ids are found with one call, which costs more than that of few rows."""
+
+MAX_GROUP_BATCHES = 128
+"""Of small rows: more of them leave the cache before they are handed over."""
+
+IdsAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+"""(epoch, ascending positions) -> row ids."""
+
+
+class CachedFeed(FeedCursor):
+    """Reads rows that can be found by their number: mapped shards, or blocks in memory. Runs in a training worker."""
+
+    def __init__(self, schema: FeedSchema, split: Split, content: str, rows: RowGather, order: Order, part: FeedShare) -> None:
+        if order.rows != rows.num_rows:
+            raise ValueError(f"the order is made for {order.rows} rows, the {split} split has {rows.num_rows}")
+        super().__init__(schema, split, content, order, part)
+        self._rows = rows
+        self._ids_at = order.ids_at
+        if order.sample is not None:
+            check_column(order.sample, schema.columns)
+            self._ids_at = make_draws(order.sample, order.seed, rows.column(order.sample.column)).ids_at
+        elif order.mixture is not None:
+            self._ids_at = mixed_draws(order.mixture, order.seed).ids_at
+        if part.last != "keep" and order.by_length is not None:
+            raise ValueError(f"steps by length have no last batch to {part.last}")
+        if self.num_rows > order.epoch_rows:
+            self._ids_at = partial(_filled, self._ids_at, order.epoch_rows)
+        self._drawn_at = self._ids_at
+        self._pools: Pools | None = None
+        if order.by_length is not None:
+            self._pools = make_pools(order.by_length, order.seed, rows, self.num_rows, part.batch_rows, self._ids_at)
+            self._ids_at = self._pools.ids_at
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch from position `start` on.
+
+        A thread gathers ahead once that saves time; closing or dropping the iterator stops it. An epoch can be read again,
+        also from elsewhere.
+        """
+        self._check_start(epoch, start)
+        yield from self._handed_over(epoch, self._groups(epoch, start), gathers_only=True)
+
+    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
+        """As any feed does; for a GPU rows are gathered into pinned memory at once."""
+        super().deliver_to(device, as_float)
+        self._rows.pin_memory(torch.device(device).type == "cuda")
+
+    def _groups(self, epoch: int, start: int) -> Generator[list[Batch]]:
+        at_once = batches_at_once(self.part, self._rows.row_bytes)
+        announced = start if self._rows.ahead_rows else self.num_rows
+        for planned in self._cuts(epoch, start, at_once):
+            for first in range(0, len(planned), at_once):
+                cuts = planned[first : first + at_once]
+                while announced < min(cuts[-1][1] + self._rows.ahead_rows, self.num_rows):
+                    upto = min(announced + self._rows.ahead_rows, self.num_rows)
+                    # By the ids before they are put into steps by length, which open shards to find the lengths.
+                    self._rows.will_need(self._drawn_at(epoch, self._own_positions(announced, upto)), anew=announced == start)
+                    announced = upto
+                if first == 0:
+                    ids = self._ids_at(epoch, own_positions(self.part, planned))
+                group = gathered(self._rows, self.part, cuts, ids)
+                ids = ids[sum(batch.rows for batch in group) :]
+                yield group
+
+    def _own_positions(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Those of [start, stop) that this rank reads; all of them where steps differ in their rows."""
+        positions, batch_rows = np.arange(start, stop), self.part.batch_rows
+        if self._pools is not None or self.part.world_size == 1:
+            return positions
+        first = positions - positions % batch_rows
+        rows = np.minimum(batch_rows, self.num_rows - first)
+        low, high = (rows * rank // self.part.world_size for rank in (self.part.rank, self.part.rank + 1))
+        return positions[(positions - first >= low) & (positions - first < high)]
+
+    def _cuts(self, epoch: int, start: int, at_once: int) -> Iterator[list[tuple[int, int]]]:
+        """First and end position of each global batch, as many of them at a time as get their ids with one call."""
+        batch_rows = self.part.batch_rows
+        # Only a plain global order computes no ids but those asked for; others find those of all ranks.
+        found_rows = batch_rows // self.part.world_size if self.order.mode == "global" else batch_rows
+        count = at_once * max(1, min(MAX_GROUP_BATCHES, IDS_AT_ONCE // max(1, found_rows)) // at_once)
+        if self._pools is not None:
+            steps = self._pools.steps(epoch, start)
+            while some := list(itertools.islice(steps, at_once)):
+                yield some
+            return
+        for first in range(start, self.num_rows, batch_rows * count):
+            stop = min(first + batch_rows * count, self.num_rows)
+            yield [(begin, min(begin + batch_rows, stop)) for begin in range(first, stop, batch_rows)]
+
+
+def batches_at_once(part: FeedShare, row_bytes: int) -> int:
+    """How many batches are gathered with one call."""
+    local_bytes = max(1, part.batch_rows * row_bytes // part.world_size)
+    return min(MAX_GROUP_BATCHES, max(1, GROUP_BYTES // local_bytes))
+
+
+def make_pools(spec: LengthSpec, seed: int, rows: RowGather, epoch_rows: int, batch_rows: int, ids_at: IdsAt) -> Pools:
+    """The steps by length of every epoch over `rows`. Raises SpecError where there is no such column of lists."""
+    column = find_column(spec, rows.columns)
+    return Pools(spec, column, seed, epoch_rows, batch_rows, ids_at, partial(rows.lengths, column.name))
+
+
+def own_positions(part: FeedShare, cuts: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The positions that one rank reads of some global batches, given by first and end position: int64, ascending."""
+    own = (share(stop - begin, part.rank, part.world_size) for begin, stop in cuts)
+    return np.concatenate([np.arange(begin + low, begin + high) for (begin, _), (low, high) in zip(cuts, own, strict=True)])
+
+
+def gathered(rows: RowGather, part: FeedShare, cuts: Sequence[tuple[int, int]], ids: NDArray[np.int64]) -> list[Batch]:
+    """Gather one rank's share of some global batches with one call and cut them apart: they share one allocation.
+
+    Each batch's tensors count their changes alone (`unsafe_split`): autograd would else take a change of one batch, by its
+    owner or by an augmentation ahead, for a change of those before it.
+
+    Args:
+        cuts: first and end position of each global batch.
+        ids: of the rows at this rank's positions in them, int64 [n]; those after them are of no concern.
+    """
+    shares = [share(stop - begin, part.rank, part.world_size) for begin, stop in cuts]
+    sizes = [high - low for low, high in shares]
+    ids = ids[: sum(sizes)]
+    with torch.inference_mode(False):  # the caller's, who may want to train on them later
+        columns = {name: torch.unsafe_split_with_sizes(tensor, sizes) for name, tensor in rows.take(ids).items()}
+        lists = [cut_lists(info, packed, sizes) for info, packed in rows.take_lists(ids)]
+    group, taken = [], 0
+    for index, ((begin, stop), (low, high)) in enumerate(zip(cuts, shares, strict=True)):
+        tensors = {name: parts[index] for name, parts in columns.items()}
+        for cut in lists:
+            tensors.update(cut[index])
+        group.append(Batch(tensors, ids[taken : taken + high - low], high - low, stop - begin, begin + low, stop))
+        taken += high - low
+    return group
+
+
+def _filled(ids_at: IdsAt, epoch_rows: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ids at positions of which those from `epoch_rows` on begin the epoch again."""
+    inside = positions < epoch_rows
+    again = positions[~inside] % epoch_rows
+    ids = ids_at(epoch, positions[inside])
+    return np.concatenate([ids, ids_at(epoch, np.arange(again.max() + 1))[again]]) if len(again) else ids
+
+
+def open_feed(
+    storage: Storage,
+    manifest: DatasetManifest,
+    split: Split,
+    *,
+    batch_rows: int,
+    order: Order,
+    rank: int = 0,
+    world_size: int = 1,
+    columns: Sequence[str] | None = None,
+    prefetch: int = 2,
+    last: LastBatch = "keep",
+) -> CachedFeed:
+    """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched into the node's cache.
+
+    Args:
+        batch_rows: rows of the global batch.
+        columns: only these; None takes all. Provenance columns are never gathered.
+        prefetch: groups of batches gathered ahead in a thread, once that saves time; 0 never uses one.
+        last: what becomes of an epoch's last batch where the rows do not fill it.
+
+    Raises:
+        DataError: no such split, or a local shard is missing or has another size than the manifest says.
+        PreflightError: a global order of more bytes than the node's cache may hold.
+        ValueError: an order made for another number of rows, or a rank outside the world.
+    """
+    part = FeedShare(batch_rows, rank, world_size, prefetch, last)
+    return open_parts([(storage, manifest)], split, order=order, part=part, columns=columns)
+
+
+def open_parts(
+    parts: Sequence[tuple[Storage, DatasetManifest]],
+    split: Split,
+    *,
+    order: Order,
+    part: FeedShare,
+    columns: Sequence[str] | None = None,
+) -> CachedFeed:
+    """Open one split of one or several datasets, whose rows count on from one to the next. See `open_feed`.
+
+    Raises:
+        DataError: also where the datasets' columns or classes differ.
+    """
+    places = shards_in(parts, split)
+    schema = _common_schema([select_columns(manifest.feed_schema, columns) for _, manifest in parts])
+    rows = shard_rows(places, schema.columns, order, part.rank, part.world_size)
+    return CachedFeed(schema, split, digest_of([shard.digest for _, shard in places]), rows, order, part)
+
+
+def shards_in(parts: Sequence[tuple[Storage, DatasetManifest]], split: Split) -> list[tuple[Storage, ShardInfo]]:
+    """The shards of a split, of one dataset after the other, each with its storage. Raises DataError where there are none."""
+    for _, manifest in parts:
+        if not manifest.shards_of(split):
+            there = [name for name in SPLITS if manifest.rows.get(name)]
+            raise DataError(f"the dataset {manifest.key} has no rows in split {split!r}; it has {there}")
+    return [(storage, shard) for storage, manifest in parts for shard in manifest.shards_of(split)]
+
+
+def _common_schema(schemas: Sequence[FeedSchema]) -> FeedSchema:
+    """The schema of all, with the most classes that one of them has."""
+    first = schemas[0]
+    for other in schemas[1:]:
+        for name in ("columns", "label", "classes"):
+            here, there = getattr(first, name), getattr(other, name)
+            if here != there:
+                raise DataError(
+                    f"the datasets differ in their {name}: {_shown(here)} and {_shown(there)}",
+                    next_step="prepare them with the same steps, or read only those `columns` that they have in common",
+                )
+    counts = [schema.num_classes for schema in schemas if schema.num_classes is not None]
+    return first.model_copy(update={"num_classes": max(counts)}) if counts else first
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], ColumnInfo):
+        return ", ".join(f"{column} {column.ragged}" if column.ragged else str(column) for column in value)
+    return repr(value)
+
+
+def select_columns(schema: FeedSchema, columns: Sequence[str] | None) -> FeedSchema:
+    """The schema with only `columns`, in that order. Raises KeyError, naming those there are, for an unknown one."""
+    return schema if columns is None else schema.model_copy(update={"columns": tuple(schema[name] for name in columns)})

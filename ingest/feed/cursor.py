@@ -1,0 +1,212 @@
+"""Where is a feed, which rows of a global batch are whose, and which saved states may it continue?
+
+Rank r of W takes the contiguous part [r*b//W, (r+1)*b//W) of a global batch of b rows. A feed's state is therefore (epoch, rows
+consumed by all ranks) and what it reads; the number of ranks is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import closing, nullcontext
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+
+from penstock.config import Section
+from penstock.errors import ResumeError, SpecError
+from penstock.ingest.feed.batch import Augment, Batch, FeedShare
+from penstock.ingest.feed.delivery import Arrival, Delivery, Scaling
+from penstock.ingest.feed.lists import packed_problem
+from penstock.ingest.feed.read_ahead import ahead
+from penstock.ingest.schema import FeedSchema, Split
+from penstock.ingest.shuffle.order import Order
+from penstock.ingest.shuffle.row_generator import RowGenerator
+
+__all__ = ["FeedCursor", "FeedState", "check_augmented"]
+
+
+class FeedState(Section):
+    """Where a feed is, and what it reads: enough to refuse to go on with something else."""
+
+    version: Literal[1] = 1
+    fingerprint: str
+    """Of the order: its parameters and ids really generated."""
+    epoch: Annotated[int, Field(strict=True, ge=0)]
+    position: Annotated[int, Field(strict=True, ge=0)]
+    """Rows consumed by all ranks in this epoch."""
+    batch_rows: PositiveInt
+    split: Split
+    rows: NonNegativeInt
+    """Positions of an epoch."""
+    content: str
+    """Digest of the split's content."""
+    seed: int
+    shuffle: str
+    """Mode of the order."""
+    augment_seed: int | None = None
+    """None where nothing is augmented."""
+
+
+class FeedCursor:
+    """The part of a feed that knows where it is, and which saved states it may continue."""
+
+    def __init__(self, schema: FeedSchema, split: Split, content: str, order: Order, part: FeedShare) -> None:
+        self.schema = schema
+        self.order = order
+        self.part = part.checked()
+        self._state = FeedState(
+            fingerprint=order.fingerprint, batch_rows=part.batch_rows, split=split, rows=part.positions(order.epoch_rows),
+            content=content, seed=order.seed, shuffle=order.mode, epoch=0, position=0,
+        )  # fmt: skip
+        self._at = 0, 0
+        self._augment: Augment | None = None
+        self._augment_seed = 0
+        self._delivery: Delivery | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch, all ranks together."""
+        return self._state.rows
+
+    def augment_with(self, augment: Augment, seed: int) -> None:
+        """Change every batch that is read from now on, in the thread that reads ahead. Rows stay as many and where they are.
+
+        What `augment` draws from its generator follows from (seed, epoch, row), or from (seed, epoch, position) where rows are
+        drawn (a sample, a mixture): the same after a resume and on any rank. What `last="fill"` adds draws as it did before. A
+        batch in which this rank has no rows is not augmented.
+        """
+        self._augment, self._augment_seed = augment, seed
+        self._state = self._state.model_copy(update={"augment_seed": seed})
+
+    def deliver_to(self, device: torch.device | str, as_float: Mapping[str, Scaling] | None = None) -> None:
+        """Put every batch that is read from now on on `device`, after it was augmented; see `penstock.ingest.feed.delivery`.
+
+        Raises:
+            SpecError: `as_float` does not fit the columns.
+        """
+        delivery = Delivery(device, self.schema.columns, as_float or {})
+        self._delivery = None if delivery.does_nothing else delivery
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch yielded last (or the one loaded), as JSON values. Rows gathered ahead do not count."""
+        epoch, position = self._at
+        return self._state.model_copy(update={"epoch": epoch, "position": position}).model_dump()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Take over a saved state and return (epoch, position) to continue at.
+
+        Raises:
+            ResumeError: the state is of another dataset, order, seed, batch size or split, or of a newer version.
+        """
+        try:
+            saved = FeedState.model_validate(state if not isinstance(state, Mapping) else dict(state))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ResumeError(f"the feed's saved state cannot be read: {where}: {first['msg']}", next_step=_FRESH) from error
+        problems = [
+            f"{label}: {getattr(saved, name)} in the checkpoint, {getattr(self._state, name)} now"
+            for name, label in _MUST_MATCH.items()
+            if getattr(saved, name) != getattr(self._state, name)
+        ]
+        if problems:
+            raise ResumeError("the checkpoint was made while reading something else", problems=problems, next_step=_FRESH)
+        if saved.position > saved.rows:
+            raise ResumeError(f"the checkpoint's position {saved.position} lies beyond the split's {saved.rows} rows")
+        if self.order.by_length is None and saved.position % saved.batch_rows and saved.position != saved.rows:
+            raise ResumeError(
+                f"the checkpoint's position {saved.position} is within a step: they begin at multiples of "
+                f"batch_rows={saved.batch_rows}",
+                next_step=_FRESH,
+            )
+        self._at = saved.epoch, saved.position
+        return self._at
+
+    def _handed_over(self, epoch: int, groups: Generator[list[Batch]], *, gathers_only: bool) -> Iterator[Batch]:
+        """Make groups of batches ahead in a thread, and let the position follow what is yielded, not what is made.
+
+        Args:
+            gathers_only: making a group is no more than copying rows, which a thread may not be worth.
+        """
+        simple = gathers_only and self._augment is None and self._delivery is None
+        if self._augment is not None:
+            groups = self._one_by_one(epoch, groups)
+        with closing(ahead(self._sent(groups), self.part.prefetch, once_it_pays=simple)) as ready:
+            for group, arrival in ready:
+                for batch in group:
+                    if arrival is not None:
+                        arrival.wait(batch.columns.values())
+                    self._at = epoch, batch.position
+                    yield batch
+
+    def _one_by_one(self, epoch: int, groups: Generator[list[Batch]]) -> Generator[list[Batch]]:
+        """Augmented batches each alone: what is ready is not held back by those after it."""
+        with closing(groups):  # also where augmenting fails, for the error would hold them open as long as it is looked at
+            for group in groups:
+                for batch in group:
+                    yield [self._augmented(epoch, batch)]
+
+    def _sent(self, groups: Generator[list[Batch]]) -> Generator[tuple[list[Batch], Arrival | None]]:
+        """Groups on their way to the device that they are for."""
+        with closing(groups):
+            for group in groups:
+                if self._delivery is None:
+                    yield group, None
+                else:
+                    columns, arrival = self._delivery.send([batch.columns for batch in group])
+                    yield [batch._replace(columns=own) for batch, own in zip(group, columns, strict=True)], arrival
+
+    def _augmented(self, epoch: int, batch: Batch) -> Batch:
+        if self._augment is None or not batch.rows:
+            return batch
+        positions = np.arange(batch.first_row, batch.first_row + batch.rows)
+        told_apart = positions if self.order.is_drawn else batch.row_ids
+        with self._delivery.here() if self._delivery is not None else nullcontext():
+            columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
+        check_augmented(columns, batch.rows, self.schema.packed)
+        return batch._replace(columns=dict(columns))
+
+    def _check_start(self, epoch: int, start: int) -> None:
+        if epoch < 0:
+            raise ValueError(f"epoch {epoch} is below 0")
+        if not 0 <= start <= self.num_rows:
+            raise ValueError(f"position {start} of epoch {epoch} is not within the split's {self.num_rows} rows")
+
+
+def check_augmented(columns: Mapping[str, Any], rows: int, packed: Collection[str] = ()) -> None:
+    """Raise SpecError unless every column is a tensor of `rows` rows, or one of `packed` with its offsets."""
+    if not isinstance(columns, Mapping):
+        raise SpecError(
+            f"augment returned a {type(columns).__name__}, not a dict of columns",
+            next_step="end it with `return` and the batch",
+        )
+    apart = {*packed, *(f"{name}_offsets" for name in packed)}
+    for name, column in columns.items():
+        if name in apart and isinstance(column, torch.Tensor):
+            continue
+        if not isinstance(column, torch.Tensor) or column.shape[:1] != (rows,):
+            found = (
+                f"a tensor of shape {list(column.shape)}" if isinstance(column, torch.Tensor) else f"a {type(column).__name__}"
+            )
+            raise SpecError(
+                f"augment made {found} of column {name!r} in a batch of {rows} rows; rows come first, as many as before"
+            )
+    problem = next(filter(None, (packed_problem(columns, name, rows) for name in packed)), None)
+    if problem is not None:
+        raise SpecError(f"augment broke a batch of {rows} rows: {problem}")
+
+
+_FRESH = "put back what was there when it was saved, or start anew (of a pipeline: penstock run FILE --fresh)"
+
+_MUST_MATCH = {
+    "split": "split",
+    "content": "content of the dataset (digest)",
+    "rows": "rows of an epoch (data, sample, epoch_rows, last_batch)",
+    "batch_rows": "batch_rows",
+    "shuffle": "shuffle mode",
+    "seed": "seed of the shuffle",
+    "augment_seed": "seed of the augmentation",
+    "fingerprint": "fingerprint of the order (window_rows, sample, by_length, shares of a mixture, or a changed generator)",
+}

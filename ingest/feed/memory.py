@@ -1,0 +1,43 @@
+"""How does a training worker read rows that lie in Ray's object store (`cache: memory`)?
+
+The same order as from disk, the same exact resume. Blocks live as long as the Ray cluster and the process that put them
+there; after a driver restart they are prepared again, and a state continues only if the content is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ray
+
+from penstock.ingest.feed.batch import FeedShare, LastBatch
+from penstock.ingest.feed.cached import CachedFeed, select_columns
+from penstock.ingest.feed.gather import RowGather
+from penstock.ingest.materialize.without_disk import MemoryDataset
+from penstock.ingest.shuffle.order import Order
+
+__all__ = ["MemoryFeed"]
+
+
+class MemoryFeed(CachedFeed):
+    """Reads a `MemoryDataset`. Blocks are mapped from the node's object store without a copy; batches are fresh tensors."""
+
+    def __init__(
+        self,
+        dataset: MemoryDataset,
+        *,
+        batch_rows: int,
+        order: Order,
+        rank: int = 0,
+        world_size: int = 1,
+        columns: Sequence[str] | None = None,
+        prefetch: int = 2,
+        last: LastBatch = "keep",
+    ) -> None:
+        schema = select_columns(dataset.schema, columns)
+        list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.ragged for column in schema.columns) else 0
+        rows = RowGather(
+            schema.columns, dataset.block_rows, lambda index: ray.get(dataset.blocks[index]), list_bytes=list_bytes
+        )
+        part = FeedShare(batch_rows, rank, world_size, prefetch, last)
+        super().__init__(schema, dataset.split, dataset.content, rows, order, part)

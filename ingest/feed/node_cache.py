@@ -1,0 +1,276 @@
+"""Where on this node does a shard lie, ready to be mapped?
+
+A shard of a local storage is mapped where it is. One of a remote storage is fetched once per node, by whichever process comes
+first, into a folder of files named by their content: datasets, runs and trials that share a shard share the file.
+
+The folder is bounded by a byte budget. The shards used longest ago go first, and never one that somebody maps: a reader holds
+a shared lock on the file, which ends with its process, however that ends. A file appears under its name when it is whole,
+checked against its hash, and on disk; what a killed process leaves is an unlocked `.part`, which the next fetch removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import shutil
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Annotated
+
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+
+from penstock.cache_dir import cache_folder
+from penstock.digest import file_digest
+from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
+from penstock.ingest.manifest import ShardInfo
+from penstock.storage import NO_ROOM, Storage
+
+__all__ = ["LocalShard", "NodeCache", "allow_open_files", "configured_budget", "hold_shard"]
+
+
+FETCH_TRIES = 3
+"""A download cut short or damaged on its way is repeated this often before the shard itself is blamed."""
+
+KEPT_FREE = 0.1
+"""Share of the disk that stays free when PENSTOCK_CACHE_BYTES sets no budget."""
+
+_OTHER_FILES = 512
+"""Files and connections that a process has open beside shards."""
+
+_REBUILD = "run the pipeline again: the materialize stage finds damaged shards and prepares their units again"
+
+
+class LocalShard:
+    """A shard on this machine's disk. It is not evicted while this object lives: keep it as long as the file is mapped."""
+
+    def __init__(self, path: Path, lock: IO[bytes] | None = None) -> None:
+        self.path = path
+        if lock is not None:
+            weakref.finalize(self, lock.close)
+
+
+def hold_shard(storage: Storage, shard: ShardInfo) -> LocalShard:
+    """Give `shard` on this machine, fetching it into the node's cache if need be.
+
+    Raises:
+        DataError: the shard is missing, has another size than the manifest says, or another content after a fetch.
+        ServiceError: the storage does not deliver it.
+        PreflightError: it does not fit beside the shards that are being read.
+    """
+    if not storage.is_local:
+        return NodeCache().hold(storage, shard)
+    path = storage.local_path(shard.path)
+    if not path.is_file():
+        raise _missing(shard, str(path))
+    _check_size(path, shard, str(path))
+    return LocalShard(path)
+
+
+class NodeCache:
+    """Shards of remote storages on this node's disk. Any number of objects and processes may use one folder at once.
+
+    Args:
+        folder: None takes PENSTOCK_CACHE_DIR, or a folder in the home folder.
+        budget_bytes: of all files together; None takes PENSTOCK_CACHE_BYTES (such as `200GB`), or what leaves a tenth of the
+            disk free.
+
+    Raises:
+        SpecError: PENSTOCK_CACHE_BYTES is no size.
+    """
+
+    def __init__(self, folder: Path | None = None, budget_bytes: int | None = None) -> None:
+        self.folder = folder or cache_folder()
+        self._budget = configured_budget() if budget_bytes is None else budget_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """How much may lie here, the shards that are here included."""
+        if self._budget is not None:
+            return self._budget
+        self.folder.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(self.folder)
+        return max(0, self._used() + disk.free - self._unwritten() - int(KEPT_FREE * disk.total))
+
+    def hold(self, storage: Storage, shard: ShardInfo) -> LocalShard:
+        """Give a shard of a remote storage, as `hold_shard`. One file stays open for as long as it is held."""
+        try:
+            return self._held(storage, shard)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise self._no_room(shard) from error
+            raise PreflightError(
+                f"the node's cache in {self.folder} cannot take {storage.uri(shard.path)}: {error}",
+                next_step="mend that, or point PENSTOCK_CACHE_DIR to another folder",
+            ) from error
+
+    def _held(self, storage: Storage, shard: ShardInfo) -> LocalShard:
+        target = self.folder / shard.digest[:2] / f"{shard.digest}.arrow"
+        held = _hold(target, shard)
+        if held is not None:
+            return held
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.with_suffix(".lock")):
+            # Another process may have fetched it while this one waited.
+            return _hold(target, shard) or self._fetch(storage, shard, target)
+
+    def _fetch(self, storage: Storage, shard: ShardInfo, target: Path) -> LocalShard:
+        uri = storage.uri(shard.path)
+        failure: PenstockError | None = None
+        for _ in range(FETCH_TRIES):
+            part, lock = self._reserve(shard, target)
+            held = LocalShard(target, lock)
+            try:
+                storage.get_file(shard.path, part)
+                _check_size(part, shard, uri)
+                if file_digest(part) != shard.digest:
+                    raise DataError(
+                        f"shard {uri} has another content than its manifest's digest {shard.digest}", next_step=_REBUILD
+                    )
+                _make_durable(part)
+                # The lock stays with the file under its new name: nobody can evict it before it is mapped.
+                os.replace(part, target)
+                return held
+            except FileNotFoundError as error:
+                raise _missing(shard, uri) from error
+            except (DataError, ServiceError) as error:
+                failure = error
+            finally:
+                part.unlink(missing_ok=True)
+        assert failure is not None
+        raise failure
+
+    def _reserve(self, shard: ShardInfo, target: Path) -> tuple[Path, IO[bytes]]:
+        """Make room, and a locked, empty file whose name says how much of it is spoken for."""
+        with _lock(self.folder / "room.lock"):
+            self._make_room(shard)
+            part = target.with_name(f".{shard.digest}.{shard.size_bytes}.{uuid.uuid4().hex[:8]}.part")
+            lock = open(part, "wb")  # noqa: SIM115  (it outlives this function)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            return part, lock
+
+    def _make_room(self, shard: ShardInfo) -> None:
+        for part in self.folder.glob("*/.*.part"):
+            _evict(part)  # of a process that was killed; the others are locked
+        budget, disk = self.budget_bytes, shutil.disk_usage(self.folder)
+        used, free = self._used(), disk.free - self._unwritten()
+        if shard.size_bytes <= min(budget - used, free):
+            return
+        for path in sorted(self.folder.glob("*/*.arrow"), key=lambda path: _stat(path)[1]):
+            size, _ = _stat(path)
+            if _evict(path):
+                used, free = used - size, free + size
+            if shard.size_bytes <= min(budget - used, free):
+                return
+        raise self._no_room(shard)
+
+    def _used(self) -> int:
+        """Bytes of the shards that are here and of those on their way."""
+        # In this order: one that is renamed between the two is counted twice, not left out.
+        coming = sum(map(_declared, self.folder.glob("*/.*.part")))
+        return coming + sum(_stat(path)[0] for path in self.folder.glob("*/*.arrow"))
+
+    def _unwritten(self) -> int:
+        """Bytes of the disk that are free and spoken for."""
+        return sum(max(0, _declared(part) - _stat(part)[0]) for part in self.folder.glob("*/.*.part"))
+
+    def _no_room(self, shard: ShardInfo) -> PreflightError:
+        return PreflightError(
+            f"{self.folder} has no room for a shard of {shard.size_bytes / 1e6:,.0f} MB: {self._used() / 1e6:,.0f} MB of the "
+            f"{self.budget_bytes / 1e6:,.0f} MB it may take are being read, and "
+            f"{shutil.disk_usage(self.folder).free / 1e6:,.0f} MB of its disk are free",
+            next_step="raise PENSTOCK_CACHE_BYTES, point PENSTOCK_CACHE_DIR to a larger disk, or use shuffle.mode: windowed, "
+            "which reads some shards at a time",
+        )
+
+
+def allow_open_files(shards: int) -> bool:
+    """Let this process hold so many shards at once, as far as its hard limit goes. Returns whether it goes so far."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = shards + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft == resource.RLIM_INFINITY or soft >= needed
+
+
+def configured_budget() -> int | None:
+    """PENSTOCK_CACHE_BYTES; None where it is not set. Raises SpecError if it is no size."""
+    text = os.environ.get("PENSTOCK_CACHE_BYTES")
+    if not text:
+        return None
+    try:
+        return int(TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text))
+    except ValidationError as error:
+        raise SpecError(f"PENSTOCK_CACHE_BYTES={text!r} is no size", next_step="write it as 50000000000 or 50GB") from error
+
+
+def _hold(path: Path, shard: ShardInfo) -> LocalShard | None:
+    """Lock the file for reading if it is there and whole, and note that it is used now."""
+    try:
+        lock = open(path, "rb")  # noqa: SIM115  (it outlives this function)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    own = os.fstat(lock.fileno())
+    try:
+        # It may have been evicted between the two lines above, and even fetched again.
+        here = os.stat(path).st_ino == own.st_ino
+    except FileNotFoundError:
+        here = False
+    if not here or own.st_size != shard.size_bytes:
+        lock.close()
+        return None
+    os.utime(path)
+    return LocalShard(path, lock)
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    """(bytes, time of the last use in ns); zeros for a file that another process has renamed or deleted meanwhile."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _evict(path: Path) -> bool:
+    """Delete a file unless somebody holds it."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), open(path, "rb") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return True
+    return False
+
+
+def _declared(part: Path) -> int:
+    """How large the shard will be that is being written here."""
+    return int(part.name.split(".")[2])
+
+
+def _missing(shard: ShardInfo, name: str) -> DataError:
+    return DataError(f"shard {name} is missing; its dataset lists {shard.rows} rows in it", next_step=_REBUILD)
+
+
+def _check_size(path: Path, shard: ShardInfo, name: str) -> None:
+    size = path.stat().st_size
+    if size != shard.size_bytes:
+        raise DataError(f"shard {name} has {size} bytes where its manifest says {shard.size_bytes}", next_step=_REBUILD)
+
+
+def _make_durable(path: Path) -> None:
+    """Without this a power cut may leave a file of the right size that holds zeros."""
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock between the processes of this node; a process that dies lets go."""
+    with open(path, "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,74 @@
+"""Has a local file changed? Its content's digest says, remembered for as long as size, times and inode stay the same.
+
+A touched or copied file has another time and the same rows; only its content should make a stage run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from penstock.cache_dir import cache_folder
+from penstock.digest import file_digest
+
+__all__ = ["DIGESTED_BYTES", "content_digests"]
+
+
+DIGESTED_BYTES = 8 << 30
+"""The files of a location that have more than this in all are told apart by size and time: reading them would take too long."""
+
+_SETTLED_S = 2.0
+"""A file that was written just now may be written again within one tick of its clock; its digest is not remembered."""
+
+
+def content_digests(paths: Sequence[str]) -> list[str]:
+    """The digest of each file's content, read only where it is not remembered."""
+    with _memory() as memory, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        stats = [os.stat(path) for path in paths]
+        keys = [f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}" for stat in stats]
+        known = _recall(memory, keys)
+        missing = [index for index, key in enumerate(keys) if key not in known]
+        fresh = dict(zip(missing, pool.map(file_digest, (paths[index] for index in missing)), strict=True))
+        settled = time.time_ns() - int(_SETTLED_S * 1e9)
+        _remember(memory, {keys[i]: digest for i, digest in fresh.items() if stats[i].st_mtime_ns < settled})
+        return [fresh.get(index) or known[key] for index, key in enumerate(keys)]
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[sqlite3.Connection | None]:
+    """The node's table of digests, named after their kind; None where it cannot be kept: it saves time and nothing else."""
+    connection = None
+    with contextlib.suppress(OSError, sqlite3.Error):
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(Path(folder, "source-digests.db"), timeout=10)
+        connection.execute("create table if not exists blake3 (key text primary key, digest text not null)")
+    try:
+        yield connection
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _recall(memory: sqlite3.Connection | None, keys: Sequence[str]) -> dict[str, str]:
+    if memory is None:
+        return {}
+    with contextlib.suppress(sqlite3.Error):
+        return {
+            key: row[0]
+            for key in keys
+            if (row := memory.execute("select digest from blake3 where key = ?", (key,)).fetchone()) is not None
+        }
+    return {}
+
+
+def _remember(memory: sqlite3.Connection | None, digests: dict[str, str]) -> None:
+    if memory is None or not digests:
+        return
+    with contextlib.suppress(sqlite3.Error), memory:
+        memory.executemany("insert or replace into blake3 values (?, ?)", digests.items())

@@ -1,0 +1,150 @@
+"""How is a source file opened, and what does it mean when a store refuses?
+
+Reading goes through pyarrow's filesystems: its S3 client is 2 to 10 times as fast as s3fs on columnar files.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import posixpath
+import socket
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyarrow import fs as arrow_fs
+
+from penstock.errors import DataError, ServiceError
+from penstock.storage import filesystem_of
+from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
+
+__all__ = [
+    "COMPRESSED",
+    "bucket_is_missing",
+    "open_input",
+    "open_stream",
+    "probe_endpoint",
+    "read_blocks",
+    "read_bytes",
+    "read_problem",
+]
+
+
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+_PROBE_S = 2.0
+
+_STREAM_BYTES = 1 << 20
+
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
+
+
+def open_input(uri: str) -> pa.NativeFile:
+    """Open for random access."""
+    fs, path = _arrow_filesystem(uri)
+    return fs.open_input_file(path)
+
+
+def open_stream(uri: str) -> pa.NativeFile:
+    """Open for reading from start to end; `.gz`, `.bz2`, `.zst` and `.lz4` files are decompressed."""
+    fs, path = _arrow_filesystem(uri)
+    codec = COMPRESSED.get(posixpath.splitext(uri.lower())[1])
+    return fs.open_input_stream(path, compression=codec, buffer_size=_STREAM_BYTES)
+
+
+def read_bytes(uri: str) -> bytes:
+    """The whole file as it lies there."""
+    if is_local(uri):
+        with open(uri.removeprefix("file://"), "rb") as handle:
+            return handle.read()
+    with open_input(uri) as stream:
+        return bytes(stream.read())
+
+
+def read_blocks(stream: pa.NativeFile, block_bytes: int) -> Iterator[bytes]:
+    """Yield blocks of at least `block_bytes` that end with a line; the last one may be smaller and end anywhere."""
+    parts: list[bytes] = []
+    while block := stream.read(block_bytes):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield b"".join([*parts, block[:cut]])
+            parts = [block[cut:]]
+        else:
+            parts.append(block)
+    if rest := b"".join(parts):
+        yield rest
+
+
+def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
+    if is_local(uri):
+        return arrow_fs.LocalFileSystem(), uri.removeprefix("file://")
+    if is_s3(uri):
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
+        return _s3_filesystem(endpoint_of(uri), region, credentials), uri.split("://", 1)[1]
+    fs, path = filesystem_of(uri)
+    return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(fs)), path
+
+
+@functools.lru_cache(maxsize=8)
+def _s3_filesystem(endpoint: str | None, region: str | None, credentials: tuple[str | None, ...]) -> arrow_fs.S3FileSystem:
+    """One client for each set of settings, so that connections are reused; it finds the credentials by itself."""
+    options: dict[str, Any] = {"region": region} if region else {}
+    if endpoint:
+        address = urlsplit(endpoint)
+        options |= {"endpoint_override": address.netloc + address.path.rstrip("/"), "scheme": address.scheme}
+        options.setdefault("region", "us-east-1")
+    # The default of 3 attempts gives up within 1.5 s, less than a gateway takes to restart.
+    retries = arrow_fs.AwsStandardS3RetryStrategy(max_attempts=10)
+    return arrow_fs.S3FileSystem(retry_strategy=retries, connect_timeout=5, request_timeout=30, **options)
+
+
+def probe_endpoint(uri: str) -> None:
+    """Connect to a configured endpoint once, because S3 clients retry a dead one for 7 to 13 s before they say so.
+
+    Raises:
+        ServiceError: nobody listens there.
+    """
+    endpoint = endpoint_of(uri)
+    address = urlsplit(endpoint) if endpoint else None
+    if address is None or address.hostname is None:
+        return
+    if urllib.request.getproxies().get(address.scheme) and not urllib.request.proxy_bypass(address.hostname):
+        return
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname, port), timeout=_PROBE_S).close()
+    except OSError as error:
+        raise ServiceError(
+            f"the S3 endpoint {endpoint} does not answer ({error}); {uri} cannot be read",
+            next_step="start the store, or correct AWS_ENDPOINT_URL",
+        ) from error
+
+
+def bucket_is_missing(uri: str) -> bool:
+    """Tell a missing bucket from a missing key: both clients report the two alike."""
+    if not is_s3(uri):
+        return False
+    fs, _ = filesystem_of(uri)
+    try:
+        fs.call_s3("head_bucket", Bucket=urlsplit(uri).netloc)
+    except FileNotFoundError:
+        return True
+    except Exception:  # a store that refuses the question says nothing about the bucket
+        return False
+    return False
+
+
+def read_problem(uri: str, error: Exception) -> DataError | ServiceError:
+    """Turn what a reader raised into an error that names the file."""
+    if isinstance(error, (DataError, ServiceError)):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{uri}: gone since it was listed", next_step="run again; files must not change while they are read")
+    text = " ".join(f"{error}".split())
+    if not is_local(uri) and isinstance(error, OSError) and any(word in text for word in ("AWS", "curl", "HTTP", *DENIED)):
+        return store_problem(uri, error)
+    return DataError(f"{uri}: {text or type(error).__name__}")

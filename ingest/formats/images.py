@@ -1,0 +1,87 @@
+"""How do images in class folders become rows, and how is one told that cannot be decoded to its end?"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+from collections.abc import Iterator
+
+import pyarrow as pa
+from PIL import Image
+
+from penstock.errors import DataError
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.opening import read_bytes, read_problem
+from penstock.ingest.formats.reader import FileFacts, looks_like
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["ImageReader", "class_of"]
+
+
+_FORMATS = ("JPEG", "PNG", "BMP")
+
+_COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
+
+
+class ImageReader:
+    """One row per image file: `image` (its bytes), `label` (its folder's name, null at the root) and `path`."""
+
+    one_row_per_file = True
+    missing_is_null = False
+
+    def __init__(self, data: DataSpec) -> None:
+        self._needs_class = data.label == "label"
+
+    def inspect(self, file: SourceFile) -> FileFacts:
+        """Check that the file is an image, whole to its end."""
+        content = _content(file)
+        problem = _damage(content)
+        if problem:
+            what = looks_like(file)
+            raise DataError(f"{file.uri}: {problem}" + (f" (this is {what})" if what and "image" not in what else ""))
+        if self._needs_class and class_of(file) is None:
+            raise DataError(
+                f"{file.uri}: lies in no class folder, so it has no label",
+                next_step="move it to a folder named after its class",
+            )
+        return FileFacts(_COLUMNS, 1)
+
+    def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
+        """Yield the one row."""
+        row = {"label": class_of(file), "path": file.name}
+        if "image" in schema.names:
+            row["image"] = _content(file)  # type: ignore[assignment]
+        yield pa.table([pa.array([row[field.name]], field.type) for field in schema], schema=schema)
+
+    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
+        """There is one type per column only."""
+        return ""
+
+
+def class_of(file: SourceFile) -> str | None:
+    """The folder the image lies in, or None at the root of its location."""
+    return posixpath.basename(posixpath.dirname(file.name)) or None
+
+
+def _content(file: SourceFile) -> bytes:
+    try:
+        return read_bytes(file.uri)
+    except OSError as error:
+        raise read_problem(file.uri, error) from error
+
+
+def _damage(content: bytes) -> str:
+    """What is wrong with an image; empty if nothing is. Decodes only if its last bytes do not show that the file is whole."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            if image.format == "JPEG" and content.rstrip(b"\0\r\n ").endswith(b"\xff\xd9"):
+                return ""
+            if image.format == "PNG":
+                image.verify()
+                return "" if b"IEND" in content[-64:] else "cut off: the PNG has no end mark"
+            image.load()
+    except Image.UnidentifiedImageError:
+        return "not a JPEG, PNG or BMP image"
+    except Exception as error:  # Pillow lets the errors of its decoders out: struct.error, SyntaxError, ...
+        return f"the image is damaged or cut off: {error}"
+    return ""

@@ -1,0 +1,240 @@
+"""How are JSON lines read, one object a line, with the line named when something is wrong?
+
+Blocks of whole lines go through pyarrow's parser; only a block it refuses is gone through again in Python, line by line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as arrow_json
+
+from penstock.errors import DataError
+from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, promote
+from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.formats.reader import FileFacts, looks_like
+from penstock.ingest.formats.text_bytes import decode_block
+from penstock.ingest.spec import DataSpec
+from penstock.messages import shorten
+
+__all__ = ["JsonReader"]
+
+
+_BLOCK_BYTES = 4 << 20
+
+
+class JsonReader:
+    """One JSON object per line. A missing key is null; text stays text, also where it looks like a time."""
+
+    one_row_per_file = False
+    missing_is_null = True
+
+    def __init__(self, data: DataSpec) -> None:
+        self._types = {name: parse_type(text) for name, text in data.types.items()}
+        self._columns = data.columns
+
+    def inspect(self, file: SourceFile) -> FileFacts:
+        """Parse the whole file; the types of its blocks are joined."""
+        rows = 0
+        columns: dict[str, pa.DataType] = {}
+        for block, line, num_rows in self._blocks(file):
+            for field in self._parse(file, block, line, num_rows, None).schema:
+                seen = columns.get(field.name, pa.null())
+                kind = promote(seen, _without_times(canonical_type(field.type)))
+                if kind is None:
+                    raise DataError(
+                        f"{file.uri}: column {field.name!r} is {seen} before line {line}, and {field.type} from there on",
+                        next_step=f"repair the lines, or set data.types: {{{field.name}: string}}",
+                    )
+                columns[field.name] = kind
+            rows += num_rows
+        return FileFacts(columns, rows)
+
+    def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
+        """Yield the rows, about 4 MiB of text at a time."""
+        for block, line, num_rows in self._blocks(file):
+            yield self._parse(file, block, line, num_rows, schema)
+
+    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
+        """Say on which line the first value is that is of another kind."""
+        for block, line, _ in self._blocks(file):
+            for number, text in _lines(block, line):
+                value = json.loads(text).get(column)
+                if value is not None and not _is_of(value, kind):
+                    return f"line {number} holds {shorten(value)}"
+        return ""
+
+    def _blocks(self, file: SourceFile) -> Iterator[tuple[bytes, int, int]]:
+        """(whole lines, number of the first one from 1, number of objects)."""
+        line, offset = 1, 0
+        try:
+            with open_stream(file.uri) as stream:
+                for block in read_blocks(stream, _BLOCK_BYTES):
+                    if offset == 0:
+                        _refuse_other_kinds(file, block)
+                    _, problem = decode_block(block, line, offset)
+                    if problem:
+                        raise DataError(f"{file.uri}: {problem}")
+                    num_rows = sum(1 for text in block.split(b"\n") if text.strip())
+                    if num_rows:
+                        yield block.removeprefix(b"\xef\xbb\xbf"), line, num_rows
+                    line += block.count(b"\n")
+                    offset += len(block)
+        except (OSError, pa.ArrowException) as error:
+            raise read_problem(file.uri, error) from error
+
+    def _parse(self, file: SourceFile, block: bytes, line: int, num_rows: int, schema: pa.Schema | None) -> pa.Table:
+        """Read a block as `schema`, or with the types it shows where `schema` is None."""
+        given = schema if schema is not None else pa.schema(list(self._types.items()))
+        try:
+            table = _parse_block(block, given, infer=schema is None)
+            # Pyarrow takes `{} {}` on a line, and one object over several lines, which would make row and line differ.
+            if table.num_columns and table.num_rows != num_rows:
+                raise pa.ArrowInvalid(f"{table.num_rows} objects on {num_rows} lines")
+        except pa.ArrowInvalid:
+            table = self._parse_slowly(file, block, line, given, infer=schema is None)
+        return table if schema is None else table.select(schema.names)
+
+    def _parse_slowly(self, file: SourceFile, block: bytes, line: int, given: pa.Schema, *, infer: bool) -> pa.Table:
+        """For blocks where a column of `data.types` holds values of several kinds, or a column that is not read is untidy."""
+        wanted = self._columns if infer else given.names
+        typed: dict[str, list[Any]] = {name: [] for name in given.names if name in self._types}
+        objects: list[tuple[int, dict[str, Any]]] = []
+        for number, item in _objects(file, block, line):
+            for name, values in typed.items():
+                values.append(item.pop(name, None))
+            objects.append((number, item if wanted is None else {name: item[name] for name in wanted if name in item}))
+        others = pa.schema([field for field in given if field.name not in typed])
+        text = b"".join(json.dumps(item).encode() + b"\n" for _, item in objects)
+        try:
+            table = _parse_block(text, others, infer=infer)
+        except pa.ArrowInvalid as error:
+            raise _clash(file, objects, others, error) from error
+        columns = dict(zip(table.column_names, table.columns, strict=True))
+        for name, values in typed.items():
+            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name])
+        return pa.table(columns)
+
+
+def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
+    options = arrow_json.ParseOptions(
+        explicit_schema=given if len(given) else None, unexpected_field_behavior="infer" if infer else "ignore"
+    )
+    # One parser block for the whole: else a line longer than 1 MiB is refused, and types may differ between parser blocks.
+    reading = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    return arrow_json.read_json(io.BytesIO(block), read_options=reading, parse_options=options)
+
+
+def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:
+    """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or any(isinstance(value, str) for value in values):
+        texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+        array = pa.array(texts, pa.string())
+    else:
+        array = pa.array(values)
+    try:
+        return cast_array(array, kind)
+    except pa.ArrowException as error:
+        bad = first_bad_row(array, kind)
+        raise DataError(
+            f"{file.uri}, line {lines[bad]}: column {name!r} holds {shorten(values[bad])}, which does not read as {kind}",
+            next_step=f"repair the line, or set data.types: {{{name}: string}}",
+        ) from error
+
+
+def _lines(block: bytes, first_line: int) -> Iterator[tuple[int, bytes]]:
+    return ((first_line + index, text) for index, text in enumerate(block.split(b"\n")) if text.strip())
+
+
+def _objects(file: SourceFile, block: bytes, first_line: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, text in _lines(block, first_line):
+        try:
+            value = json.loads(text, object_pairs_hook=_unique_keys)
+        except ValueError as error:
+            raise DataError(
+                f"{file.uri}, line {number}: not a JSON object ({error}): {shorten(text.decode())}",
+                next_step="repair the line; every line must hold one whole object",
+            ) from error
+        if not isinstance(value, dict):
+            raise DataError(f"{file.uri}, line {number}: holds {shorten(value)}, not an object {{...}}")
+        yield number, value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return value
+
+
+def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], given: pa.Schema, error: Exception) -> DataError:
+    """Find the first value whose kind differs from what its column is, or from the values before it."""
+    seen: dict[str, str] = {}
+    for number, item in objects:
+        for name, value in item.items():
+            kind = _kind(value)
+            if kind == "null":
+                continue
+            known = seen.setdefault(name, f"{kind} up to line {number}")
+            wrong = not _is_of(value, given.field(name).type) if name in given.names else not known.startswith(kind)
+            if wrong:
+                is_said = f"is {given.field(name).type}" if name in given.names else f"was {known}"
+                return DataError(
+                    f"{file.uri}, line {number}: column {name!r} {is_said} and here holds {kind}, {shorten(value)}",
+                    next_step=f"repair the line, or set data.types: {{{name}: string}}",
+                )
+            seen[name] = f"{kind} up to line {number}"
+    lines = f"lines {objects[0][0]} to {objects[-1][0]}"
+    return DataError(f"{file.uri}, {lines}: {' '.join(str(error).split())}")
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, (int, float)):
+        return "a number"
+    return "text" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
+
+
+def _is_of(value: object, kind: pa.DataType) -> bool:
+    if pa.types.is_boolean(kind):
+        return isinstance(value, bool)
+    if pa.types.is_integer(kind):
+        return isinstance(value, int) and not isinstance(value, bool)
+    if pa.types.is_floating(kind):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if pa.types.is_struct(kind):
+        return isinstance(value, dict)
+    if pa.types.is_nested(kind):
+        return isinstance(value, list)
+    return isinstance(value, str)
+
+
+def _without_times(kind: pa.DataType) -> pa.DataType:
+    """Pyarrow takes text that looks like a time for one, so that a file's type would hang on which texts it holds."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _without_times(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_without_times(kind.value_type))
+    return kind
+
+
+def _refuse_other_kinds(file: SourceFile, block: bytes) -> None:
+    if block.lstrip().startswith(b"["):
+        raise DataError(
+            f"{file.uri}: one JSON array, not one object per line",
+            next_step="convert it: jq -c '.[]' IN.json > OUT.jsonl",
+        )
+    if not block.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and (what := looks_like(file)) not in ("", "text"):
+        raise DataError(f"{file.uri}: this is {what}, not JSON lines")

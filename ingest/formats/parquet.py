@@ -1,0 +1,62 @@
+"""How are Parquet files read? Their footer gives schema and row count; damaged pages show up while rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.opening import open_input, read_problem
+from penstock.ingest.formats.reader import FileFacts, conform, declared_columns, not_readable
+
+__all__ = ["ParquetReader"]
+
+
+class ParquetReader:
+    """Parquet files, one row group after the other."""
+
+    one_row_per_file = False
+    missing_is_null = False
+
+    def inspect(self, file: SourceFile) -> FileFacts:
+        """Read the footer."""
+        with _open_parquet(file) as parquet:
+            return FileFacts(declared_columns(file, parquet.schema_arrow), parquet.metadata.num_rows)
+
+    def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
+        """Yield the rows, a batch at a time within each row group."""
+        first_row = 0
+        with _open_parquet(file) as parquet:
+            for group in range(parquet.num_row_groups):
+                start, rows = first_row, parquet.metadata.row_group(group).num_rows
+                try:
+                    for batch in parquet.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
+                        yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
+                        first_row += batch.num_rows
+                except (OSError, pa.ArrowException) as error:
+                    cause = read_problem(file.uri, error)
+                    raise type(cause)(
+                        f"{file.uri}: row group {group} (rows {start} to {start + rows - 1}) cannot be read: {error}",
+                        next_step="the file is damaged: write it again or restore it",
+                    ) from error
+
+    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
+        """Types are declared, not found: there is no first row to name."""
+        return ""
+
+
+@contextmanager
+def _open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
+    try:
+        source = open_input(file.uri)
+    except OSError as error:
+        raise read_problem(file.uri, error) from error
+    with source:
+        try:
+            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+        except (OSError, pa.ArrowException) as error:
+            raise not_readable(file, "Parquet", error) from error
+        yield parquet

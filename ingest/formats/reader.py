@@ -1,0 +1,136 @@
+"""What does every file format have to offer, and what is a file really, whatever its name says?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from penstock.errors import DataError
+from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.opening import open_input, read_problem
+from penstock.messages import shorten
+
+__all__ = ["FileFacts", "MostlyNumbers", "Reader", "conform", "looks_like"]
+
+
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"PAR1", "a Parquet file"),
+    (b"ARROW1", "an Arrow file"),
+    (b"FEA1", "a Feather version 1 file"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"BZh", "a bzip2 file"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard file"),
+    (b"PK\x03\x04", "a zip file (or an Excel workbook)"),
+    (b"\xd0\xcf\x11\xe0", "an old Excel workbook"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"BM", "a BMP image"),
+    (b"GIF8", "a GIF image"),
+    (b"%PDF", "a PDF document"),
+    (b"SQLite format 3", "an SQLite database"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x93NUMPY", "a numpy array"),
+    (b"\xff\xfe", "UTF-16 text"),
+    (b"\xfe\xff", "UTF-16 text"),
+    (b"<!DOCTYPE", "an HTML page (a failed download?)"),
+    (b"<html", "an HTML page (a failed download?)"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself (run git lfs pull)"),
+)
+
+
+class MostlyNumbers(NamedTuple):
+    """Evidence about a text column of a CSV file: how much of it reads as numbers, and what does not."""
+
+    numbers: int
+    values: int
+    first_text: str
+    """Where the first value that is no number is, and what it holds; empty if there is none."""
+
+
+class FileFacts(NamedTuple):
+    """What one look through a file tells."""
+
+    columns: Mapping[str, pa.DataType]
+    """Canonical types (penstock.ingest.columns.casts), in the file's order."""
+    rows: int
+    mostly_numbers: Mapping[str, MostlyNumbers] = {}
+    """Only of text columns of formats that have no types of their own."""
+
+
+class Reader(Protocol):
+    """One file format. Readers hold no open files, and may be used from several threads at once."""
+
+    one_row_per_file: bool
+    """Whether each file is one row: then many small files are batched together."""
+    missing_is_null: bool
+    """Whether a column that a file does not have is null there, rather than an error."""
+
+    def inspect(self, file: SourceFile) -> FileFacts:
+        """Look through the file. Raises DataError naming the place of the first thing wrong."""
+
+    def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
+        """Yield the rows in order as tables of exactly `schema`, of any sizes. Raises DataError naming file and row."""
+
+    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
+        """Say where the first value of `column` is that does not read as `kind`, and what it holds; empty if unknown."""
+
+
+def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int) -> pa.Table:
+    """Cast `table` to `schema`.
+
+    Raises:
+        DataError: a value does not fit; names file, row (from 0) and value.
+    """
+    columns = []
+    for field in schema:
+        values = table.column(field.name)
+        try:
+            columns.append(cast_array(values, field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            row = first_bad_row(values, field.type)
+            raise DataError(
+                f"{file.uri}, row {first_row + row} (from 0): column {field.name!r} holds {shorten(values[row].as_py())}, "
+                f"which does not read as {field.type}",
+                next_step=f"repair the row, or set data.types: {{{field.name}: string}}",
+            ) from error
+    return pa.table(columns, schema=schema)
+
+
+def looks_like(file: SourceFile) -> str:
+    """What the first bytes say the file is; empty if they say nothing."""
+    with open_input(file.uri) as stream:
+        head = stream.read(512)
+    for magic, what in _MAGIC:
+        if head.lstrip().startswith(magic) if magic.startswith(b"<") else head.startswith(magic):
+            return what
+    if b"\0" in head:
+        return "binary data"
+    # A cut character at the end of the head is no sign of binary data.
+    return "text" if head and "\ufffd" not in head.decode("utf-8", errors="replace")[:-1] else ""
+
+
+def not_readable(file: SourceFile, format: str, error: Exception) -> Exception:
+    known = read_problem(file.uri, error)
+    if not isinstance(known, DataError):
+        return known
+    what = looks_like(file)
+    if what.startswith(("a Parquet", "an Arrow")) and format in what:
+        return DataError(
+            f"{file.uri}: cut off or damaged: it begins as {what} and cannot be read to its end ({error})", next_step=_AGAIN
+        )
+    if what:
+        return DataError(f"{file.uri}: this is {what}, not {format}", next_step=_AGAIN)
+    return DataError(f"{file.uri}: not a {format} file, or damaged ({' '.join(str(error).split())})", next_step=_AGAIN)
+
+
+_AGAIN = "write or fetch the file again, or leave it out with a glob (data.train: .../part-*)"
+
+
+def declared_columns(file: SourceFile, schema: pa.Schema) -> dict[str, pa.DataType]:
+    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if repeated:
+        raise DataError(f"{file.uri}: column {repeated[0]!r} is there twice")
+    return {field.name: canonical_type(field.type) for field in schema}

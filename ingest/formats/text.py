@@ -1,0 +1,87 @@
+"""How do text files become rows: a line, a file or a chunk of characters each?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from penstock.errors import DataError
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.formats.reader import FileFacts, looks_like
+from penstock.ingest.formats.text_bytes import decode_block
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["TextReader"]
+
+
+_BLOCK_BYTES = 4 << 20
+
+
+class TextReader:
+    """UTF-8 text in one column `text`. Lines end with \\n or \\r\\n; empty lines are rows too."""
+
+    missing_is_null = False
+
+    def __init__(self, data: DataSpec) -> None:
+        self._options = data.text
+        self.one_row_per_file = data.text.rows == "file"
+
+    def inspect(self, file: SourceFile) -> FileFacts:
+        """Decode the whole file and count its rows."""
+        rows = sum(len(texts) for texts in self._rows(file))
+        if rows == 0 and self._options.rows == "chunk":
+            raise DataError(
+                f"{file.uri}: shorter than one chunk of {self._options.chunk_chars} characters",
+                next_step="lower data.text.chunk_chars, or leave the file out",
+            )
+        return FileFacts({"text": pa.string()}, rows)
+
+    def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
+        """Yield the rows, about 4 MiB of text at a time."""
+        kinds = [field.type for field in schema]
+        for texts in self._rows(file):
+            yield pa.table([pa.array(texts, kind) for kind in kinds], schema=schema)
+
+    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
+        """There is one type only."""
+        return ""
+
+    def _rows(self, file: SourceFile) -> Iterator[list[str]]:
+        if self._options.rows == "line":
+            for text in self._texts(file):
+                lines = text.split("\n")
+                if not lines[-1]:
+                    lines.pop()
+                yield [line.removesuffix("\r") for line in lines]
+        elif self._options.rows == "file":
+            yield ["".join(self._texts(file))]
+        else:
+            yield from self._chunks(file)
+
+    def _chunks(self, file: SourceFile) -> Iterator[list[str]]:
+        size, rest = self._options.chunk_chars, ""
+        for text in self._texts(file):
+            text = rest + text
+            whole = len(text) - len(text) % size
+            rest = text[whole:]
+            if whole:
+                yield [text[start : start + size] for start in range(0, whole, size)]
+
+    def _texts(self, file: SourceFile) -> Iterator[str]:
+        line, offset = 1, 0
+        try:
+            with open_stream(file.uri) as stream:
+                for block in read_blocks(stream, _BLOCK_BYTES):
+                    if offset == 0 and b"\0" in block[:512]:
+                        raise DataError(f"{file.uri}: this is {looks_like(file)}, not UTF-8 text")
+                    text, problem = decode_block(block, line, offset)
+                    if problem:
+                        what = looks_like(file) if offset == 0 else ""
+                        raise DataError(f"{file.uri}: this is {what}, not UTF-8 text" if what else f"{file.uri}: {problem}")
+                    yield text.removeprefix("\ufeff") if offset == 0 else text
+                    line += block.count(b"\n")
+                    offset += len(block)
+        except (OSError, pa.ArrowException) as error:
+            raise read_problem(file.uri, error) from error

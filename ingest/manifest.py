@@ -1,0 +1,69 @@
+"""What is a cached dataset? The committed description of its shards, as small JSON that every later stage reads."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from penstock.config import Section
+from penstock.ingest.schema import FeedSchema, Split
+
+__all__ = ["DatasetManifest", "ShardInfo", "UnitInfo", "manifest_path"]
+
+
+class ShardInfo(Section):
+    """One Arrow IPC file that holds one record batch."""
+
+    path: str
+    """Relative to the storage root."""
+    split: Split
+    rows: int
+    size_bytes: int
+    digest: str
+    """BLAKE3 of the file (penstock.digest.file_digest)."""
+    unit: str
+    """Key of the commit unit that made it."""
+
+
+class UnitInfo(Section):
+    """One commit unit: the source files whose rows were prepared and committed together."""
+
+    key: str
+    files: tuple[str, ...]
+    rows_read: int
+    rows_dropped: int = 0
+    """Rows left out under `data.invalid: drop`."""
+
+
+class DatasetManifest(Section):
+    """The committed description of a cached dataset; its presence is what makes the dataset exist."""
+
+    version: Literal[1] = 1
+    key: str
+    """The materialize stage's key."""
+    feed_schema: FeedSchema
+    rows: dict[Split, int]
+    shards: tuple[ShardInfo, ...]
+    """In row order: the rows of a split are its shards' rows, one after the other."""
+    units: tuple[UnitInfo, ...]
+    content_digest: str
+    """Digest over the shards' digests in order: the same rows prepared the same way give the same digest."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def rows_left_out(self) -> str:
+        """How many rows were left out under `data.invalid: drop` or by map_batches, and why; empty if none was."""
+        reasons: dict[str, int] = self.extra.get("dropped", {})
+        if not reasons:
+            return ""
+        return f"{sum(reasons.values()):,} ({', '.join(f'{reason}: {rows:,}' for reason, rows in reasons.items())})"
+
+    def shards_of(self, split: Split) -> tuple[ShardInfo, ...]:
+        """The shards of one split, in row order."""
+        return tuple(shard for shard in self.shards if shard.split == split)
+
+
+def manifest_path(key: str) -> str:
+    """Where the manifest of a dataset is, relative to the storage root."""
+    return f"datasets/{key}/manifest.json"

@@ -1,0 +1,219 @@
+"""How does a source become a cached dataset? Unit by unit, each committed by itself; a manifest, written last, makes it exist.
+
+Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from penstock.digest import digest_of, file_digest
+from penstock.errors import DataError
+from penstock.ingest.files.unit_plan import plan_units
+from penstock.ingest.malloc import keep_freed_memory
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
+from penstock.ingest.materialize.unit import (
+    UnitJob,
+    UnitRecord,
+    UnitResult,
+    build_unit,
+    committed,
+    has_size,
+    schema_difference,
+    unit_key,
+)
+from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.problems import RowProblem, raise_for
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.read.snapshot import SourceSnapshot
+from penstock.ingest.schema import SPLITS, FeedSchema, Split
+from penstock.ingest.spec import DataSpec, MaterializeSpec
+from penstock.progress import Progress
+from penstock.storage import Storage
+from penstock.usercode.capture import UserCode
+
+__all__ = ["damaged_shards", "materialize"]
+
+
+def materialize(
+    *,
+    key: str,
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    fitted: FittedPreprocess,
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    spec: MaterializeSpec,
+    storage: Storage,
+    progress: Progress,
+    parallel: ParallelMap = ray_map,
+) -> DatasetManifest:
+    """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
+
+    Runs on the driver; Ray must be initialised unless `parallel` is `local_map`. Called again for a dataset that exists, it
+    checks every shard's hash, and makes the units of damaged ones again. Units of other datasets are taken over if their sizes
+    are right and, on a local disk, their hashes; from a store each shard is checked when it is fetched.
+
+    Args:
+        key: the materialize stage's key, which names the dataset.
+
+    Raises:
+        DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported), a
+            step or column that is wrong, or a damaged unit that came out differently.
+    """
+    jobs = _plan(data, steps, fitted, snapshot, code, spec, storage)
+    damaged = _damaged_before(storage, key)
+    distrusted = {shard.unit for shard in damaged}
+    results: dict[str, UnitResult] = {}
+    for job in jobs:
+        record = committed(storage, job.key) if job.key not in distrusted else None
+        if record is not None and not (storage.is_local and any(map(partial(_has_changed, storage), record.shards))):
+            results[job.key] = UnitResult(record=record)
+    todo = [job for job in jobs if job.key not in results]
+    total = sum(file.rows or 0 for job in jobs for file in job.files)
+    done = total - sum(file.rows or 0 for job in todo for file in job.files)
+    progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
+    rows_of = {job.key: sum(file.rows or 0 for file in job.files) for job in todo}
+    for unit, result in parallel(_build, todo):
+        results[unit] = result
+        done += rows_of[unit]
+        progress(done, total, "rows")
+    raise_for([problem for job in jobs for problem in results[job.key].problems], label=data.label)
+    records = [record for job in jobs if (record := results[job.key].record) is not None]
+    _check_repaired(storage, key, records, damaged)
+    manifest = _manifest(key, data, fitted, records)
+    storage.write_json(manifest_path(key), manifest.model_dump(mode="json"))
+    return manifest
+
+
+def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -> list[ShardInfo]:
+    """List the shards that are missing or have the wrong size; with `deep`, also those whose content has changed."""
+    damaged = []
+    for shard in manifest.shards:
+        if not has_size(storage, shard) or (deep and _has_changed(storage, shard)):
+            damaged.append(shard)
+    return damaged
+
+
+def _has_changed(storage: Storage, shard: ShardInfo) -> bool:
+    with storage.open(shard.path) as handle:
+        return file_digest(handle) != shard.digest
+
+
+def _build(job: UnitJob) -> tuple[str, UnitResult]:
+    keep_freed_memory()
+    return job.key, build_unit(job)
+
+
+def _plan(
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    fitted: FittedPreprocess,
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    spec: MaterializeSpec,
+    storage: Storage,
+) -> list[UnitJob]:
+    jobs = []
+    for files in plan_units(snapshot.files, spec.unit_bytes):
+        own = snapshot.model_copy(update={"files": files})
+        job = UnitJob("", files, data, tuple(steps), fitted, own, dict(code), spec.shard_bytes, storage)
+        jobs.append(replace(job, key=unit_key(job)))
+    return jobs
+
+
+def _damaged_before(storage: Storage, key: str) -> list[ShardInfo]:
+    """The damaged shards of the dataset as it was committed before; none if it was not, or by another version."""
+    try:
+        before = DatasetManifest.model_validate(storage.read_json(manifest_path(key)))
+    except (FileNotFoundError, ValueError):
+        return []
+    return damaged_shards(storage, before, deep=True)
+
+
+def _check_repaired(storage: Storage, key: str, records: Sequence[UnitRecord], damaged: Sequence[ShardInfo]) -> None:
+    """A training run may have seen the old rows: the same name must not come to mean others."""
+    made = {shard.path: shard.digest for record in records for shard in record.shards}
+    for shard in damaged:
+        if shard.path in made and made[shard.path] != shard.digest:
+            raise DataError(
+                f"shard {shard.path} was damaged and came out differently when it was made again",
+                next_step="make the map_batches functions give the same result for the same rows; or delete "
+                f"{storage.uri(manifest_path(key))} to take the rows as they come out now",
+            )
+
+
+def _manifest(key: str, data: DataSpec, fitted: FittedPreprocess, records: Sequence[UnitRecord]) -> DatasetManifest:
+    shards = [shard for split in SPLITS for record in records for shard in record.shards if shard.split == split]
+    rows: dict[Split, int] = {split: sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS}
+    dropped = sum((Counter(record.dropped) for record in records), Counter())
+    if not rows["train"]:
+        left_out = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items())
+        raise DataError(
+            "no rows are left to train on" + (f"; left out: {left_out}" if left_out else ""),
+            next_step="check data.train, the fractions of the other splits, and why rows are left out",
+        )
+    return DatasetManifest(
+        key=key,
+        feed_schema=_feed_schema(data, fitted, records),
+        rows=rows,
+        shards=tuple(shards),
+        units=tuple(
+            UnitInfo(key=r.key, files=r.files, rows_read=r.rows_read, rows_dropped=sum(r.dropped.values())) for r in records
+        ),
+        content_digest=digest_of([shard.digest for shard in shards]),
+        extra={
+            "class_counts": _class_counts(records),
+            "dropped": dict(dropped),
+            "unseen_categories": dict(sum((Counter(record.unseen) for record in records), Counter())),
+        },
+    )
+
+
+def _feed_schema(data: DataSpec, fitted: FittedPreprocess, records: Sequence[UnitRecord]) -> FeedSchema:
+    filled = [record for record in records if record.columns]
+    first = filled[0]
+    for record in filled[1:]:
+        differing = schema_difference(first.columns, record.columns)
+        if differing:
+            raise DataError(
+                f"{differing[0]} in {first.files[0]}, and {differing[1]} in {record.files[0]}; a column has one shape",
+                next_step="cast it, resize it, or make the map_batches function return one dtype and shape",
+            )
+    num_classes, classes = fitted.num_classes, fitted.classes
+    trained = [count.label for record in records for count in record.classes.get("train", ())]
+    if num_classes is not None and trained and max(trained) >= num_classes:
+        num_classes, classes = None, None  # a map_batches function has numbered them anew
+    if num_classes is None and trained:
+        num_classes = max(trained) + 1
+        _check_labels(data.label or "", num_classes, records)
+    return FeedSchema(columns=first.columns, label=data.label, num_classes=num_classes, classes=classes)
+
+
+def _check_labels(label: str, num_classes: int, records: Sequence[UnitRecord]) -> None:
+    """Every label of validation and test must be one that the model has an output for."""
+    problems = [
+        RowProblem(reason="label out of range", column=label, rows=count.rows, place=count.place, example=str(count.label))
+        for split in SPLITS[1:]
+        for record in records
+        for count in record.classes.get(split, ())
+        if count.label >= num_classes
+    ]
+    raise_for(problems, droppable=False)
+
+
+def _class_counts(records: Sequence[UnitRecord]) -> dict[str, dict[str, int]]:
+    """Rows per class, by split."""
+    counts: dict[str, Any] = {}
+    for split in SPLITS:
+        total: Counter[int] = Counter()
+        for record in records:
+            total.update({count.label: count.rows for count in record.classes.get(split, ())})
+        if total:
+            counts[split] = {str(label): total[label] for label in sorted(total)}
+    return counts

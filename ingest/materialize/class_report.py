@@ -1,0 +1,54 @@
+"""Which classes does a cached dataset hold, and what should be said of them?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import SPLITS, Split
+from penstock.messages import shorten
+
+_CLASSES_NAMED = 10
+
+
+def _class_rows(manifest: DatasetManifest, split: Split) -> dict[int, int]:
+    """Rows of each class of the split; nothing where the label is no class."""
+    return {int(label): rows for label, rows in manifest.extra.get("class_counts", {}).get(split, {}).items()}
+
+
+def _class_names(manifest: DatasetManifest, labels: Sequence[int]) -> list[str]:
+    names = manifest.feed_schema.classes or ()
+    return [shorten(names[label]) if label < len(names) else str(label) for label in labels]
+
+
+def untried_classes(manifest: DatasetManifest) -> str:
+    """What to say of classes that only train has: a name that is misspelt in some rows looks like this."""
+    train, *held_out = (_class_rows(manifest, split) for split in SPLITS)
+    tried = {label for rows in held_out for label in rows}
+    untried = sorted(train.keys() - tried, key=lambda label: (train[label], label))
+    if not tried or not untried:
+        return ""
+    names = _class_names(manifest, untried[:_CLASSES_NAMED])
+    named = [
+        f"{name} ({train[label]:,} row{'s' if train[label] != 1 else ''})" for name, label in zip(names, untried, strict=False)
+    ]
+    label = manifest.feed_schema.label
+    advice = "where one is another class misspelt" if manifest.feed_schema.classes else "where one is a mistake"
+    quantity = "" if manifest.feed_schema.classes else f"; if {label!r} is a quantity, cast: {{{label}: float32}}"
+    return (
+        f"{len(untried):,} of {len(train):,} classes of {label!r} {'have' if len(untried) > 1 else 'has'} no row in validation "
+        f"or test, so that no metric covers {'them' if len(untried) > 1 else 'it'}: {_some(named, len(untried))}; {advice}, "
+        f"correct its rows at their source{quantity}"
+    )
+
+
+def _some(names: list[str], count: int) -> str:
+    return ", ".join(names) + (f" and {count - len(names):,} more" if count > len(names) else "")
+
+
+def classes_text(manifest: DatasetManifest) -> str:
+    """The classes of train, the largest first."""
+    rows = _class_rows(manifest, "train")
+    largest = sorted(rows, key=lambda label: (-rows[label], label))[:_CLASSES_NAMED]
+    names = _class_names(manifest, largest)
+    return _some([f"{name} {rows[label]:,}" for name, label in zip(names, largest, strict=True)], len(rows))

@@ -1,0 +1,160 @@
+"""What does a shard look like on disk? One Arrow IPC file with exactly one uncompressed record batch.
+
+One batch means that every column is one contiguous run of bytes (lists: and one of offsets), so a reader maps the file and
+hands out numpy views without a copy. Each row also carries where it came from: `_file` (index into the files of the commit
+unit) and `_row` (row number in that file, counted from 0). Those two are not part of the feed's schema.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS, column_view, columns_of, contiguous
+from penstock.ingest.columns.extension_types import (
+    Variable,
+    variable_view,
+)
+
+__all__ = ["ShardBuffer", "ShardReader", "open_shard", "with_provenance", "write_shard"]
+
+
+PIECE_BYTES = 1 << 20
+
+
+def with_provenance(table: pa.Table, files: np.ndarray, rows: np.ndarray) -> pa.Table:
+    """Append `_file` (int32) and `_row` (int64), one value per row of `table`."""
+    table = table.append_column(PROVENANCE_COLUMNS[0], pa.array(files.astype(np.int32, copy=False)))
+    return table.append_column(PROVENANCE_COLUMNS[1], pa.array(rows.astype(np.int64, copy=False)))
+
+
+def write_shard(path: str | Path, tables: Sequence[pa.Table]) -> int:
+    """Write `tables` as one record batch and return its rows. The same rows give the same bytes, however they are cut up.
+
+    Raises:
+        DataError: a value is null, or there is not one row.
+    """
+    table = pa.concat_tables(tables)
+    if table.num_rows == 0:
+        raise DataError(f"shard {Path(path).name}: no rows to write")
+    # The field's nullability and the schema's metadata are part of the bytes, so both are fixed here.
+    schema = pa.schema([pa.field(field.name, field.type, nullable=False) for field in table.schema])
+    columns_of(schema)
+    batch = pa.RecordBatch.from_arrays([contiguous(column) for column in table.columns], schema=schema)
+    with _InPieces(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(batch)
+    return int(batch.num_rows)
+
+
+class _InPieces(io.FileIO):
+    """A file that is written at most `PIECE_BYTES` at a time.
+
+    Of a larger write Linux takes pages of 2 MB and more for its cache, and a virtual machine may have to ask its host for each.
+    """
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        view, done = memoryview(data).cast("B"), 0
+        try:
+            while done < len(view):
+                done += super().write(view[done : done + PIECE_BYTES])
+        except OSError as error:
+            error.filename = self.name
+            raise
+        return done
+
+
+class ShardBuffer:
+    """Prepared rows of one split on their way into shards; holds about `shard_bytes` of them in memory.
+
+    Where a shard ends depends on the rows and `shard_bytes` only, not on how the rows arrive in tables.
+    """
+
+    def __init__(self, shard_bytes: int) -> None:
+        self._shard_bytes = shard_bytes
+        self._tables: list[pa.Table] = []
+        self._bytes = 0
+
+    def add(self, table: pa.Table) -> Iterator[list[pa.Table]]:
+        """Take `table`; yield the content of each shard that is full."""
+        ends = np.cumsum(_row_bytes(table))
+        taken = 0
+        while taken < table.num_rows:
+            before = int(ends[taken - 1]) if taken else 0
+            upto = int(np.searchsorted(ends, before + self._shard_bytes - self._bytes, side="right"))
+            if upto == taken and not self._tables:
+                upto += 1  # a row that is larger than a shard
+            if upto > taken:
+                self._tables.append(table.slice(taken, upto - taken))
+                self._bytes += int(ends[upto - 1]) - before
+                taken = upto
+            if taken < table.num_rows or self._bytes >= self._shard_bytes:
+                yield self._take()
+
+    def finish(self) -> Iterator[list[pa.Table]]:
+        """Yield what is left as the last shard, if anything is."""
+        if self._tables:
+            yield self._take()
+
+    def _take(self) -> list[pa.Table]:
+        tables, self._tables, self._bytes = self._tables, [], 0
+        return tables
+
+
+def _row_bytes(table: pa.Table) -> np.ndarray:
+    """Bytes that each row takes in a shard: int64 [rows]. Of provenance two numbers, 12 bytes."""
+    sizes = np.full(table.num_rows, 12, np.int64)
+    for info in columns_of(table.schema):
+        if info.ragged is None and not info.encoded:
+            sizes += np.dtype(info.dtype).itemsize * int(np.prod(info.shape))
+            continue
+        chunks = [variable_view(chunk) for chunk in table.column(info.name).chunks]
+        sizes += np.concatenate([np.diff(chunk.offsets) for chunk in chunks]) * np.dtype(info.dtype).itemsize + 8
+    return sizes
+
+
+class ShardReader:
+    """A mapped shard. Columns are views into the file; they stay valid as long as anybody holds one."""
+
+    def __init__(self, path: str | Path, batch: pa.RecordBatch) -> None:
+        self.path = str(path)
+        self.rows = int(batch.num_rows)
+        self.columns = columns_of(batch.schema)
+        self._batch = batch
+
+    def column(self, name: str) -> np.ndarray | Variable:
+        """The column as a read-only array [rows, *shape] or a `Variable`, without a copy; `_file` and `_row` are columns too.
+
+        Raises:
+            KeyError: no such column.
+        """
+        index = self._batch.schema.get_field_index(name)
+        if index < 0:
+            raise KeyError(f"no column {name!r} in {self.path}; it has {self._batch.schema.names}")
+        return column_view(self._batch.column(index))
+
+
+def open_shard(path: str | Path) -> ShardReader:
+    """Map a local shard file.
+
+    Raises:
+        DataError: the file is missing, torn, or no shard.
+    """
+    try:
+        with pa.memory_map(str(path), "r") as source:
+            reader = pa.ipc.open_file(source)
+            if reader.num_record_batches != 1:
+                raise DataError(f"shard {path} has {reader.num_record_batches} record batches; a shard has exactly one")
+            return ShardReader(path, reader.get_batch(0))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(
+            f"shard {path} cannot be read: {error}",
+            next_step="run the pipeline again; a damaged shard is rebuilt from its source files",
+        ) from error

@@ -1,0 +1,330 @@
+"""How is one commit unit made? Its files are read, prepared and written as shards; the record that makes them count is last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+import PIL
+import pyarrow as pa
+from pydantic import Field, ValidationError
+
+from penstock.config import Section
+from penstock.digest import digest_of, file_digest
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import columns_of
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.manifest import ShardInfo
+from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
+from penstock.ingest.preprocess.chain import grows, prepared_rows
+from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.problems import RowProblem, joined
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.read.snapshot import SourceSnapshot
+from penstock.ingest.schema import SPLITS, ColumnInfo, Split
+from penstock.ingest.spec import DataSpec, SplitRule
+from penstock.storage import Storage
+from penstock.usercode.capture import UserCode
+
+__all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "unit_key"]
+
+
+FORMAT = 1
+"""Raised by one when the same inputs would give other shards."""
+
+
+class ClassCount(Section):
+    """How often a class is the label of a row in one split of a unit."""
+
+    label: int
+    rows: int
+    place: str
+    """File and row of the first."""
+
+
+class UnitRecord(Section):
+    """`unit.json`: the commit record of a unit, written after its shards."""
+
+    version: Literal[1] = 1
+    key: str
+    files: tuple[str, ...]
+    """Names, which the shards' `_file` column counts through."""
+    shards: tuple[ShardInfo, ...]
+    columns: tuple[ColumnInfo, ...]
+    """Empty if the unit has no rows."""
+    rows_read: int
+    dropped: dict[str, int] = Field(default_factory=dict)
+    """Rows left out, by reason."""
+    unseen: dict[str, int] = Field(default_factory=dict)
+    """Values per column that one_hot did not know and made zeros."""
+    classes: dict[Split, tuple[ClassCount, ...]] = Field(default_factory=dict)
+    """Integer labels, by split."""
+    seconds: float
+    """Wall time of making it."""
+    built_at: float
+    """When it was committed, in seconds since 1970."""
+
+
+class UnitResult(Section):
+    """What came of a unit: a committed record, or the rows that forbid it."""
+
+    record: UnitRecord | None
+    problems: tuple[RowProblem, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnitJob:
+    """Everything that making a unit takes; sent to a worker."""
+
+    key: str
+    files: tuple[SourceFile, ...]
+    data: DataSpec
+    steps: tuple[PreprocessStep, ...]
+    fitted: FittedPreprocess
+    snapshot: SourceSnapshot
+    """With the unit's files only."""
+    code: dict[str, UserCode]
+    shard_bytes: int
+    storage: Storage
+
+
+def unit_key(job: UnitJob) -> str:
+    """Digest of all that the unit's shards depend on. Equal units of different datasets are shared.
+
+    The other files of the source do not count, only the schema they agreed on; nor does where the files lie.
+    """
+    data = job.data
+    rules = {name: value.model_dump() for name in ("validation", "test") if isinstance(value := getattr(data, name), SplitRule)}
+    read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "text", "images"})
+    return digest_of(
+        {
+            "format": FORMAT,
+            "pyarrow": pa.__version__.split(".")[0],
+            "files": [[file.location, file.name, file.size_bytes, file.fingerprint] for file in job.files],
+            "schema": [[column.name, column.type] for column in job.snapshot.columns],
+            "read": read,
+            "rules": rules,
+            "fitted": job.fitted.digest,
+            "code": {target: user.digest for target, user in sorted(job.code.items())},
+            "pillow": PIL.__version__ if grows(data, job.snapshot, job.steps) else "",
+            "shard_bytes": job.shard_bytes,
+        }
+    )
+
+
+def record_path(key: str) -> str:
+    """Where a unit's commit record is, relative to the storage root."""
+    return f"units/{key}/unit.json"
+
+
+def committed(storage: Storage, key: str) -> UnitRecord | None:
+    """The unit's record, if it is committed and its shards are all there with their size."""
+    try:
+        record = UnitRecord.model_validate(storage.read_json(record_path(key)))
+    except (FileNotFoundError, ValidationError, ValueError):
+        return None
+    whole = record.key == key and all(has_size(storage, shard) for shard in record.shards)
+    return record if whole else None
+
+
+def has_size(storage: Storage, shard: ShardInfo) -> bool:
+    """Whether the shard's file is there with the right size."""
+    try:
+        return storage.size(shard.path) == shard.size_bytes
+    except FileNotFoundError:
+        return False
+
+
+def build_unit(job: UnitJob) -> UnitResult:
+    """Make one unit and commit it. Runs in a worker.
+
+    What was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
+    Under `data.invalid: error` bad rows are counted to the end of the unit, and then it is not committed.
+
+    Raises:
+        DataError: a step or a column is wrong whatever the rows hold, or a file cannot be read.
+    """
+    started = time.monotonic()
+    # The record goes first: from here on the shards are not to be believed.
+    job.storage.delete(record_path(job.key))
+    with _scratch(job) as folder, ThreadPoolExecutor(2, "penstock-shard") as pool:
+        maker = _UnitMaker(job, folder, pool)
+        for split, rows in prepared_rows(job.data, job.steps, job.fitted, job.snapshot, job.code, job.files):
+            maker.add(split, rows)
+        if maker.problems and job.data.invalid == "error":
+            return UnitResult(record=None, problems=tuple(joined(maker.problems)))
+        record = maker.finish(started)
+    job.storage.write_json(record_path(job.key), record.model_dump(mode="json"))
+    return UnitResult(record=record)
+
+
+class _UnitMaker:
+    """Collects prepared rows per split and writes a shard whenever one is full.
+
+    A shard's digest is taken, and the shard sent to its place, while the next rows are prepared.
+    """
+
+    def __init__(self, job: UnitJob, folder: Path, pool: ThreadPoolExecutor) -> None:
+        self._job, self._folder, self._pool = job, folder, pool
+        self._file_index = {file.uri: index for index, file in enumerate(job.files)}
+        self._buffers = {split: ShardBuffer(job.shard_bytes) for split in SPLITS}
+        self._shards: dict[Split, list[ShardInfo]] = {split: [] for split in SPLITS}
+        self._written: Counter[Split] = Counter()
+        self._on_its_way: Callable[[], None] | None = None
+        self._schema: tuple[pa.Schema, str] | None = None
+        self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in SPLITS}
+        self._filtered = 0
+        self._unseen: Counter[str] = Counter()
+        self.problems: list[RowProblem] = []
+
+    def add(self, split: Split, rows: Rows) -> None:
+        """Take one prepared batch."""
+        self.problems += rows.problems
+        self._filtered += rows.filtered
+        self._unseen.update(rows.unseen)
+        table = rows.table
+        if not table.num_rows or (self.problems and self._job.data.invalid == "error"):
+            return
+        self._check_schema(table.schema, rows.origin.place(0))
+        self._count_classes(split, rows)
+        indices = np.array([self._file_index[name] for name in rows.origin.names], np.int32)
+        for tables in self._buffers[split].add(with_provenance(table, indices[rows.origin.files], rows.origin.rows)):
+            self._write(split, tables)
+
+    def finish(self, started: float) -> UnitRecord:
+        """Write what is left and describe the unit."""
+        for split in SPLITS:
+            for tables in self._buffers[split].finish():
+                self._write(split, tables)
+        self._arrive()
+        dropped: Counter[str] = Counter()
+        for problem in self.problems:
+            dropped[f"{problem.reason}: {problem.column}"] += problem.rows
+        if self._filtered:
+            dropped["left out by map_batches"] = self._filtered
+        return UnitRecord(
+            key=self._job.key,
+            files=tuple(file.name for file in self._job.files),
+            shards=tuple(shard for split in SPLITS for shard in self._shards[split]),
+            columns=columns_of(self._schema[0]) if self._schema else (),
+            rows_read=sum(file.rows or 0 for file in self._job.files),
+            dropped=dict(dropped),
+            unseen=dict(self._unseen),
+            classes={
+                split: tuple(counts[label] for label in sorted(counts)) for split, counts in self._classes.items() if counts
+            },
+            seconds=round(time.monotonic() - started, 3),
+            built_at=round(time.time(), 3),
+        )
+
+    def _write(self, split: Split, tables: list[pa.Table]) -> None:
+        name = f"{split}-{self._written[split]:05d}.arrow"
+        self._written[split] += 1
+        local = self._folder / name
+        rows = write_shard(local, tables)
+        self._arrive()
+        path, size_bytes = f"units/{self._job.key}/{name}", local.stat().st_size
+        handle = open(local, "rb")  # noqa: SIM115 - the thread that reads it closes it; the name may move meanwhile
+        digest = self._pool.submit(_digest_and_close, handle)
+        sent = self._pool.submit(self._job.storage.put_file, local, path)
+
+        def arrive() -> None:
+            sent.result()
+            local.unlink(missing_ok=True)
+            self._shards[split].append(
+                ShardInfo(path=path, split=split, rows=rows, size_bytes=size_bytes, digest=digest.result(), unit=self._job.key)
+            )
+
+        self._on_its_way = arrive
+
+    def _arrive(self) -> None:
+        """Wait for the shard before: one at a time lies there unsent."""
+        if self._on_its_way is not None:
+            arrive, self._on_its_way = self._on_its_way, None
+            arrive()
+
+    def _check_schema(self, schema: pa.Schema, place: str) -> None:
+        if self._schema is None:
+            self._schema = schema, place
+            return
+        differing = schema_difference(columns_of(self._schema[0]), columns_of(schema))
+        if differing:
+            raise DataError(
+                f"{differing[0]} at {self._schema[1]}, and {differing[1]} at {place}; a column has one shape in all rows",
+                next_step="make the map_batches function return the same columns, dtypes and shapes for every batch",
+            )
+
+    def _count_classes(self, split: Split, rows: Rows) -> None:
+        label = self._job.data.label
+        if label is None or rows.table.schema.field(label).type != pa.int64():
+            return
+        values, seen = rows.column(label).to_numpy(), self._classes[split]
+        counts = np.bincount(values)  # from 0 to MAX_CLASSES, all of them
+        found = np.flatnonzero(counts).tolist()
+        if not seen.keys() >= set(found):
+            # Sorting costs ten times as much as counting, and most classes are among the first rows.
+            for value, row in zip(*(part.tolist() for part in np.unique(values, return_index=True)), strict=True):
+                seen.setdefault(value, ClassCount(label=value, rows=0, place=rows.origin.place(row)))
+        for value in found:
+            seen[value] = seen[value].model_copy(update={"rows": seen[value].rows + int(counts[value])})
+
+
+def _digest_and_close(handle: IO[bytes]) -> str:
+    with handle:
+        return file_digest(handle)
+
+
+def schema_difference(first: tuple[ColumnInfo, ...], second: tuple[ColumnInfo, ...]) -> tuple[str, str] | None:
+    """How two sets of columns differ, said from each side; None if they agree."""
+    if first == second:
+        return None
+    names = [column.name for column in first]
+    others = [column.name for column in second]
+    if names != others:
+        return f"the columns are {', '.join(names)}", f"{', '.join(others)}"
+    for one, two in zip(first, second, strict=True):
+        if one != two:
+            return f"column {one.name!r} is {one.type_text}", two.type_text
+    return None
+
+
+@contextlib.contextmanager
+def _scratch(job: UnitJob) -> Iterator[Path]:
+    """A private folder for shards in the making: beside their final place if that is local, so that a rename moves them."""
+    prefix = f".build-{socket.gethostname()}-"
+    if not job.storage.is_local:
+        with tempfile.TemporaryDirectory(prefix="penstock-unit-") as name:
+            yield Path(name)
+        return
+    home = job.storage.local_path(f"units/{job.key}")
+    home.mkdir(parents=True, exist_ok=True)
+    for stale in home.glob(f"{prefix}*"):
+        if not _is_running(int(stale.name.removeprefix(prefix).split("-")[0])):
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=home))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

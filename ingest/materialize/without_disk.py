@@ -1,0 +1,197 @@
+"""How are rows prepared that no disk keeps? Once to know them (`cache: none`), or into Ray's object store (`cache: memory`).
+
+Both go the way of `cache: disk`, unit by unit, with a storage that keeps nothing: bad rows are found by the same code, and the
+manifest says the same about the same rows, content digest included. Only its list of shards is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import ray
+
+from penstock.digest import digest_of
+from penstock.ingest.columns.arrays import Block
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.unit_plan import plan_units
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.build import materialize
+from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.preprocess.chain import prepared_tables
+from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.ray_tasks import raising_the_original, ray_streams
+from penstock.ingest.read.snapshot import SourceSnapshot
+from penstock.ingest.schema import SPLITS, FeedSchema, Split
+from penstock.ingest.spec import DataSpec, MaterializeSpec, SplitRule
+from penstock.progress import Progress
+from penstock.storage import Storage
+from penstock.usercode.capture import UserCode
+
+__all__ = ["MemoryDataset", "RowSource"]
+
+
+Item = TypeVar("Item")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Everything that preparing rows takes. Picklable: it goes to the workers that stream."""
+
+    data: DataSpec
+    steps: tuple[PreprocessStep, ...]
+    fitted: FittedPreprocess
+    snapshot: SourceSnapshot
+    code: Mapping[str, UserCode]
+    spec: MaterializeSpec
+
+    def describe(self, key: str, progress: Progress) -> DatasetManifest:
+        """Prepare every row once and keep none. Runs on the driver; Ray must be initialised.
+
+        Args:
+            key: the materialize stage's key.
+
+        Returns:
+            The manifest, without shards.
+
+        Raises:
+            DataError: as `penstock.ingest.materialize.build.materialize`.
+        """
+        return self._pass(key, progress, None).model_copy(update={"shards": ()})
+
+    def put(self, key: str, progress: Progress) -> tuple[DatasetManifest, dict[Split, MemoryDataset]]:
+        """Prepare every row into Ray's object store, where it stays as long as what is returned. Runs on the driver.
+
+        A block is what a shard would be. Ray makes the blocks of a lost node again, and spills to disk what does not fit.
+
+        Returns:
+            The manifest, without shards, and the rows of each split that has some.
+
+        Raises:
+            DataError: as `penstock.ingest.materialize.build.materialize`.
+        """
+        blocks: dict[str, Any] = {}
+        manifest = self._pass(key, progress, blocks)
+        datasets: dict[Split, MemoryDataset] = {}
+        for split in SPLITS:
+            shards = manifest.shards_of(split)
+            if shards:
+                datasets[split] = MemoryDataset(
+                    schema=manifest.feed_schema,
+                    split=split,
+                    blocks=tuple(blocks[shard.path] for shard in shards),
+                    block_rows=tuple(shard.rows for shard in shards),
+                    size_bytes=sum(shard.size_bytes for shard in shards),
+                    content=digest_of([shard.digest for shard in shards]),
+                )
+        return manifest.model_copy(update={"shards": ()}), datasets
+
+    def units(self, split: Split) -> list[tuple[SourceFile, ...]]:
+        """The groups of files that can hold rows of `split`, in the order in which their rows are counted."""
+        location = "train" if isinstance(getattr(self.data, split), SplitRule) else split
+        return [files for files in plan_units(self.snapshot.files, self.spec.unit_bytes) if files[0].location == location]
+
+    def tables(self, split: Split, files: Sequence[SourceFile]) -> Iterator[pa.Table]:
+        """Read and prepare the rows of `split` in `files`, in their order; never an empty table. Runs anywhere."""
+        own = self.snapshot.model_copy(update={"files": tuple(files)})
+        for found, table in prepared_tables(self.data, self.steps, self.fitted, own, self.code, files):
+            if found == split:
+                yield table
+
+    def _pass(self, key: str, progress: Progress, blocks: dict[str, Any] | None) -> DatasetManifest:
+        """Make all units without keeping their shards; references to their columns are put into `blocks` by shard path."""
+
+        def parallel(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
+            # Ray keeps what a generator task yields for its caller, not for the worker that may be gone by then.
+            make = partial(_make_unit, fn, blocks is not None)
+            for references in ray_streams(make, items, num_cpus=num_cpus):
+                with raising_the_original():
+                    outcome = ray.get(next(references))
+                record = outcome[1].record
+                if blocks is not None and record is not None:
+                    blocks.update(zip((shard.path for shard in record.shards), references, strict=True))
+                yield outcome
+
+        return materialize(
+            key=key,
+            data=self.data,
+            steps=self.steps,
+            fitted=self.fitted,
+            snapshot=self.snapshot,
+            code=self.code,
+            spec=self.spec,
+            storage=_Nowhere(),
+            progress=progress,
+            parallel=parallel,
+        )
+
+
+class _Nowhere(Storage):
+    """A storage that is empty and stays empty; `take` sees each finished file before it goes."""
+
+    def __init__(self, take: Callable[[Path, str], None] | None = None) -> None:
+        super().__init__("nowhere://rows")
+        self._take = take
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Nowhere, ()
+
+    def size(self, path: str) -> int:
+        raise FileNotFoundError(path)
+
+    def read_bytes(self, path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Forget it."""
+
+    def put_file(self, local: str | Path, path: str) -> None:
+        if self._take is not None:
+            self._take(Path(local), path)
+
+    def delete(self, path: str) -> None:
+        """Nothing is there."""
+
+
+def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
+    """Give what came of the unit, and then, if they are to be kept, the columns of its shards in the record's order."""
+    columns: dict[str, Block] = {}
+
+    def take(local: Path, path: str) -> None:
+        reader = open_shard(local)
+        # Copied, for the file goes away and its pages with it.
+        columns[path] = {column.name: reader.column(column.name).copy() for column in reader.columns}
+
+    unit, result = fn(replace(job, storage=_Nowhere(take if keep else None)))
+    yield unit, result
+    if result.record is not None:
+        for shard in result.record.shards:
+            if keep:
+                yield columns.pop(shard.path)
+
+
+@dataclass(frozen=True)
+class MemoryDataset:
+    """One split's prepared rows in Ray's object store, to be sent to workers; the process that made it must live on."""
+
+    schema: FeedSchema
+    split: Split
+    blocks: tuple[Any, ...]
+    """Object references, each of a `Block`."""
+    block_rows: tuple[int, ...]
+    size_bytes: int
+    """About what the blocks take together."""
+    content: str
+    """Digest of the values, block by block; the same rows in the same blocks give the same."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the split."""
+        return sum(self.block_rows)

@@ -1,0 +1,244 @@
+"""How do source rows become rows to train on? All steps in order, then every column checked to be numbers of one shape."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import DataError, SpecError
+from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
+from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, is_text
+from penstock.ingest.columns.images import holds_images
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.preprocess.apply_steps import apply_step, ragged_error
+from penstock.ingest.preprocess.decode_images import decode_images
+from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.problems import Origin, raise_for
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
+from penstock.ingest.read.splits import split_codes
+from penstock.ingest.schema import SPLITS, Split
+from penstock.ingest.spec import DataSpec
+from penstock.usercode.capture import UserCode
+
+__all__ = [
+    "BATCH_ROWS",
+    "MAX_CLASSES",
+    "NUMBERS_BATCH_ROWS",
+    "Transform",
+    "grows",
+    "prepared_rows",
+    "prepared_tables",
+    "rows_at_once",
+    "run_steps",
+    "split_rows",
+]
+
+
+BATCH_ROWS = 4096
+"""What a map_batches function sees at most."""
+
+IMAGE_BATCH_ROWS = 256
+"""Decoded images are a hundred times larger than rows of a table."""
+
+NUMBERS_BATCH_ROWS = 65536
+
+NUMBERS_BATCH_BYTES = 16 << 20
+"""Rows of nothing but numbers are read more at a time: what is done to a batch costs as much as to thousands of them."""
+
+MAX_CLASSES = 100_000
+"""An integer label above this is a quantity that was meant for regression, not a class."""
+
+
+class Transform:
+    """All steps of a pipeline, ready to be applied in this process.
+
+    Args:
+        steps: those of the pipeline file; `fitted` must have been made from them.
+        code: `map_batches` target to the user's code, which is loaded here.
+
+    Raises:
+        ValueError: `fitted` belongs to other steps.
+        UserCodeError: user code cannot be imported.
+    """
+
+    def __init__(
+        self, data: DataSpec, steps: Sequence[PreprocessStep], fitted: FittedPreprocess, code: Mapping[str, UserCode]
+    ) -> None:
+        # Compared as JSON: that is how the fitted state was kept, and it turns a date in a step's params into text.
+        if [step.step.model_dump(mode="json") for step in fitted.steps] != [step.model_dump(mode="json") for step in steps]:
+            raise ValueError("the fitted state was made from other preprocess steps than those given")
+        self._data, self._steps = data, fitted.steps
+        self._functions = {target: user.load() for target, user in code.items()}
+
+    def apply(self, table: pa.Table, file: str, first_row: int) -> pa.Table:
+        """Prepare consecutive rows of one file; columns of the result are as a shard holds them.
+
+        Raises:
+            DataError: a row cannot be used (unless `data.invalid: drop`), or a step cannot be applied.
+        """
+        rows = self.prepare(table, Origin.of_file(file, first_row, table.num_rows))
+        if self._data.invalid == "error":
+            raise_for(rows.problems, label=self._data.label)
+        return rows.table
+
+    def prepare(self, table: pa.Table, origin: Origin) -> Rows:
+        """Prepare rows; those that cannot be used are left out and listed in the result's `problems`.
+
+        The result's table may be empty, and then has no meaningful schema.
+
+        Raises:
+            DataError: a step or a column's type is wrong, whatever the rows hold.
+        """
+        rows = Rows(table, origin)
+        run_steps(rows, self._steps, self._data, self._functions)
+        if rows.table.num_rows:
+            self._finish(rows)
+        return rows
+
+    def _finish(self, rows: Rows) -> None:
+        if self._data.format == "images":
+            _finish_images(rows, self._data)
+        label = self._data.label
+        names = rows.table.column_names
+        if label is not None and label not in names:
+            close = difflib.get_close_matches(label, names, 1)
+            raise SpecError(
+                f"data.label: there is no column {label!r} after the preprocess steps; the rows have {', '.join(names)}"
+                + (f"; did you mean {close[0]!r}?" if close else ""),
+                next_step="correct data.label, or keep that column in the steps",
+            )
+        for name in PROVENANCE_COLUMNS:
+            if name in names:
+                raise DataError(f"the column name {name!r} is taken by penstock", next_step="rename it")
+        for name in names:
+            kind = rows.table.schema.field(name).type
+            companion = f"{name}_{'length' if kind.batch == 'padded' else 'offsets'}" if isinstance(kind, RaggedType) else None
+            if companion in names:
+                raise DataError(
+                    f"the column name {companion!r} is taken: batches say with it how long the lists of {name!r} are",
+                    next_step="rename or drop that column",
+                )
+            _finish_column(rows, name, self._data, is_label=name == label)
+            if not rows.table.num_rows:
+                return
+        if label is not None:
+            _check_label(rows, label)
+
+
+def run_steps(rows: Rows, steps: Sequence[FittedStep], data: DataSpec, functions: Mapping[str, object]) -> None:
+    """Apply `steps` to `rows` in place, and stop early if no row is left."""
+    for step in steps:
+        if not rows.table.num_rows:
+            return
+        apply_step(rows, step, data, functions)
+
+
+def _finish_images(rows: Rows, data: DataSpec) -> None:
+    """What `format: images` means without a step that says so: pixels, and no file names among the features."""
+    if "path" in rows.table.column_names and is_text(rows.table.schema.field("path").type):
+        rows.table = rows.table.drop_columns(["path"])
+    if "image" in rows.table.column_names and pa.types.is_binary(rows.table.schema.field("image").type):
+        decode_images(rows, "image", data.images.size, data.images.mode)
+
+
+def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
+    if holds_images(rows.table.schema.field(name).type):
+        decode_images(rows, name, data.images.size, data.images.mode)
+        return
+    if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
+        raise DataError(
+            f"the label {name!r} holds lists or images; a label is one value a row",
+            next_step="leave data.label out, and let the recipe's loss read the column",
+        )
+    rows.reject_missing(name)
+    column = fixed_shape(name, rows.column(name), is_label=is_label)
+    if not isinstance(column, pa.Array):
+        raise ragged_error(name, column.length, column.expected, rows.origin.place(column.row))
+    rows.put(name, column)
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        rows.reject_missing(name)
+
+
+def _check_label(rows: Rows, label: str) -> None:
+    """Integer labels are class indices: int64, from 0."""
+    kind = rows.table.schema.field(label).type
+    if not pa.types.is_integer(kind):
+        return
+    values = rows.column(label).cast(pa.int64()).to_numpy()
+    rows.reject((values < 0) | (values >= MAX_CLASSES), "label out of range", label, lambda row: str(values[row]))
+    rows.put(label, pc.cast(rows.column(label), pa.int64()))
+
+
+def split_rows(
+    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
+) -> Iterator[tuple[Split, pa.Table, Origin]]:
+    """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
+    for batch in iterate_rows(data, snapshot, files, batch_rows):
+        origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
+        codes = split_codes(data, batch.table, batch.file.location)
+        for code, split in enumerate(SPLITS):
+            mask = codes == code
+            if not mask.any():
+                continue
+            if mask.all():
+                yield split, batch.table, origin
+            else:
+                yield split, batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
+
+
+def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
+    """Whether rows hold images that the steps decode."""
+    images = any(holds_images(field.type) for field in snapshot.arrow_schema())
+    return images or data.format == "images" or any(step.decode_image is not None for step in steps)
+
+
+def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> int:
+    """How many rows are prepared together; what they become does not hang on it."""
+    if grows(data, snapshot, steps):
+        return IMAGE_BATCH_ROWS
+    types = [field.type for field in snapshot.arrow_schema()]
+    widens = any(step.map_batches is not None or step.one_hot is not None for step in steps)
+    if widens or not all(is_number(kind) for kind in types):
+        return BATCH_ROWS
+    row_bytes = 8 * max(1, len(types))
+    return max(BATCH_ROWS, min(NUMBERS_BATCH_ROWS, NUMBERS_BATCH_BYTES // row_bytes))
+
+
+def prepared_rows(
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    fitted: FittedPreprocess,
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    files: Sequence[SourceFile],
+) -> Iterator[tuple[Split, Rows]]:
+    """Read and prepare `files` batch by batch; bad rows are in each result's `problems`, empty results come too."""
+    transform = Transform(data, steps, fitted, code)
+    for split, table, origin in split_rows(data, snapshot, files, rows_at_once(data, snapshot, steps)):
+        yield split, transform.prepare(table, origin)
+
+
+def prepared_tables(
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    fitted: FittedPreprocess,
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    files: Sequence[SourceFile],
+) -> Iterator[tuple[Split, pa.Table]]:
+    """Read and prepare `files`: tables of columns as a shard holds them, without provenance, never empty.
+
+    Raises:
+        DataError: at the first batch with a row that cannot be used, unless `data.invalid: drop`.
+    """
+    for split, rows in prepared_rows(data, steps, fitted, snapshot, code, files):
+        if data.invalid == "error":
+            raise_for(rows.problems, label=data.label)
+        if rows.table.num_rows:
+            yield split, rows.table

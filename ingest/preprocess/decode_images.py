@@ -1,0 +1,81 @@
+"""How does a column of encoded images become pixels, with the rows named that cannot be decoded?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.extension_types import ImageType
+from penstock.ingest.columns.images import decode_image, holds_images
+
+if TYPE_CHECKING:
+    from penstock.ingest.preprocess.rows import Rows
+
+
+__all__ = ["decode_images"]
+
+
+def decode_images(
+    rows: Rows, name: str, size: tuple[int, int] | None, mode: Literal["RGB", "L"], *, keep_encoded: bool = False
+) -> None:
+    """Decode column `name` of `rows` in place; rows whose image is missing or broken are rejected.
+
+    Args:
+        keep_encoded: decode to know that it can be done, and keep the images as they are, as `ImageType`.
+
+    Raises:
+        DataError: the column holds no images, or images of several sizes without `size`.
+    """
+    column = rows.column(name)
+    if holds_images(column.type):
+        rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
+        column = rows.column(name).field("bytes")
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        raise DataError(
+            f"preprocess: decode_image: column {name!r} has type {column.type}; it takes bytes or a struct with `bytes`",
+            next_step="leave the step out if the column holds pixels already",
+        )
+    rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
+    pixels, errors = _decode_all([value.as_buffer() for value in column if value.is_valid], size, mode)
+    rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
+    whole = [image for image in pixels if image is not None]
+    for row, image in enumerate(whole):
+        if image.shape != whole[0].shape:
+            height, width, _ = whole[0].shape
+            raise DataError(
+                f"{rows.origin.place(row)}: the image in {name!r} is {image.shape[0]}x{image.shape[1]} (height x width), "
+                f"one before it {height}x{width}",
+                next_step=f"resize all: decode_image: {{column: {name}, size: [{height}, {width}]}}",
+            )
+    channels = 3 if mode == "RGB" else 1
+    if keep_encoded:
+        kept = rows.column(name)
+        kept = (kept.field("bytes") if holds_images(kept.type) else kept).cast(pa.large_binary())
+        shape = whole[0].shape if whole else (*(size or (1, 1)), channels)
+        rows.put(name, pa.ExtensionArray.from_storage(ImageType(shape), kept))
+        return
+    stacked = np.stack(whole) if whole else np.zeros((0, *(size or (1, 1)), channels), np.uint8)
+    rows.put(name, tensor_array(stacked))
+
+
+def _decode_all(
+    contents: list[Any], size: tuple[int, int] | None, mode: Literal["RGB", "L"]
+) -> tuple[list[np.ndarray | None], list[str]]:
+    pixels: list[np.ndarray | None] = []
+    errors: list[str] = []
+    for content in contents:
+        try:
+            pixels.append(decode_image(content, size, mode))
+            errors.append("")
+        except Image.UnidentifiedImageError:  # its text names an address in memory
+            pixels.append(None)
+            errors.append("no image format that is known")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            pixels.append(None)
+            errors.append(str(error) or type(error).__name__)
+    return pixels, errors

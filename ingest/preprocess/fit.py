@@ -1,0 +1,147 @@
+"""What do the preprocessing steps learn from the train split? Fitted in order, each on rows prepared by the steps before it.
+
+Neighbouring steps that learn about different columns learn in one pass over the source. Missing values are left out of what is
+learnt; materialize reports them where they matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from penstock.errors import DataError
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.unit_plan import plan_units
+from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, rows_at_once, run_steps, split_rows
+from penstock.ingest.preprocess.fitted import Category, ColumnState, FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.steps import PreprocessStep, columns_of_step
+from penstock.ingest.preprocess.tallies import Question, ask
+from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.read.snapshot import SourceSnapshot
+from penstock.ingest.spec import DataSpec, SplitRule
+from penstock.progress import Progress
+from penstock.usercode.capture import UserCode
+
+__all__ = ["Category", "ColumnState", "FittedPreprocess", "FittedStep", "fit_preprocess", "needs_fit"]
+
+
+FIT_UNIT_BYTES = 16 << 20
+"""Source bytes read by one task; part of no key, but sums round by it, so it does not depend on the cluster."""
+
+
+def needs_fit(steps: Sequence[PreprocessStep]) -> bool:
+    """Whether any step learns something, so that fitting reads rows."""
+    return any(step.is_fitted for step in steps)
+
+
+def fit_preprocess(
+    data: DataSpec,
+    steps: Sequence[PreprocessStep],
+    snapshot: SourceSnapshot,
+    code: Mapping[str, UserCode],
+    progress: Progress,
+    *,
+    parallel: ParallelMap = ray_map,
+) -> FittedPreprocess:
+    """Fit all steps on the train split.
+
+    Args:
+        code: `map_batches` target to the user's code.
+        parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(steps)`.
+
+    Raises:
+        DataError: a step names a column that is not there or of the wrong type, or a column has no values to learn from.
+    """
+    fitted: list[FittedStep] = []
+    progress(0, len(steps), "steps")
+    while len(fitted) < len(steps):
+        step = steps[len(fitted)]
+        if not step.is_fitted:
+            fitted.append(FittedStep(step=step))
+        else:
+            source = _TrainRows(data, snapshot, dict(code), tuple(fitted))
+            fitted += _fit_pass(source, steps[len(fitted) :], parallel)
+        progress(len(fitted), len(steps), "steps", fitted[-1].step.kind)
+    # Other columns may be encoded, too.
+    encoders = [step for step in fitted if step.step.label_encoder is not None and step.columns[0].column == data.label]
+    classes = tuple(str(value) for value in encoders[0].columns[0].categories or ()) if encoders else None
+    return FittedPreprocess(steps=tuple(fitted), classes=classes, num_classes=None if classes is None else len(classes))
+
+
+@dataclass(frozen=True)
+class _TrainRows:
+    """The train split, prepared by the steps fitted so far. Picklable, so that workers read it."""
+
+    data: DataSpec
+    snapshot: SourceSnapshot
+    code: dict[str, UserCode]
+    fitted: tuple[FittedStep, ...]
+
+    def files(self) -> list[SourceFile]:
+        """The files that hold rows of the train split."""
+        return [file for file in self.snapshot.files if file.location == "train"]
+
+    def only(self, files: Sequence[SourceFile]) -> _TrainRows:
+        """The rows of some of the files."""
+        return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
+
+    def tables(self, max_rows: int = NUMBERS_BATCH_ROWS) -> Iterator[pa.Table]:
+        """Yield rows, never none and at most `max_rows` of them; rows that cannot be used are left out."""
+        files = self.files()
+        functions = {target: user.load() for target, user in self.code.items()}
+        batch_rows = rows_at_once(self.data, self.snapshot, [step.step for step in self.fitted])
+        for split, table, origin in split_rows(self.data, self.snapshot, files, min(batch_rows, max_rows)):
+            if split == "train":
+                rows = Rows(table, origin)
+                run_steps(rows, self.fitted, self.data, functions)
+                if rows.table.num_rows:
+                    yield rows.table
+
+    def narrowed(self, columns: set[str]) -> _TrainRows:
+        """The same rows with only those columns read, if nothing else looks at the others."""
+        by_hash = any(isinstance(rule, SplitRule) for rule in (self.data.validation, self.data.test))
+        if self.fitted or by_hash:
+            return self
+        kept = tuple(column for column in self.snapshot.columns if column.name in columns)
+        return replace(self, snapshot=self.snapshot.model_copy(update={"columns": kept}))
+
+    def schema(self) -> pa.Schema:
+        """Types of the rows, from the first of them: nobody else works meanwhile."""
+        first = next(self.tables(BATCH_ROWS), None)
+        if first is None:
+            raise DataError(
+                "preprocess: the train split has no usable rows to learn from",
+                next_step="check data.train, and the fractions of data.validation and data.test",
+            )
+        return first.schema
+
+
+def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], parallel: ParallelMap) -> list[FittedStep]:
+    """Fit the leading steps of `steps` that do not depend on each other: fitted ones with columns of their own."""
+    schema = source.schema()
+    group: list[tuple[PreprocessStep, list[str]]] = []
+    taken: set[str] = set()
+    for step in steps:
+        if not step.is_fitted:
+            break
+        if taken and _takes_any_column(step):
+            break
+        columns = columns_of_step(step, schema, source.data.label)
+        if taken & set(columns):
+            break
+        taken |= set(columns)
+        group.append((step, columns))
+    source = source.narrowed(taken)
+    questions = [Question.of(step, column) for step, columns in group for column in columns]
+    units = [source.only(files) for files in plan_units(source.files(), FIT_UNIT_BYTES)]
+    states = ask(questions, units, parallel)
+    answers = dict(zip([question.column for question in questions], states, strict=True))
+    return [FittedStep(step=step, columns=tuple(answers[column] for column in columns)) for step, columns in group]
+
+
+def _takes_any_column(step: PreprocessStep) -> bool:
+    # `*` means the columns after the step before it, whose types that step may change.
+    return step.label_encoder is None and step.options.columns == "*"

@@ -1,0 +1,51 @@
+"""What did the preprocessing steps learn? Plain JSON, exact to the bit, that the same steps can be applied from anywhere."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from penstock.config import Section
+from penstock.digest import digest_of
+from penstock.ingest.preprocess.steps import PreprocessStep
+
+__all__ = ["Category", "ColumnState", "FittedPreprocess", "FittedStep"]
+
+
+Category = str | bool | int | float
+
+
+class ColumnState(Section):
+    """What a step learnt about one column; which fields are set depends on the step."""
+
+    column: str
+    center: float | None = None
+    """Scalers: the value is (x - center) / scale."""
+    scale: float | None = None
+    fill: Category | None = None
+    """Imputer: what stands for a missing value."""
+    categories: tuple[Category, ...] | None = None
+    """Encoders: the categories, their position being their code."""
+
+
+class FittedStep(Section):
+    """A step with what it learnt, in the order of its columns."""
+
+    step: PreprocessStep
+    columns: tuple[ColumnState, ...] = ()
+    """Empty for a step that learns nothing."""
+
+
+class FittedPreprocess(Section):
+    """All steps of a pipeline, fitted on its train split."""
+
+    version: Literal[1] = 1
+    steps: tuple[FittedStep, ...]
+    classes: tuple[str, ...] | None = None
+    """Names of the label's classes in the order of their indices, if a label encoder learnt them."""
+    num_classes: int | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of steps and state: 32 hex characters."""
+        return digest_of(self.model_dump(mode="json"))

@@ -1,0 +1,128 @@
+"""Which rows cannot be used, how many of them are there, and where is the first? Found per batch, joined over all units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.files.listing import SourceFile
+
+__all__ = ["Origin", "Reason", "RowProblem", "joined", "raise_for"]
+
+
+Reason = Literal["null", "not finite", "unknown category", "label out of range", "broken image"]
+
+
+class Origin:
+    """Where each row of a table came from.
+
+    Attributes:
+        names: files, by index.
+        files: int32 [rows], index into `names`.
+        rows: int64 [rows], row number in that file, from 0.
+    """
+
+    def __init__(self, names: tuple[str, ...], files: np.ndarray, rows: np.ndarray) -> None:
+        self.names, self.files, self.rows = names, files, rows
+
+    @classmethod
+    def of_file(cls, name: str, first_row: int, num_rows: int) -> Origin:
+        """Consecutive rows of one file."""
+        return cls((name,), np.zeros(num_rows, np.int32), np.arange(first_row, first_row + num_rows, dtype=np.int64))
+
+    @classmethod
+    def of_batch(cls, files: tuple[SourceFile, ...], first_row: int, num_rows: int) -> Origin:
+        """Rows of one file, or one row of each of several (see `penstock.ingest.read.snapshot.RowBatch.files`)."""
+        if len(files) == 1:
+            return cls.of_file(files[0].uri, first_row, num_rows)
+        names = tuple(file.uri for file in files)
+        return cls(names, np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, np.int64))
+
+    def take(self, mask: np.ndarray) -> Origin:
+        """The rows where `mask` is true."""
+        return Origin(self.names, self.files[mask], self.rows[mask])
+
+    def place(self, row: int) -> str:
+        """Name the place of a row, for a message."""
+        return f"{self.names[int(self.files[row])]}, row {int(self.rows[row])} (from 0)"
+
+
+class RowProblem(Section):
+    """One kind of trouble with one column: in how many rows, and where first."""
+
+    reason: Reason
+    column: str
+    rows: int
+    place: str
+    """File and row of the first."""
+    example: str = ""
+    """What the first row holds, where that helps."""
+
+    def __str__(self) -> str:
+        some = f"{self.rows:,} rows have" if self.rows != 1 else "1 row has"
+        what = {
+            "null": f"a null in {self.column}",
+            "not finite": f"NaN or an infinity in {self.column}",
+            "unknown category": f"a value in {self.column} that the train split does not have",
+            "label out of range": f"a label {self.column} that is no class of the train split",
+            "broken image": f"an image in {self.column} that cannot be decoded",
+        }[self.reason]
+        example = f": {self.example}" if self.example else ""
+        return f"{some} {what}; first: {self.place}{example}"
+
+
+_ADVICE: dict[Reason, str] = {
+    "null": "fill it (numbers by imputer: {columns: [COLUMN]}, text by imputer: {columns: [COLUMN], strategy: most_frequent}, "
+    "lists and images at their source), keep numbers with a mask of what is missing (null_mask: {columns: [COLUMN]}), or leave "
+    "the column out (drop: [COLUMN])",
+    "not finite": "fill NaN (imputer: {columns: [COLUMN]}), correct infinities and what is in lists at their source, or leave "
+    "the column out (drop: [COLUMN])",
+    "unknown category": "correct the value, or move its rows to the train split",
+    "label out of range": "correct the labels; for regression, cast: {COLUMN: float32}",
+    "broken image": "replace the image there, or leave it out",
+}
+
+_LABEL_ADVICE = "correct the labels in the source"
+
+
+def _advice(problem: RowProblem, label: str | None) -> str:
+    if problem.column == label and problem.reason in ("null", "not finite"):
+        return _LABEL_ADVICE
+    return _ADVICE[problem.reason].replace("COLUMN", problem.column)
+
+
+def joined(problems: Iterable[RowProblem]) -> list[RowProblem]:
+    """Add up problems of the same kind and column; the first one in the given order names the place."""
+    found: dict[tuple[str, str], RowProblem] = {}
+    for problem in problems:
+        first = found.get((problem.reason, problem.column))
+        rows = problem.rows + (first.rows if first else 0)
+        found[(problem.reason, problem.column)] = (first or problem).model_copy(update={"rows": rows})
+    return list(found.values())
+
+
+def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str | None = None) -> None:
+    """Raise for problems, given in row order; nothing happens without any.
+
+    Args:
+        label: the target column, whose gaps must not be filled.
+        droppable: whether `data.invalid: drop` would help.
+
+    Raises:
+        DataError: counts and the first file and row of each problem, with what to do.
+    """
+    problems = joined(problems)
+    if not problems:
+        return
+    advice = list(dict.fromkeys(_advice(problem, label) for problem in problems))[:3]
+    if droppable:
+        advice.append("or leave such rows out and count them (data.invalid: drop)")
+    lines = [str(problem) for problem in problems]
+    lead = "data.invalid: error: " if droppable else ""
+    if len(lines) == 1:
+        raise DataError(lead + lines[0], next_step="; ".join(advice))
+    raise DataError(f"{lead}rows cannot be used for {len(lines)} reasons", problems=lines, next_step="; ".join(advice))

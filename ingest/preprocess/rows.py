@@ -1,0 +1,81 @@
+"""What are rows on their way through the preprocess steps, and how does one of them drop out?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.ingest.columns.fixed_shape import (
+    is_whole,
+    missing_values,
+    single_chunk,
+)
+from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """Rows on their way through the steps. A row that cannot be used is taken out at once and remembered as a problem.
+
+    Attributes:
+        table: the rows left, one chunk a column.
+        origin: where each of them came from.
+        problems: what was wrong with those that went.
+        filtered: rows that a map_batches function asked to leave out.
+        unseen: column to number of values that one_hot met and the train split did not have.
+    """
+
+    def __init__(self, table: pa.Table, origin: Origin) -> None:
+        self.table, self.origin = table, origin
+        self.problems: list[RowProblem] = []
+        self.filtered = 0
+        self.unseen: dict[str, int] = {}
+
+    def column(self, name: str) -> pa.Array:
+        """One column as one array."""
+        return single_chunk(self.table.column(name))
+
+    def put(self, name: str, values: pa.Array) -> None:
+        """Replace a column where it stands, or append it."""
+        index = self.table.schema.get_field_index(name)
+        if index < 0:
+            self.table = self.table.append_column(name, values)
+        else:
+            self.table = self.table.set_column(index, name, values)
+
+    def reject(self, mask: np.ndarray, reason: Reason, column: str, example: Callable[[int], str] | None = None) -> None:
+        """Take out the rows where `mask` is true."""
+        if not mask.any():
+            return
+        first = int(np.argmax(mask))
+        self.problems.append(
+            RowProblem(
+                reason=reason,
+                column=column,
+                rows=int(mask.sum()),
+                place=self.origin.place(first),
+                example=example(first) if example else "",
+            )
+        )
+        self._keep(~mask)
+
+    def reject_missing(self, name: str) -> None:
+        """Take out the rows without a usable value in column `name`."""
+        values = self.column(name)
+        if is_whole(values):
+            return
+        null, not_finite = missing_values(values)
+        self.reject(null, "null", name)
+        self.reject(not_finite[~null], "not finite", name)
+
+    def filter(self, keep: np.ndarray) -> None:
+        """Leave out rows because the user's code says so."""
+        self.filtered += int((~keep).sum())
+        self._keep(keep)
+
+    def _keep(self, mask: np.ndarray) -> None:
+        self.table = self.table.filter(pa.array(mask)).combine_chunks()
+        self.origin = self.origin.take(mask)

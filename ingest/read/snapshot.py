@@ -1,0 +1,250 @@
+"""What exactly was read? A snapshot of the source (files, row counts, one schema for all), and the rows, in order."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from penstock.config import Section
+from penstock.digest import digest_of
+from penstock.errors import DataError, PenstockError
+from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.type_text import parse_type, type_text
+from penstock.ingest.files.folder_columns import folder_columns
+from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.formats.reader import FileFacts, Reader
+from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.read.unify import given_types, unify
+from penstock.ingest.spec import DataSpec
+from penstock.progress import Progress
+from penstock.stores import is_local
+
+__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
+
+
+_REMOTE_THREADS = 16
+
+_GROUP_BYTES = 64 << 20
+
+_QUEUED_FILES = 4096
+
+
+class SourceColumn(Section):
+    """One column of the source."""
+
+    name: str
+    type: str
+    """Arrow type as text (penstock.ingest.columns.type_text)."""
+    from_folder: bool = False
+    """Whether the value is in the folders' names (`month=2011-01/`), not in the files."""
+
+
+class SourceSnapshot(Section):
+    """The source at one moment: every file with its row count, and the schema all of them are read with."""
+
+    version: Literal[1] = 1
+    format: str
+    files: tuple[SourceFile, ...]
+    columns: tuple[SourceColumn, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return sum(file.rows or 0 for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """Digest of what the files are and hold, wherever they lie: 32 hex characters."""
+        files = [(file.location, file.name, file.size_bytes, file.fingerprint, file.rows) for file in self.files]
+        return digest_of([self.format, files, [(column.name, column.type) for column in self.columns]])
+
+    def arrow_schema(self) -> pa.Schema:
+        """The schema of every table that `iterate_rows` yields."""
+        return pa.schema([pa.field(column.name, parse_type(column.type)) for column in self.columns])
+
+
+class RowBatch(NamedTuple):
+    """Some rows of one file, or of several files that are one row each."""
+
+    table: pa.Table
+    """The unified schema."""
+    file: SourceFile
+    """The file of the first row."""
+    first_row: int
+    """Index of the first row in `file`."""
+    files: tuple[SourceFile, ...]
+    """The file of each row where files are one row each (images, `text.rows: file`), else only `file`."""
+
+    def where(self, row: int) -> str:
+        """Name the place of row `row` of this batch, for a message."""
+        if len(self.files) > 1:
+            return self.files[row].uri
+        return f"{self.file.uri}, row {self.first_row + row} (from 0)"
+
+
+def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> SourceSnapshot:
+    """Open every file, check it, and settle on one schema.
+
+    Raises:
+        SpecError: `data` names a column or type that does not exist.
+        DataError: files are empty, damaged, of another kind, or disagree; all of them are listed.
+        ServiceError: a store stopped answering.
+    """
+    given_types(data)
+    reader = reader_of(data)
+    facts: list[FileFacts] = []
+    problems: list[DataError] = []
+    for done, result in enumerate(_inspections(reader, files), start=1):
+        progress(done, len(files), "files")
+        if isinstance(result, DataError):
+            problems.append(result)
+        elif isinstance(result, PenstockError):
+            raise result
+        else:
+            facts.append(result)
+    if problems:
+        raise _joined(problems, len(files))
+    columns = unify(data, reader, files, facts)
+    return SourceSnapshot(
+        format=data.format,
+        files=tuple(file.model_copy(update={"rows": fact.rows}) for file, fact in zip(files, facts, strict=True)),
+        columns=tuple(SourceColumn(name=name, type=type_text(kind), from_folder=folder) for name, kind, folder in columns),
+    )
+
+
+def iterate_rows(
+    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int = 4096
+) -> Iterator[RowBatch]:
+    """Yield the rows of `files` in their order, up to `batch_rows` at a time, in bounded memory.
+
+    A batch never mixes locations. It holds rows of one file, except where a file is one row (see `RowBatch.files`).
+
+    Raises:
+        DataError: a damaged file, a value that does not fit its column's type, or a file that changed since the snapshot.
+    """
+    reader = reader_of(data)
+    if reader.one_row_per_file:
+        yield from _grouped(reader, snapshot, files, batch_rows)
+        return
+    counts = {(file.location, file.name): file.rows for file in snapshot.files}
+    for file in files:
+        first_row = 0
+        for table in _rebatched(_tables(reader, file, snapshot, batch_rows), batch_rows):
+            yield RowBatch(table, file, first_row, (file,))
+            first_row += table.num_rows
+        expected = counts.get((file.location, file.name))
+        if expected is not None and first_row != expected:
+            raise DataError(
+                f"{file.uri}: had {expected} rows when the source was read and has {first_row} now",
+                next_step="run again; files must not change while a pipeline reads them",
+            )
+
+
+def _threads(files: Sequence[SourceFile]) -> int:
+    remote = any(not is_local(file.uri) for file in files[:1])
+    return max(1, min(len(files), _REMOTE_THREADS if remote else (os.cpu_count() or 1)))
+
+
+def _inspections(reader: Reader, files: Sequence[SourceFile]) -> Iterator[FileFacts | PenstockError]:
+    pool = ThreadPoolExecutor(_threads(files))
+    try:
+        # In parts, because a million images would otherwise wait as a million futures.
+        for start in range(0, len(files), _QUEUED_FILES):
+            yield from pool.map(functools.partial(_inspect, reader), files[start : start + _QUEUED_FILES])
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _inspect(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
+    """Look through one file; problems are returned, so that one bad file does not hide the others."""
+    if file.size_bytes == 0:
+        return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
+    try:
+        facts = reader.inspect(file)
+    except PenstockError as error:
+        return error
+    except Exception as error:  # whatever a damaged file makes a parser raise
+        return DataError(f"{file.uri}: cannot be read: {type(error).__name__}: {error}")
+    if facts.rows == 0:
+        return DataError(f"{file.uri}: holds no rows", next_step="delete it, or leave it out with a glob")
+    return facts
+
+
+def _joined(problems: list[DataError], num_files: int) -> DataError:
+    if len(problems) == 1:
+        return problems[0]
+    steps = list(dict.fromkeys(problem.next_step for problem in problems if problem.next_step))
+    return DataError(
+        f"{len(problems)} of {num_files} source files cannot be used",
+        problems=capped([problem.message for problem in problems]),
+        next_step="; ".join(capped(steps, 3)),
+    )
+
+
+def _tables(reader: Reader, file: SourceFile, snapshot: SourceSnapshot, batch_rows: int) -> Iterator[pa.Table]:
+    """The reader's tables, with the columns put in whose values are in the folders' names."""
+    schema = snapshot.arrow_schema()
+    from_folder = {column.name for column in snapshot.columns if column.from_folder}
+    values = folder_columns(file)
+    in_file = pa.schema([field for field in schema if field.name not in from_folder])
+    for table in reader.tables(file, in_file, batch_rows):
+        if from_folder:
+            columns = [
+                _constant(file, field, values.get(field.name), table.num_rows)
+                if field.name in from_folder
+                else table.column(field.name)
+                for field in schema
+            ]
+            table = pa.table(columns, schema=schema)
+        yield table
+
+
+def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -> pa.Array:
+    try:
+        return cast_array(pa.repeat(pa.scalar(value, pa.string()), rows), field.type)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{file.uri}: the folder says {field.name}={value}, which does not read as {field.type}",
+            next_step=f"rename the folder, or set data.types: {{{field.name}: string}}",
+        ) from error
+
+
+def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column."""
+    held: list[pa.Table] = []
+    num_held = 0
+    for table in tables:
+        while num_held + table.num_rows >= batch_rows:
+            take = batch_rows - num_held
+            yield pa.concat_tables([*held, table.slice(0, take)]).combine_chunks()
+            table, held, num_held = table.slice(take), [], 0
+        if table.num_rows:
+            held.append(table)
+            num_held += table.num_rows
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+def _grouped(reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int) -> Iterator[RowBatch]:
+    with ThreadPoolExecutor(_threads(files) if files else 1) as pool:
+        group: list[SourceFile] = []
+        num_bytes = 0
+        for file in files:
+            full = len(group) >= batch_rows or num_bytes + file.size_bytes > _GROUP_BYTES
+            if group and (full or group[0].location != file.location):
+                yield _batch_of(reader, snapshot, group, pool)
+                group, num_bytes = [], 0
+            group.append(file)
+            num_bytes += file.size_bytes
+        if group:
+            yield _batch_of(reader, snapshot, group, pool)
+
+
+def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
+    tables = pool.map(lambda file: next(_tables(reader, file, snapshot, 1)), group)
+    return RowBatch(pa.concat_tables(tables).combine_chunks(), group[0], 0, tuple(group))

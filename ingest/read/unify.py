@@ -1,0 +1,173 @@
+"""Do all files of a source agree on their columns and types? If so, on which; if not, which file differs, and where in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from penstock.errors import DataError, SpecError
+from penstock.ingest.columns.casts import promote
+from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.files.folder_columns import folder_columns
+from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.formats.reader import FileFacts, Reader
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["UnifiedColumn", "given_types", "unify"]
+
+
+_NAMED_FILES = 3
+
+
+def given_types(data: DataSpec) -> dict[str, pa.DataType]:
+    """`data.types` as Arrow types. Raises SpecError listing every one that is none."""
+    types, problems = {}, []
+    for name, text in data.types.items():
+        try:
+            types[name] = parse_type(text)
+        except ValueError as error:
+            problems.append(f"data.types.{name}: {error}")
+    if problems:
+        raise SpecError(f"{len(problems)} types of data.types cannot be read", problems=problems)
+    return types
+
+
+class UnifiedColumn(NamedTuple):
+    """A column as all files have it."""
+
+    name: str
+    kind: pa.DataType
+    from_folder: bool
+    """Whether the folders' names give its value, and no file does."""
+
+
+def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> list[UnifiedColumn]:
+    """The columns of the dataset with their types, in the order of `data.columns` or else of the files.
+
+    Raises:
+        SpecError: the pipeline file names a column that no file has.
+        DataError: files disagree; every disagreement is listed with the files and the cure.
+    """
+    in_files = {name for fact in facts for name in fact.columns}
+    columns_of = [_with_folders(data, file, fact, in_files) for file, fact in zip(files, facts, strict=True)]
+    present = dict.fromkeys(name for columns in columns_of for name in columns)
+    _check_names(data, list(present))
+    types = given_types(data)
+    problems: list[str] = []
+    apart = False
+    to_set: dict[str, str] = {}
+    unified: list[UnifiedColumn] = []
+    for name in data.columns if data.columns is not None else present:
+        having = [index for index, columns in enumerate(columns_of) if name in columns]
+        if len(having) < len(files) and not reader.missing_is_null:
+            problems.append(_missing(name, files, having))
+            apart = True
+            continue
+        found: dict[pa.DataType, list[int]] = {}
+        for index in having:
+            found.setdefault(columns_of[index][name], []).append(index)
+        kind = types.get(name) or _common(list(found))
+        if kind is None:
+            problems.append(_disagreement(name, reader, files, found))
+            apart = True
+            to_set[name] = "string"
+        else:
+            unified.append(UnifiedColumn(name, kind, name not in in_files))
+            stray = "" if name in types else _stray(name, files, facts)
+            if stray:
+                problems.append(stray)
+                to_set[name] = "string"
+    if problems:
+        where = files[0].uri if len(files) == 1 else f"{len(files)} source files"
+        raise DataError(
+            f"{where}: the columns do not fit together" if apart else f"{where}: there is text among numbers",
+            problems=capped(problems),
+            next_step=_cure(to_set),
+        )
+    return unified
+
+
+def _with_folders(data: DataSpec, file: SourceFile, facts: FileFacts, in_files: set[str]) -> Mapping[str, pa.DataType]:
+    # The folders of images are their classes, whatever signs are in the names.
+    names = folder_columns(file) if data.format not in ("images", "text") else {}
+    added = {name: pa.string() for name in names if name not in in_files}
+    return {**facts.columns, **added} if added else facts.columns
+
+
+def _check_names(data: DataSpec, present: list[str]) -> None:
+    named = [(f"data.columns[{index}]", name) for index, name in enumerate(data.columns or [])]
+    named += [(f"data.types.{name}", name) for name in data.types]
+    named += [("data.label", data.label)] if data.label else []
+    for split in ("validation", "test"):
+        rule = getattr(data, split)
+        if rule is not None and not isinstance(rule, str) and rule.by != "row":
+            named.append((f"data.{split}.by", rule.by))
+    lower = {name.lower(): name for name in present}
+    problems = []
+    for where, name in named:
+        if name not in present:
+            close = difflib.get_close_matches(name.lower(), lower, 1)
+            problems.append(
+                f"{where}: no file has a column {name!r}" + (f"; did you mean {lower[close[0]]!r}?" if close else "")
+            )
+        elif data.columns is not None and name not in data.columns and not where.startswith("data.types"):
+            problems.append(f"{where}: column {name!r} is not among data.columns")
+    if problems:
+        raise SpecError(
+            f"{len(problems)} columns named in the pipeline file cannot be used",
+            problems=problems,
+            next_step=f"the files have: {', '.join(capped(present, 40))}",
+        )
+
+
+def _common(kinds: list[pa.DataType]) -> pa.DataType | None:
+    common: pa.DataType | None = pa.null()
+    for kind in kinds:
+        common = None if common is None else promote(common, kind)
+    return common
+
+
+def _missing(name: str, files: Sequence[SourceFile], having: list[int]) -> str:
+    without = [index for index in range(len(files)) if index not in set(having)]
+    return f"column {name!r} is missing in {_names(files, without)}, and there in {_names(files, having)}"
+
+
+def _disagreement(name: str, reader: Reader, files: Sequence[SourceFile], found: dict[pa.DataType, list[int]]) -> str:
+    kinds = sorted((kind for kind in found if not pa.types.is_null(kind)), key=lambda kind: len(found[kind]))
+    said = " and ".join(f"{kind} in {_names(files, found[kind])}" for kind in kinds)
+    # Where files hold text among numbers, the first such line of each is what the user looks for.
+    texts = [kind for kind in kinds if pa.types.is_string(kind)]
+    others = [kind for kind in kinds if not pa.types.is_string(kind)]
+    if not texts or not others:
+        return f"column {name!r} is {said}"
+    wanted = _common(others) or others[0]
+    odd = [files[index] for index in found[texts[0]][:_NAMED_FILES]]
+    places = [f"; in {file.name}, {place}" for file in odd if (place := reader.misfit(file, name, wanted))]
+    return f"column {name!r} is {said}" + "".join(places)
+
+
+def _stray(name: str, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> str:
+    """A text column that is nearly all numbers over all files: a stray word turned it into text."""
+    evidence = [(file, fact.mostly_numbers.get(name)) for file, fact in zip(files, facts, strict=True)]
+    known = [(file, seen) for file, seen in evidence if seen is not None]
+    if len(known) < len(files):
+        return ""
+    file, seen = known[0]
+    numbers, values = sum(seen.numbers for _, seen in known), sum(seen.values for _, seen in known)
+    return f"column {name!r} holds numbers in {numbers} of {values} rows; in {file.name}, {seen.first_text}"
+
+
+def _names(files: Sequence[SourceFile], indices: list[int]) -> str:
+    names = ", ".join(files[index].name for index in indices[:_NAMED_FILES])
+    more = ", ..." if len(indices) > _NAMED_FILES else ""
+    return names if len(indices) == 1 else f"{len(indices)} files ({names}{more})"
+
+
+def _cure(to_set: dict[str, str]) -> str:
+    if not to_set:
+        return "write the files again with the same columns, or name those all files have in data.columns"
+    types = ", ".join(f"{name}: {kind}" for name, kind in to_set.items())
+    return f"repair the rows named above, or read the columns as text: data.types: {{{types}}}"

@@ -1,0 +1,80 @@
+"""Which columns does a feed have, and which splits are there?"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.config import Section
+
+__all__ = ["SPLITS", "ColumnInfo", "FeedSchema"]
+
+
+Split = Literal["train", "validation", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class ColumnInfo(Section):
+    """One column."""
+
+    name: str
+    dtype: str
+    """numpy name: float32, uint8, int64, ... Booleans are kept as uint8."""
+    shape: tuple[int, ...] = ()
+    """Shape of one row's value; () for a scalar, and for a list of a length of its own in each row."""
+    ragged: Literal["padded", "packed"] | None = None
+    """None: every row has `shape`. Otherwise rows are lists, and a batch of them is two tensors. `padded`: `name` [rows,
+    longest] and `name_length`, int64 [rows]; `packed`: `name` [entries of all rows] and `name_offsets`, int64 [rows + 1]."""
+    pad_value: float = 0.0
+    """What fills a padded batch behind a row's entries."""
+    encoded: bool = False
+    """Whether shards hold image files, which the feed decodes to `shape`."""
+
+    def __str__(self) -> str:
+        """Name and type: `image: uint8[28, 28, 1]`, `tokens: int32[*]`."""
+        return f"{self.name}: {self.type_text}"
+
+    @property
+    def type_text(self) -> str:
+        """Dtype and shape of a row's value, for people."""
+        shape = ["*"] if self.ragged else [str(size) for size in self.shape]
+        return self.dtype + (f"[{', '.join(shape)}]" if shape else "")
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of a batch's tensor, -1 for what differs between batches."""
+        if self.ragged is None:
+            return (-1, *self.shape)
+        return (-1,) if self.ragged == "packed" else (-1, -1)
+
+    @property
+    def companion(self) -> str | None:
+        """Name of the second tensor of a column of lists: lengths where padded, offsets where packed."""
+        return None if self.ragged is None else f"{self.name}_{'length' if self.ragged == 'padded' else 'offsets'}"
+
+
+class FeedSchema(Section):
+    """What a recipe's `build_model(schema)` sees: the columns of a batch, without the leading row dimension."""
+
+    columns: tuple[ColumnInfo, ...]
+    label: str | None = None
+    num_classes: int | None = None
+    """Number of classes if the label is an integer class index, else None."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes in index order, where they are known."""
+
+    def __getitem__(self, name: str) -> ColumnInfo:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"no column {name!r}; the dataset has {[c.name for c in self.columns]}")
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """Names of the columns of lists that batches hold packed."""
+        return tuple(column.name for column in self.columns if column.ragged == "packed")
+
+    @property
+    def features(self) -> tuple[ColumnInfo, ...]:
+        """Every column but the label."""
+        return tuple(column for column in self.columns if column.name != self.label)

@@ -1,0 +1,48 @@
+"""How well does a windowed order mix, beside a full shuffle?
+
+The worst case counts: rows stored so that neighbours are alike (sorted by label, by day, by source). A batch then says as much
+about the whole split as some smaller number of rows drawn from everywhere. That number follows from the probability that two
+rows of a batch come out of one run of stored rows.
+"""
+
+from __future__ import annotations
+
+from penstock.ingest.shuffle.order import GROUPS_PER_WINDOW, Order
+from penstock.ingest.spec import ShuffleSpec
+
+__all__ = ["mixes_like", "window_runs"]
+
+
+def window_runs(shuffle: ShuffleSpec, order: Order | None, *, streamed: bool) -> float:
+    """How many runs of neighbouring rows, from all over the split, lie in one window of `windowed`.
+
+    Args:
+        order: of the split if it is known: windows of whole shards depend on the shards, of which there may be few.
+        streamed: a window is what comes next in a stream (`materialize.cache: none`).
+    """
+    if streamed:
+        return 1.0
+    if order is None:
+        return float(GROUPS_PER_WINDOW) if shuffle.window_of == "rows" else 1.0
+    if order.shards:
+        return min(len(order.shards), max(1.0, shuffle.window_rows * len(order.shards) / order.rows))
+    return min(float(GROUPS_PER_WINDOW), order.rows / order.group_rows)
+
+
+def mixes_like(batch_rows: int, runs: float, window_rows: float, rows: float = float("inf")) -> float:
+    """As how many rows drawn from the whole split a batch of a window counts, if neighbours are alike: 1 to `batch_rows`.
+
+    Args:
+        runs: of neighbouring rows in a window.
+        window_rows: rows of a window.
+        rows: of the split.
+    """
+    if window_rows >= rows:
+        return float(min(batch_rows, rows))
+    windows = max(1.0, batch_rows / window_rows)  # that one batch goes through
+    runs, window_rows = runs * windows, window_rows * windows
+    run_rows = window_rows / runs
+    together = (run_rows - 1) / max(1.0, window_rows - 1)
+    # Rows of one run deviate alike from the split's mean, and those of different runs a little against each other.
+    correlation = together - (1 - together) / max(1.0, rows / run_rows - 1)
+    return 1 / (1 / batch_rows + (1 - 1 / batch_rows) * max(0.0, correlation))

@@ -1,0 +1,255 @@
+"""In which order does training see the rows? Arithmetic on (seed, epoch, number of rows), and on nothing else unless rows are
+drawn in other shares than they are stored in (ingest/shuffle/sampling.py).
+
+The order knows neither ranks nor batches: rank r of W takes its share of each global batch, so another world size sees the
+same rows in the same order. There is no state to save but the position. A fingerprint over the parameters and over ids really
+generated is kept with checkpoints: a changed generator is noticed before it can repeat or skip rows.
+Source: google/grain, where the sample order is a function of the index (own code).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt, model_validator
+
+from penstock.config import Section
+from penstock.digest import bytes_digest, digest_of
+from penstock.ingest.schema import ColumnInfo
+from penstock.ingest.shuffle.length_pools import Pools
+from penstock.ingest.shuffle.permutation import Permutation
+from penstock.ingest.shuffle.sampling import Mixture, make_draws, mixed_draws
+from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
+from penstock.ingest.splitmix import hash_words
+
+__all__ = ["GROUPS_PER_WINDOW", "Order", "make_order"]
+
+
+Ids = NDArray[np.int64]
+
+GROUPS_PER_WINDOW = 32
+"""Runs of consecutive rows, from all over the split, in one window: enough to mix, few enough to read in long runs."""
+
+_GLOBAL, _GROUPS, _WINDOW = 1, 2, 3  # what a permutation is for; part of its key
+
+_PROBE_EPOCHS = (0, 1, 1000)
+
+_PROBE_ROWS = 64
+
+
+class Order(Section):
+    """The order of one split's rows in every epoch. Plain data; the same in every process."""
+
+    version: Literal[1] = 1
+    mode: Literal["none", "windowed", "global"]
+    seed: int = 0
+    """Taken modulo 2**64."""
+    rows: NonNegativeInt
+    window_rows: NonNegativeInt = 0
+    """About how many rows one window of `windowed` holds: rounded down to whole groups, or up to whole shards."""
+    shards: tuple[PositiveInt, ...] = ()
+    """Rows of each shard, in row order, where windows are made of whole shards."""
+    sample: SampleSpec | None = None
+    """Draw rows by a column instead; then ids follow from that column's values too (`sampling.make_draws`)."""
+    mixture: Mixture | None = None
+    """Draw from the sources that the split's rows come from (`penstock.ingest.shuffle.sampling.mixed_draws`)."""
+    by_length: LengthSpec | None = None
+    """Put the rows into steps by their length; then their order inside a pool follows from that too (`ingest.by_length`)."""
+
+    @model_validator(mode="after")
+    def _shards_hold_the_rows(self) -> Order:
+        if self.shards and sum(self.shards) != self.rows:
+            raise ValueError(f"shards of {sum(self.shards)} rows in all are no split of {self.rows} rows")
+        return self
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether an epoch may hold a row more than once, or not at all."""
+        return self.sample is not None or self.mixture is not None
+
+    @property
+    def epoch_rows(self) -> int:
+        """Positions of an epoch: the rows of the split, unless a sample or a mixture says otherwise."""
+        drawn = self.sample or self.mixture
+        return (drawn.rows if drawn is not None else None) or self.rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the parameters and of ids really generated at the start, middle and end of three epochs."""
+        return _fingerprint(self)
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of one group of `windowed`: consecutive in the split, and read together."""
+        return max(1, self.window_rows // GROUPS_PER_WINDOW)
+
+    def ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Row ids at positions [start, stop) of an epoch: int64, shape (stop - start,), each in [0, rows).
+
+        About 10 ns per id in long ranges; ask for some thousand at a time.
+
+        Raises:
+            ValueError: a negative epoch, positions outside [0, rows], or rows that are drawn, which `Draws` finds.
+        """
+        if self.is_drawn:
+            raise ValueError("rows are drawn: their ids come from penstock.ingest.shuffle.sampling")
+        if epoch < 0 or not 0 <= start <= stop <= self.rows:
+            raise ValueError(f"positions [{start}, {stop}) of epoch {epoch} are not within the order's {self.rows} rows")
+        if start == stop or self.mode == "none":
+            return np.arange(start, stop, dtype=np.int64)
+        if self.mode == "global":
+            return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(np.arange(start, stop, dtype=np.int64))
+        return self._shard_ids(epoch, start, stop) if self.shards else self._windowed_ids(epoch, start, stop)
+
+    def ids_at(self, epoch: int, positions: Ids) -> Ids:
+        """Row ids at ascending `positions` of an epoch: int64, shape (n,) to (n,). With `global` only they are computed.
+
+        Raises:
+            ValueError: a negative epoch, or positions outside [0, rows).
+        """
+        if not len(positions):
+            return np.empty(0, np.int64)
+        start, stop = int(positions[0]), int(positions[-1]) + 1
+        if (
+            self.mode == "global"
+            and self.sample is None
+            and self.mixture is None
+            and epoch >= 0
+            and 0 <= start < stop <= self.rows
+        ):
+            return _permutation(self.rows, self.seed, epoch, _GLOBAL, 0)(positions)
+        return self.ids(epoch, start, stop)[positions - start]
+
+    def _shard_ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Shards are dealt in a new order each epoch and cut into windows; rows are permuted inside each window."""
+        dealt = _dealt_shards(self, epoch)
+        parts = []
+        first_window, last_window = np.searchsorted(dealt.window_ends, [start, stop - 1], side="right").tolist()
+        for window in range(first_window, last_window + 1):
+            begin, end = dealt.shards_in(window)
+            ends = dealt.ends[begin:end]
+            first = int(dealt.ends[begin - 1]) if begin else 0
+            size = int(ends[-1]) - first
+            positions = np.arange(max(start, first) - first, min(stop, first + size) - first, dtype=np.int64)
+            inside = _permutation(size, self.seed, epoch, _WINDOW, window)(positions) + first
+            shard = begin + np.searchsorted(ends, inside, side="right")
+            parts.append(inside + dealt.shift[shard])
+        return np.concatenate(parts)
+
+    def _windowed_ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Groups are dealt into windows in a new order each epoch, and rows are permuted inside each window."""
+        num_groups = -(-self.rows // self.group_rows)
+        deal = _permutation(num_groups, self.seed, epoch, _GROUPS, 0)
+        missing = num_groups * self.group_rows - self.rows  # the split's last group is shorter by so many rows
+        short_at = int(deal.inverse(np.array([num_groups - 1], np.int64))[0])
+        per_window = max(1, self.window_rows // self.group_rows)
+        full_window = per_window * self.group_rows
+
+        def first_row_of(window: int) -> int:
+            dealt = min(window * per_window, num_groups)
+            return dealt * self.group_rows - (missing if dealt > short_at else 0)
+
+        parts = []
+        window = start // full_window  # the short group moves a boundary by less than a group, so this or the next one
+        while first_row_of(window) < stop:
+            first, end = first_row_of(window), first_row_of(window + 1)
+            if end > start:
+                positions = np.arange(max(start, first) - first, min(stop, end) - first, dtype=np.int64)
+                inside = _permutation(end - first, self.seed, epoch, _WINDOW, window)(positions)
+                begin = window * per_window
+                groups = deal(np.arange(begin, min(begin + per_window, num_groups), dtype=np.int64))
+                if begin <= short_at < begin + per_window:
+                    inside[inside >= (short_at - begin + 1) * self.group_rows - missing] += missing
+                shift = (groups - np.arange(len(groups))) * self.group_rows
+                parts.append(inside + shift.take(inside // self.group_rows))
+            window += 1
+        return np.concatenate(parts)
+
+
+class _Dealt(NamedTuple):
+    """The shards of a split in the order of one epoch."""
+
+    ends: Ids
+    """Position in the epoch at which each dealt shard ends."""
+    shift: Ids
+    """What leads from a position inside a dealt shard, before the window is shuffled, to the row's id."""
+    window_ends: Ids
+    """Position at which each window ends."""
+
+    def shards_in(self, window: int) -> tuple[int, int]:
+        """Range of the dealt shards of a window."""
+        first = int(np.searchsorted(self.ends, self.window_ends[window - 1])) + 1 if window else 0
+        return first, int(np.searchsorted(self.ends, self.window_ends[window])) + 1
+
+
+@functools.lru_cache(maxsize=4)
+def _dealt_shards(order: Order, epoch: int) -> _Dealt:
+    sizes = np.array(order.shards, np.int64)
+    deal = _permutation(len(sizes), order.seed, epoch, _GROUPS, 0)(np.arange(len(sizes), dtype=np.int64))
+    ends = np.cumsum(sizes[deal])
+    starts_of_ids = np.cumsum(sizes) - sizes
+    shift = starts_of_ids[deal] - (ends - sizes[deal])
+    # A window is full with the shard that brings it to `window_rows`; what is left at the end is a window too.
+    window_ends, taken = [], 0
+    for end in ends.tolist():
+        if end - taken >= order.window_rows or end == order.rows:
+            window_ends.append(end)
+            taken = end
+    return _Dealt(ends, shift, np.array(window_ends, np.int64))
+
+
+def make_order(shuffle: ShuffleSpec, rows: int, shards: Sequence[int] = ()) -> Order:
+    """The order that a `shuffle` section asks for, over a split of `rows` rows. Fields without effect are left at 0.
+
+    Args:
+        shards: rows of each shard of the split, in row order; needed for windows of whole shards.
+    """
+    seed = 0 if shuffle.mode == "none" else shuffle.seed
+    window = shuffle.window_rows if shuffle.mode == "windowed" else 0
+    own = tuple(shards) if shuffle.mode == "windowed" and shuffle.window_of == "shards" else ()
+    return Order(
+        mode=shuffle.mode, seed=seed, rows=rows, window_rows=window, shards=own,
+        sample=shuffle.sample, by_length=shuffle.by_length,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _permutation(size: int, seed: int, epoch: int, purpose: int, number: int) -> Permutation:
+    return Permutation(size, hash_words(seed, epoch, purpose, number))
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(order: Order) -> str:
+    last = max(0, order.rows - _PROBE_ROWS)
+    plain = order.model_copy(update={"sample": None, "mixture": None})
+    probes = [
+        plain.ids(epoch, start, min(order.rows, start + _PROBE_ROWS))
+        for epoch in _PROBE_EPOCHS
+        for start in (0, last // 2, last)
+    ]
+    if order.sample is not None:
+        draws = make_draws(order.sample.model_copy(update={"rows": None}), order.seed, np.arange(_PROBE_ROWS) ** 2 % 7)
+        probes += [draws.ids_at(epoch, np.arange(_PROBE_ROWS)) for epoch in _PROBE_EPOCHS]
+    if order.mixture is not None:
+        draws = mixed_draws(Mixture(sources=((_PROBE_ROWS, 1.0), (7, 2.0))), order.seed)
+        probes += [draws.ids_at(epoch, np.arange(_PROBE_ROWS)) for epoch in _PROBE_EPOCHS]
+    if order.by_length is not None:
+        probes += [ids for epoch in _PROBE_EPOCHS for ids in _pooled_ids(order.by_length, order.seed, epoch)]
+    content = np.concatenate(probes).astype("<i8").tobytes()
+    # A field that came later is left out where it has no effect, so that older checkpoints go on.
+    later = ("shards", "sample", "mixture", "by_length")
+    parameters = order.model_dump(exclude={name for name in later if not getattr(order, name)})
+    return digest_of({"order": parameters, "probe": bytes_digest(content)})
+
+
+def _pooled_ids(spec: LengthSpec, seed: int, epoch: int) -> Iterator[Ids]:
+    """Ids that both kinds of pools really generate, of rows with known lengths."""
+    small = spec.model_copy(update={"pool_batches": 4, "batch_entries": 20})
+    for ragged in ("padded", "packed"):
+        column = ColumnInfo(name=spec.column, dtype="int64", ragged=ragged)
+        pools = Pools(small, column, seed, _PROBE_ROWS, 8, lambda _, positions: positions, lambda ids: ids**2 % 7)
+        yield pools.ids_at(epoch, np.arange(_PROBE_ROWS))

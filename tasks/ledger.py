@@ -1,0 +1,203 @@
+"""What does the storage remember of runs, attempts and stages? The ledger that survives without any server.
+
+A *run* is one pipeline run over all its attempts; an *attempt* is one process that worked on it. Records are small JSON files:
+
+    pipelines/<name>/current.json        the run that the next command continues
+    runs/<run>/run.json                  identity, spec and stage keys of the run
+    runs/<run>/attempts/<n>.json         who worked on it, when, and how it ended
+    runs/<run>/stages/<stage>.json       outputs that belong to this run (train, evaluate, register)
+    stages/<stage>/<key>.json            outputs any run with the same key may reuse
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from penstock.config import Section
+from penstock.errors import ResumeError
+from penstock.process import ProcessIdentity
+from penstock.storage import Storage
+from penstock.tasks.keys import StageKey
+
+__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "lease_path", "utc_now"]
+
+
+_ATTEMPT = re.compile(r"(\d+)\.json")
+
+Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"]
+"""`partial`: stopped on purpose after `--until`; `killed`: its process vanished."""
+
+
+def lease_path(pipeline: str) -> str:
+    """Where the lease of a pipeline lies: its holder alone may begin or continue a run."""
+    return f"pipelines/{pipeline}/lease"
+
+
+def utc_now() -> str:
+    """The time now, UTC, to the second, in ISO format."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+class StageRecord(Section):
+    """The output of a stage that finished: small JSON, never the data."""
+
+    version: Literal[1] = 1
+    stage: str
+    key: str
+    inputs: dict[str, Any]
+    output: dict[str, Any]
+    seconds: float
+    made: str
+    """When it finished, UTC."""
+
+
+class Attempt(Section):
+    """One process that worked on a run."""
+
+    number: int
+    process: ProcessIdentity
+    started: str
+    ended: str | None = None
+    status: Status = "running"
+    prefect_flow_run_id: str | None = None
+    exactness: str | None = None
+    """`bit-exact`, `same-order: why`, or why neither; None until training was reached."""
+    resumed_from_step: int | None = None
+    workers: dict[int, str] = Field(default_factory=dict)
+    """Rank -> `host:pid` of the newest worker group: whom to look at, or to kill, when training hangs."""
+    stages: list[dict[str, Any]] = Field(default_factory=list)
+    """Name, key, outcome and seconds of each stage reached."""
+    error: str | None = None
+
+
+class Run(Section):
+    """One pipeline run over all its attempts."""
+
+    version: Literal[1] = 1
+    run: str
+    """penstock's id of the run."""
+    pipeline: str
+    created: str
+    spec: dict[str, Any]
+    """The resolved spec of the newest attempt."""
+    origins: dict[str, str] = Field(default_factory=dict)
+    keys: dict[str, StageKey] = Field(default_factory=dict)
+    """Stage keys of the newest attempt."""
+    mlflow_run_id: str | None = None
+    status: Status = "running"
+    """Of the newest attempt: one before it may have come to the end."""
+    done_key: str | None = None
+    """Key of the train stage when the run was last done. While it still holds, there is no unfinished training to lose."""
+    result: dict[str, Any] = Field(default_factory=dict)
+    """What the last finished attempt reported."""
+
+
+class Ledger:
+    """Reads and writes the records of one storage. A stage's or attempt's record that does not parse counts as absent."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def new_run(self, pipeline: str, spec: dict[str, Any]) -> Run:
+        """Make a run and let it be the one the next command continues. Nothing is written until `save_run`."""
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%d-%H%M%S")
+        return Run(run=f"{pipeline}-{stamp}-{secrets.token_hex(2)}", pipeline=pipeline, created=utc_now(), spec=spec)
+
+    def current_run(self, pipeline: str) -> Run | None:
+        """The run that the next command continues, if there is one.
+
+        Raises:
+            ResumeError: there is one, and its records cannot be read. To begin another in silence would bury its checkpoints.
+        """
+        pointer = f"pipelines/{pipeline}/current.json"
+        try:
+            run_id = str(self.storage.read_json(pointer)["run"])
+            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
+        except FileNotFoundError as error:
+            if not self.storage.exists(pointer):
+                return None
+            raise self._unreadable(pipeline, error) from error
+        except (ValueError, KeyError, TypeError) as error:  # a ValidationError is a ValueError
+            raise self._unreadable(pipeline, error) from error
+
+    def _unreadable(self, pipeline: str, error: Exception) -> ResumeError:
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        return ResumeError(
+            f"the record of the last run of {pipeline!r} cannot be read: {reason}",
+            problems=[f"it is named in {self.storage.uri(f'pipelines/{pipeline}/current.json')}"],
+            next_step="restore that file or the run.json it names from a backup, or begin a new run: penstock run FILE --fresh",
+        )
+
+    def make_current(self, run: Run) -> None:
+        """Point the pipeline at `run`; its record must be saved first."""
+        self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
+
+    def load_run(self, run_id: str) -> Run | None:
+        """A run's record; None if there is none that can be read."""
+        try:
+            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def save_run(self, run: Run) -> None:
+        """Write a run's record."""
+        self.storage.write_json(f"runs/{run.run}/run.json", run.model_dump(mode="json"))
+
+    def run_storage(self, run_id: str) -> Storage:
+        """The part of the storage that belongs to one run: its checkpoints, journal and outbox."""
+        return self.storage.child(f"runs/{run_id}")
+
+    def runs(self) -> Iterator[Run]:
+        """Every run in the storage, oldest first."""
+        found = (self.load_run(name) for name in self.storage.list("runs"))
+        yield from sorted((run for run in found if run is not None), key=lambda run: run.created)
+
+    def attempts(self, run_id: str) -> list[Attempt]:
+        """A run's attempts, in order."""
+        found: list[Attempt] = []
+        for name in self.storage.list(f"runs/{run_id}/attempts"):
+            try:
+                found.append(Attempt.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/attempts/{name}")))
+            except ValidationError:
+                continue
+        return sorted(found, key=lambda attempt: attempt.number)
+
+    def has_trained(self, run_id: str) -> bool:
+        """Whether workers of the run ever began to train, in an attempt that is on record."""
+        return any(attempt.workers for attempt in self.attempts(run_id))
+
+    def new_attempt(self, run_id: str, prefect_flow_run_id: str | None = None) -> Attempt:
+        """Write the record of an attempt by this process, numbered after the last one."""
+        # By name, and not by what can be read: a damaged record must not be written over. Other files are not ours.
+        numbers = [_ATTEMPT.fullmatch(name) for name in self.storage.list(f"runs/{run_id}/attempts")]
+        last = max((int(match[1]) for match in numbers if match), default=0)
+        attempt = Attempt(
+            number=last + 1,
+            process=ProcessIdentity.current(),
+            started=utc_now(),
+            prefect_flow_run_id=prefect_flow_run_id,
+        )
+        self.save_attempt(run_id, attempt)
+        return attempt
+
+    def save_attempt(self, run_id: str, attempt: Attempt) -> None:
+        """Write an attempt's record."""
+        self.storage.write_json(f"runs/{run_id}/attempts/{attempt.number:04d}.json", attempt.model_dump(mode="json"))
+
+    def stage_record(self, path: str, key: str) -> StageRecord | None:
+        """The record at `path`, if it is there, parses and carries `key`."""
+        try:
+            record = StageRecord.model_validate_json(self.storage.read_bytes(path))
+        except (FileNotFoundError, ValidationError):
+            return None
+        return record if record.key == key else None
+
+    def save_stage(self, path: str, record: StageRecord) -> None:
+        """Write a stage's record: the last thing a stage does."""
+        self.storage.write_json(path, record.model_dump(mode="json"))

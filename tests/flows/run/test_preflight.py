@@ -1,0 +1,127 @@
+"""Preflight refuses before anything is spent, and says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import PreflightError, ServiceError, SpecError
+from penstock.flows.run.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.preflight import FREE_AFTER_BYTES, check_machine, check_resources, check_room, check_storage
+from penstock.flows.spec_file import load_spec
+from penstock.storage import Storage
+from penstock.tasks.project import Project
+from tests.drills.project import make_project
+
+
+def project(tmp_path: Path, *overrides: str) -> Project:
+    loaded = load_spec(make_project(tmp_path / "p", files=1), overrides)
+    return Project(loaded.spec, loaded.base_dir, loaded.origins)
+
+
+def test_a_storage_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match=r"storage .*file/below cannot be written") as caught:
+        check_storage(Storage(str(tmp_path / "file" / "below")))
+    assert caught.value.exit_code == 3
+    assert caught.value.next_step.startswith("make the folder writable")
+    assert "penstock doctor --storage" in caught.value.next_step
+
+
+def test_a_full_disk_is_no_wrong_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Storage, "write_bytes", full)
+    with pytest.raises(PreflightError, match="its disk is full") as caught:
+        check_storage(Storage(str(tmp_path)))
+    assert caught.value.next_step == "free some space (268 MB must stay free), then run the same command"
+
+
+def test_a_good_storage_is_left_as_it_was(tmp_path: Path) -> None:
+    check_storage(Storage(str(tmp_path)))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr("penstock.flows.run.preflight.shutil.disk_usage", lambda _path: Usage)
+    with pytest.raises(PreflightError, match=r"0 MB free; .* 268 MB must stay free"):
+        check_resources(project(tmp_path))
+    with pytest.raises(PreflightError, match="4 checkpoints of a model of 1,000 parameters take 0 MB for the weights"):
+        check_room(project(tmp_path / "second"), 1000)
+    assert "AdamW" in check_room(project(tmp_path / "third"), 50)[0]
+    assert check_room(project(tmp_path / "fourth"), 20) == []
+
+
+def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = FREE_AFTER_BYTES + 10
+
+    monkeypatch.setattr("penstock.flows.run.preflight.shutil.disk_usage", lambda _path: Usage)
+    started = project(tmp_path)
+    with pytest.raises(PreflightError, match="must stay free"):
+        check_resources(started)
+    unit = Path(started.storage.root) / "units" / "u"
+    unit.mkdir(parents=True)
+    (unit / "train-00000.arrow").write_bytes(bytes(sum(file.size_bytes for file in started.files)))
+    assert check_resources(started) == []
+
+
+def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.flows.run.preflight.os.sched_getaffinity", lambda _pid: range(4))
+    monkeypatch.setattr("penstock.flows.run.preflight.torch.cuda.device_count", lambda: 1)
+    check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
+    with pytest.raises(PreflightError, match=r"64 workers of 0\.5 CPUs need 32 CPUs; this machine has 4"):
+        check_machine(project(tmp_path / "b", "train.workers=64").spec)
+    with pytest.raises(PreflightError, match=r"2 workers with train\.gpus: 1 need 2 GPUs; there are 1"):
+        check_machine(project(tmp_path / "c", "train.gpus=1").spec)
+    with socket.socket() as cluster:
+        cluster.bind(("127.0.0.1", 0))
+        address = f"ray://127.0.0.1:{cluster.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ServiceError, match=f"RAY_ADDRESS={address} does not answer"):
+            check_machine(project(tmp_path / "d", "train.workers=64").spec)
+        cluster.listen()
+        check_machine(project(tmp_path / "e", "train.workers=64").spec)
+
+
+def test_workers_that_the_cluster_cannot_hold_are_refused_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    spec = project(tmp_path, "train.workers=4", "train.cpus_per_worker=1").spec
+    refusal = cpus_refused(spec, 2.0)
+    assert refusal is not None
+    assert "4 workers of 1 CPUs" in refusal.message
+    assert cpus_refused(spec, cpus_needed(spec)) is None
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_what_a_cache_needs_fits_into_what_is_asked_for(tmp_path: Path, cache: str) -> None:
+    overrides: list[Any] = [f"materialize.cache={cache}", "shuffle.mode=windowed"]
+    spec = project(tmp_path, *overrides).spec
+    assert cpus_refused(spec, cpus_needed(spec)) is None
+
+
+def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Storage("memory://preflight")
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    check_storage(remote)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(PreflightError, match=r"the cache of shards .*file/cache cannot be written"):
+        check_storage(remote)
+    check_storage(Storage(str(tmp_path / "state")))  # whose rows need no cache
+    for size in ("abc", "-5", "0"):
+        monkeypatch.setenv("PENSTOCK_CACHE_BYTES", size)
+        with pytest.raises(SpecError, match=f"PENSTOCK_CACHE_BYTES='{size}' is no size"):
+            check_storage(Storage(str(tmp_path / "state")))

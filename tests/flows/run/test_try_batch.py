@@ -1,0 +1,157 @@
+"""One real batch, before anything is spent: what is wrong with a recipe, a transform or a row is said here already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import DataError, SpecError, TrainingError
+from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.check import check_pipeline
+from penstock.tasks.project import Project
+from tests.drills.project import make_project
+
+
+def project(tmp_path: Path, method: str = "", transform: str = "") -> Project:
+    """A project whose recipe has one more method, or another `map_batches` function."""
+    file = make_project(tmp_path / "p", files=2)
+    with (file.parent / "model.py").open("a") as model:
+        model.write(method)
+    if transform:
+        (file.parent / "transforms.py").write_text(transform)
+    loaded = load_spec(file)
+    return Project(loaded.spec, loaded.base_dir, loaded.origins)
+
+
+def test_a_good_batch_is_described(tmp_path: Path) -> None:
+    found = try_one_batch(project(tmp_path))
+    assert found["loss"] == try_one_batch(project(tmp_path / "again"))["loss"], "the seed decides about weights"
+    assert found["rows"] == 32
+    assert found["columns"] == {"image": "float32[64]", "mean": "float32", "label": "int64"}
+    assert found["parameters"] == 65 * 32 + 32 + 32 * 10 + 10
+    assert found["predict_shape"] == [32, 10]
+    assert found["loss"] > 0
+
+
+def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
+    said: list[str] = []
+    made = project(tmp_path)
+    result = check_pipeline(made.base_dir / "pipeline.yaml", [], said.append)
+    assert [line.split("  ")[0] for line in said] == ["spec", "storage", "recipe", "sources", "one batch"]
+    assert (result["status"], result["rows"], result["files"]) == ("done", 1797, 2)
+    assert not made.storage.list("stages")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            "    def loss(self, model, batch): return model.weight.sum() * float('nan')\n",
+            "'Sequential' object has no attribute",
+        ),
+        ("    def loss(self, model, batch): return model[0].weight.sum() * float('nan')\n", "loss of the first batch is nan"),
+        ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "does not depend on the model's parameters"),
+        ("    def loss(self, model, batch): return self.predict(model, batch)\n", r"a tensor of shape \[32, 10\]"),
+        ("    def predict(self, model, batch): return model(batch['pixels'])\n", r"loss\(\) failed: .*'pixels'"),
+        ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
+        (
+            "    def augment(self, batch, generator): return {**batch, 'image': batch['image'] + torch.rand(64)}\n",
+            r"augment\(\) makes other values of column 'image' each time",
+        ),
+        (
+            "    def augment(self, batch, generator): return {**batch, 'image': batch['image'].roll(os.getpid(), generator)}\n",
+            r"augment\(\) failed",
+        ),
+        (
+            "    def augment(self, batch, generator): return {name: column[1:] for name, column in batch.items()}\n",
+            r"Net.augment made a tensor of shape \[31, 64\] of column 'image' in a batch of 32 rows",
+        ),
+        ("    def augment(self, batch, generator): batch['image'] += 1\n", "Net.augment returned a NoneType, not a dict"),
+        ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment made a int of column 'size'"),
+        (
+            "    def augment(self, batch, generator): return {**batch, str(torch.rand(1)): batch['mean']}\n",
+            r"augment\(\) makes other values of column",
+        ),
+    ],
+)
+def test_a_recipe_that_would_fail_or_could_not_be_resumed_is_refused(tmp_path: Path, method: str, words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        try_one_batch(project(tmp_path, "\n" + method))
+
+
+def test_augmentation_from_its_generator_is_tried_and_passes(tmp_path: Path) -> None:
+    method = "    def augment(self, batch, generator):\n"
+    method += "        return {**batch, 'image': batch['image'] + generator.normal(64), 'extra': generator.integers(0, 2)}\n"
+    assert try_one_batch(project(tmp_path, "\n" + method))["predict_shape"] == [32, 10]
+
+
+def test_values_that_are_no_numbers_are_no_chance(tmp_path: Path) -> None:
+    method = "    def augment(self, batch, generator): return {**batch, 'extra': batch['mean'] * float('nan')}\n"
+    assert try_one_batch(project(tmp_path, "\n" + method))["rows"] == 32
+
+
+LISTS = """\
+name: lists
+data: {format: parquet, train: rows.parquet, label: label}
+preprocess: [{ragged: {columns: [tokens]}}]
+shuffle: {by_length: {column: tokens}}
+train: {recipe: model.py:Reader, batch_rows: 256, workers: 2, accumulate: 2}
+"""
+
+READER = """\
+import torch
+
+
+class Reader:
+    def build_model(self, schema):
+        return torch.nn.EmbeddingBag(9, schema.num_classes)
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+
+    def predict(self, model, batch):
+        return model(batch["tokens"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows"),
+    [
+        ("null", 64),
+        ("400", 10),  # of 40 rows with 10 entries each: half for a worker, half of that at once
+        ("9", 1),  # a row beyond the budget is a step of its own, in which one worker has nothing to do
+        ("100000", 64),  # never more than train.batch_rows
+    ],
+)
+def test_a_step_by_entries_is_tried_as_large_as_a_real_one(tmp_path: Path, budget: str, rows: int) -> None:
+    table = pa.table({"tokens": [[row % 9] * 10 for row in range(400)], "label": [row % 2 for row in range(400)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "model.py").write_text(READER)
+    (tmp_path / "pipeline.yaml").write_text(LISTS)
+    loaded = load_spec(tmp_path, [f"shuffle.by_length.batch_entries={budget}"])
+    found = try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+    assert (found["rows"], found["predict_shape"]) == (rows, [rows, 2])
+
+
+def test_a_column_to_sample_by_must_be_there(tmp_path: Path) -> None:
+    made = project(tmp_path)
+    loaded = load_spec(made.base_dir / "pipeline.yaml", ["shuffle.sample={balance: mean}"])
+    with pytest.raises(SpecError, match="column 'mean' holds float32, and classes are integers"):
+        try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+
+
+def test_what_a_transform_does_to_a_row_is_told_of_the_users_file(tmp_path: Path) -> None:
+    scale = "import numpy as np\ndef scale(batch):\n    batch['image'] = np.stack(batch['image']) / np.nan\n    return batch\n"
+    with pytest.raises(DataError, match="in a sample of 512 rows") as caught:
+        try_one_batch(project(tmp_path, transform=scale))
+    said = "\n".join([caught.value.message, *caught.value.problems])
+    assert "data/train/part-0.parquet" in said and "penstock-sample" not in said
+
+
+def test_a_transform_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="scale"):
+        try_one_batch(project(tmp_path, transform="def other(batch): return batch\n"))

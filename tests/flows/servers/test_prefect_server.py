@@ -1,0 +1,178 @@
+"""Is the embedded Prefect server one for all, gone when nobody needs it, and does it record everything before it goes?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.errors import ServiceError
+from penstock.flows.servers.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
+from penstock.flows.servers.services import prefect_api
+from tests import ROOT
+from tests.penstock.databases import MARK, marked, tables_of
+
+CLIENT = """
+import sys
+from pathlib import Path
+from penstock.flows.servers.services import prefect_api
+with prefect_api(Path(sys.argv[1])) as service:
+    print(service.api_url, service.embedded, flush=True)
+    sys.stdin.readline()
+"""
+
+FLOW = """
+import sys
+from pathlib import Path
+from penstock.flows.servers.services import prefect_api
+with prefect_api(Path(sys.argv[1])):
+    from prefect import flow, task
+
+    @task
+    def work(n):
+        return n
+
+    @flow
+    def many():
+        for n in range(50):
+            work(n)
+
+    many()
+"""
+
+
+def launch(code: str, state: Path, linger_s: str = "0.5") -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"PYTHONPATH": str(ROOT), LINGER_ENV: linger_s}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(state)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def info(state: Path) -> ServerInfo:
+    found = ServerFiles(state).read_info()
+    assert found is not None
+    return found
+
+
+def wait_for_end(pid: int) -> None:
+    """A server is the child of a client that may be gone, so it is looked at from outside."""
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"the server {pid} is still there"
+        time.sleep(0.05)
+
+
+@pytest.mark.drill
+def test_every_task_run_of_a_flow_that_ends_at_once_is_recorded(tmp_path: Path) -> None:
+    client = launch(FLOW, tmp_path)
+    client.communicate(timeout=120)
+    assert client.returncode == 0
+    wait_for_end(info_pid_from_log(tmp_path))
+    with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
+        rows = database.execute("select state_type, count(*) from task_run group by 1").fetchall()
+    assert rows == [("COMPLETED", 50)]
+
+
+def info_pid_from_log(state: Path) -> int:
+    """The server's pid, also when it has withdrawn its announcement already."""
+    found = ServerFiles(state).read_info()
+    return found.pid if found else 0
+
+
+@pytest.mark.drill
+def test_processes_started_together_share_one_server_which_outlives_a_killed_client_and_ends_with_the_last(
+    tmp_path: Path,
+) -> None:
+    clients = [launch(CLIENT, tmp_path) for _ in range(3)]
+    lines = [first_line(client) for client in clients]
+    assert len(set(lines)) == 1 and lines[0].endswith("/api True")
+    server = info(tmp_path)
+    assert psutil.Process(server.pid).net_connections()[0].laddr.ip == "127.0.0.1"
+
+    clients[0].send_signal(signal.SIGKILL)
+    clients[1].communicate("\n", timeout=60)
+    late = launch(CLIENT, tmp_path)
+    assert first_line(late) == lines[0]
+    late.send_signal(signal.SIGKILL)
+    assert psutil.pid_exists(server.pid) and info(tmp_path) == server
+
+    clients[2].send_signal(signal.SIGKILL)
+    for client in (*clients, late):
+        client.wait(60)
+    wait_for_end(server.pid)
+    assert ServerFiles(tmp_path).read_info() is None and ServerFiles(tmp_path).is_free("server")
+
+    again = launch(CLIENT, tmp_path)
+    assert first_line(again) == lines[0], "the port is kept, so that a bookmark stays good"
+    later = info(tmp_path)
+    assert later.pid != server.pid
+    again.communicate("\n", timeout=60)
+    wait_for_end(later.pid)
+
+
+@pytest.mark.drill
+def test_a_server_that_died_is_replaced_at_the_next_start_and_named_to_who_was_using_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(LINGER_ENV, "0.5")
+    with (
+        pytest.raises(ServiceError, match=r"embedded Prefect server \(pid \d+, .*\) has died"),
+        prefect_api(tmp_path) as service,
+    ):
+        server = info(tmp_path)
+        assert os.environ["PREFECT_API_URL"] == service.api_url
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for_end(server.pid)
+        raise ConnectionError("what Prefect's client would say")
+    assert "PREFECT_API_URL" not in os.environ
+    with prefect_api(tmp_path) as service:
+        assert service.embedded and info(tmp_path).pid != server.pid
+        last = info(tmp_path).pid
+    wait_for_end(last)
+
+
+@pytest.mark.drill
+def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
+    client = launch(CLIENT, tmp_path)
+    first_line(client)
+    server = info(tmp_path)
+    shutil.rmtree(tmp_path / "prefect")
+    wait_for_end(server.pid)
+    client.send_signal(signal.SIGKILL)
+    client.wait(60)
+
+
+@pytest.mark.slow
+def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+
+    def tables_of_new(name: str) -> set[str]:
+        process = launch(CLIENT, tmp_path / name)
+        assert first_line(process).endswith("True")
+        process.communicate("\n", timeout=60)
+        return tables_of(tmp_path / name / "prefect" / "prefect.db")
+
+    made = tables_of_new("first")
+    kept = marked(tmp_path / "cache", empty="flow_run")
+    assert tables_of_new("second") == made | {MARK}
+    kept.write_bytes(kept.read_bytes()[:5000])
+    assert tables_of_new("third") == made
+    assert tables_of_new("fourth") == made, "the damaged copy has been replaced"

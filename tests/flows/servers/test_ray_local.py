@@ -1,0 +1,198 @@
+"""Does the embedded Ray listen on this machine only, reach our packages, and leave nothing behind, even after SIGKILL?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.errors import ServiceError
+from penstock.flows.servers.services import ray_cluster
+from tests import ROOT
+
+DRIVER = """
+import contextlib, json, os, signal, sys, time
+from pathlib import Path
+import psutil
+from penstock.flows.servers.services import ray_cluster
+
+received = []
+
+def terminate():
+    # Seconds until this process is aborted, once our handler has had the signal: the handler of Ray's C++ core sets an alarm.
+    before = len(received)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while len(received) == before:  # another thread may be the one that is interrupted
+        time.sleep(0.001)
+    return signal.getitimer(signal.ITIMER_REAL)[0]
+
+def listening(process):
+    try:
+        return [c.laddr.ip for c in process.net_connections() if c.status == "LISTEN"]
+    except psutil.NoSuchProcess:
+        return []
+
+def blocked(process):
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("SigBlk")).split()[1], 16) >> (signal.SIGTERM - 1) & 1
+
+signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
+    import ray
+
+    @ray.remote(num_cpus=3)
+    def look():
+        import penstock.training
+        names = "RAY_idle_worker_killing_time_threshold_ms", "PENSTOCK_CACHE_DIR", "RAY_AUTH_MODE", "RAY_ADDRESS"
+        return *map(os.environ.get, names), training.__name__
+
+    seen = ray.get(look.remote())
+    family = psutil.Process().children(recursive=True)
+    hosts = sorted({host for p in family for host in listening(p)})
+    roots = [str(p) for p in Path(ray._private.worker._global_node.get_session_dir_path()).parents][:1]
+    groups, deaf = {}, []
+    for p in family:  # some of Ray's helpers live for an instant only
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):
+            groups[p.name()] = os.getpgid(p.pid)
+            deaf += [p.name()] if blocked(p) else []
+    same_group = [name for name, group in groups.items() if group == os.getpgid(0)]
+    print(json.dumps({"seen": seen, "hosts": hosts, "root": roots[0], "cpus": cluster.num_cpus, "address": cluster.address,
+                      "pids": [p.pid for p in family], "abort_in_s": terminate(),
+                      "same_group": same_group, "deaf": deaf}), flush=True)
+    sys.stdin.readline()
+print("over", "RAY_AUTH_TOKEN" in os.environ, terminate(), flush=True)
+"""
+
+
+def start_driver(state: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
+    ours = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "PENSTOCK_CACHE_DIR": "near",
+    }  # of where the driver is, not of where its workers are
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(state)],
+        env=environment,
+        cwd=state,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    line = driver.stdout.readline()
+    assert line, "the driver ended before its cluster was up"
+    return driver, json.loads(line)
+
+
+def wait_until_gone(pids: list[int], limit_s: float = 90) -> None:
+    deadline = time.monotonic() + limit_s
+    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))
+    assert not alive, f"left behind: {alive}"
+
+
+def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: Path) -> None:
+    driver, facts = start_driver(tmp_path)
+    assert facts["seen"] == ["30000", str(tmp_path / "near"), "token", facts["address"], "training"]
+    assert {str(host).removeprefix("::ffff:") for host in facts["hosts"]} == {"127.0.0.1"}  # type: ignore[attr-defined]
+    assert facts["cpus"] == 3.0
+    assert facts["abort_in_s"] == 0, "a checkpoint that takes longer to write would be lost"
+    assert facts["same_group"] == [], "a SIGTERM to the driver's group would end Ray before the checkpoint"
+    assert facts["deaf"] == [], "what is held back while Ray starts is held back in the driver only"
+    assert Path(str(facts["root"])).is_dir() and len(str(facts["root"])) <= 40
+    out, _ = driver.communicate("\n", timeout=60)
+    assert driver.returncode == 0 and out.strip() == "over False 0.0"
+    wait_until_gone(facts["pids"])  # type: ignore[arg-type]
+    assert not Path(str(facts["root"])).exists()
+    assert (tmp_path / "ray-cluster" / "logs").is_dir()
+
+
+@pytest.mark.drill
+def test_a_killed_driver_takes_its_cluster_along_and_the_next_start_removes_its_folder(tmp_path: Path) -> None:
+    driver, facts = start_driver(tmp_path)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    wait_until_gone(facts["pids"])  # type: ignore[arg-type]
+    second, later = start_driver(tmp_path)
+    assert not Path(str(facts["root"])).exists() and Path(str(later["root"])).is_dir()
+    second.communicate("\n", timeout=60)
+
+
+@pytest.mark.parametrize("process", ["gcs_server", "raylet"])
+def test_a_signal_while_ray_starts_stops_it_whole(tmp_path: Path, process: str) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from penstock.flows.servers.services import ray_cluster
+from penstock.errors import Interrupted
+from penstock.stopping import StopRequest, stopping_on_signals
+
+try:
+    with stopping_on_signals(StopRequest()), ray_cluster(Path(sys.argv[1])):
+        print("it was too late", flush=True)
+        sys.stdin.readline()
+except Interrupted as error:
+    import ray
+    print(error.exit_code, ray.is_initialized(), flush=True)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    driver = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    watched = psutil.Process(driver.pid)
+    while not any(child.name() == process for child in children(watched)):
+        assert driver.poll() is None
+    family = [child.pid for child in children(watched)]
+    driver.send_signal(signal.SIGTERM)
+    out, errors = driver.communicate(timeout=120)
+    assert (driver.returncode, out.split()) == (0, ["143", "False"]), errors
+    wait_until_gone(family)
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [child for child in process.children(recursive=True) if child.name()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_a_configured_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(ServiceError, match=r"RAY_ADDRESS=127\.0\.0\.1:9 does not answer"), ray_cluster(tmp_path):
+        pass
+
+
+def test_a_cluster_started_ahead_is_taken_over_or_ends_with_the_block(tmp_path: Path) -> None:
+    script = """
+import os, sys, time
+from pathlib import Path
+import ray
+from penstock.flows.servers.services import ray_ahead, ray_cluster
+from penstock.ingest.ray_tasks import ray_map
+
+def prepared(_):
+    time.sleep(0.1)  # so that every CPU gets some, and with it every process that waits for work
+    return "penstock.ingest.materialize.build" in sys.modules
+
+with ray_ahead(Path(sys.argv[1])) as start:
+    start(98.5)
+    with ray_cluster(Path(sys.argv[1])) as cluster:
+        print(cluster.num_cpus, ray.is_initialized())
+    print(ray.is_initialized())
+    start(1)
+    print(ray.is_initialized())
+    while not any(ray_map(prepared, range(4 * os.cpu_count()))):  # for ever, if no process imports ahead
+        pass
+print(ray.is_initialized())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["99.0", "True", "False", "True", "False"]

@@ -1,0 +1,127 @@
+"""Does `penstock deploy` refuse what cannot work, and store nothing secret? (What needs a server: test_deployment_runs.py.)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.cli.deploy import _models as known
+
+from penstock.errors import ServiceError, SpecError
+from penstock.flows.verbs.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline
+from tests.drills.project import make_project
+from tests.runs.servers import ROOT, free_port
+
+NIGHTLY = "0 3 * * *"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_project(tmp_path_factory.mktemp("project"), files=1)
+
+
+def deploy(file: Path, cron: str = NIGHTLY, overrides: list[str] | None = None) -> dict[str, Any]:
+    return deploy_pipeline(file, cron, "penstock", overrides or [], say=lambda _line: None)
+
+
+def test_without_a_server_that_stays_it_says_which_commands_make_one(project: Path) -> None:
+    with pytest.raises(ServiceError) as refused:
+        deploy(project)
+    assert refused.value.exit_code == 3
+    assert "PREFECT_API_URL is not set" in refused.value.message
+    for command in ("prefect server start", "export PREFECT_API_URL=", "prefect worker start --pool penstock"):
+        assert command in refused.value.next_step
+
+
+def test_a_server_that_does_not_answer_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://127.0.0.1:{free_port()}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    with pytest.raises(ServiceError, match=url):
+        deploy(project)
+
+
+def test_a_broken_file_or_override_is_never_deployed(project: Path) -> None:
+    with pytest.raises(SpecError, match="1 problem"):
+        deploy(project, overrides=["train.epochs=-1"])
+
+
+@pytest.mark.parametrize("cron", ["61 3 * * *", "0 3 * *", "0 0 3 * * *", "@daily", "a b c d e", ""])
+def test_a_wrong_schedule_is_named_before_anything_is_asked_of_a_server(project: Path, cron: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        deploy(project, cron)
+    assert repr(cron) in refused.value.message
+    assert NIGHTLY in refused.value.message, "an example leads on"
+
+
+def test_addresses_are_stored_and_secrets_are_not() -> None:
+    environment = _environment_to_store(
+        {
+            "RAY_ADDRESS": "10.0.0.5:6379",
+            "AWS_ENDPOINT_URL": "http://10.0.0.6:9000",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "RAY_AUTH_TOKEN": "token",
+            "PREFECT_API_AUTH_STRING": "user:password",
+            "MLFLOW_TRACKING_URI": "http://user:password@10.0.0.7:5000",
+        }
+    )
+    assert environment.stored == {"RAY_ADDRESS": "10.0.0.5:6379", "AWS_ENDPOINT_URL": "http://10.0.0.6:9000"}
+    assert environment.left_out == ("MLFLOW_TRACKING_URI holds credentials",)
+
+
+@pytest.mark.parametrize(
+    ("uri", "stored"),
+    [
+        ("http://10.0.0.7:5000", True),
+        ("databricks", True),
+        ("sqlite:////srv/mlflow.db", True),
+        ("sqlite:///mlflow.db", False),
+        ("mlruns", False),
+        ("postgresql+psycopg://mlflow@db/mlflow", True),
+        ("postgresql+psycopg://mlflow@db/mlflow?password=secret", False),
+        ("https://a-token@mlflow.example/", False),
+    ],
+)
+def test_a_tracking_uri_is_stored_if_it_means_the_same_where_the_worker_runs(uri: str, stored: bool) -> None:
+    environment = _environment_to_store({"MLFLOW_TRACKING_URI": uri})
+    assert bool(environment.stored) is stored
+    assert bool(environment.left_out) is not stored
+
+
+def prefect_yaml() -> dict[str, Any]:
+    content = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def unknown_keys(content: dict[str, Any]) -> list[str]:
+    """The keys that Prefect would drop without a word."""
+
+    def beyond(model: Any, given: dict[str, Any], where: str) -> list[str]:
+        names = {name for key, field in model.model_fields.items() for name in (key, field.alias)}
+        return [f"{where}{key}" for key in given if key not in names]
+
+    found = beyond(known.PrefectYamlModel, content, "")
+    for entry in content["deployments"]:
+        found += beyond(known.DeploymentConfig, entry, "deployments.")
+        found += beyond(known.WorkPoolConfig, entry["work_pool"], "work_pool.")
+        found += beyond(known.ConcurrencyLimitSpec, entry["concurrency_limit"], "concurrency_limit.")
+        for schedule in entry["schedules"]:
+            found += beyond(known.RawScheduleConfig, schedule, "schedules.")
+    return found
+
+
+def test_prefect_knows_every_key_of_our_prefect_yaml() -> None:
+    assert unknown_keys(prefect_yaml()) == []
+
+
+def test_a_misspelt_key_would_be_found() -> None:
+    content = prefect_yaml()
+    content["deployments"][0]["concurency_limit"] = 5
+    assert unknown_keys(content) == ["deployments.concurency_limit"]
+
+
+def test_our_prefect_yaml_names_the_flow_that_deploy_does() -> None:
+    assert [entry["entrypoint"] for entry in prefect_yaml()["deployments"]] == [ENTRYPOINT]

@@ -1,0 +1,428 @@
+"""Rows that differ in length: lists padded and packed, steps by length, images that stay encoded, nulls with a mask."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+
+from penstock.errors import DataError, SpecError
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cached import CachedFeed, open_feed
+from penstock.ingest.feed.lists import batch_rows_of, from_padded, padded_of
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.schema import ColumnInfo
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.spec import MaterializeSpec, ShuffleSpec
+from penstock.training.registry.serving import ServedModel
+from tests.ingest.preparing import Source, transform_table
+
+ROWS, BATCH = 300, 32
+STEPS = [
+    {"ragged": {"columns": ["tokens"], "pad_value": -1}},
+    {"ragged": {"columns": ["marks"], "batch": "packed"}},
+    {"decode_image": {"column": "picture", "keep": "encoded"}},
+    {"null_mask": {"columns": ["age"]}},
+]
+
+
+def png(row: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((6, 5, 3), row % 251, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def source_rows(ids: np.ndarray) -> pa.Table:
+    """Row i has `i % 7` tokens and `i % 3` marks, both of which tell it apart; every fourth has no age."""
+    rows = ids.tolist()
+    return pa.table(
+        {
+            "id": ids,
+            "tokens": pa.array([list(range(i, i + i % 7)) for i in rows], pa.list_(pa.int32())),
+            "marks": pa.array([[i / 2] * (i % 3) for i in rows], pa.list_(pa.float32())),
+            "picture": pa.array([{"bytes": png(i)} for i in rows]),
+            "age": pa.array([None if i % 4 == 0 else float(i) for i in rows]),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, DatasetManifest]:
+    """300 rows in three files, prepared into more than three shards."""
+    source = Source.of(tmp_path_factory.mktemp("lists"), steps=STEPS)
+    (source.folder / "train").mkdir()
+    for number, ids in enumerate(np.split(np.arange(ROWS), 3)):
+        pq.write_table(source_rows(ids), source.folder / "train" / f"{number}.parquet")
+    manifest = source.materialize(spec=MaterializeSpec(unit_bytes=1, shard_bytes=8000))
+    assert len(manifest.shards) > 3
+    return source, manifest
+
+
+@pytest.fixture
+def opened(prepared: tuple[Source, DatasetManifest]) -> Callable[..., CachedFeed]:
+    def open_it(rank: int = 0, world_size: int = 1, columns: list[str] | None = None, **shuffle: Any) -> CachedFeed:
+        source, manifest = prepared
+        order = make_order(ShuffleSpec.model_validate({"seed": 3, **shuffle}), ROWS)
+        return open_feed(
+            source.storage, manifest, "train", batch_rows=BATCH, order=order, rank=rank, world_size=world_size, columns=columns
+        )
+
+    return open_it
+
+
+def check(batch: Batch) -> None:
+    """Every row holds what its number says."""
+    ids, columns = batch.row_ids, batch.columns
+    assert columns["id"].tolist() == ids.tolist()
+    assert columns["tokens"].dtype == torch.int32
+    assert columns["tokens_length"].tolist() == (ids % 7).tolist()
+    assert columns["tokens"].shape == (len(ids), (ids % 7).max(initial=0))
+    assert columns["marks_offsets"].tolist() == [0, *np.cumsum(ids % 3).tolist()]
+    assert columns["picture"].shape == (len(ids), 6, 5, 3)
+    assert columns["age"].tolist() == np.where(ids % 4, ids, 0).tolist()
+    assert columns["age_is_null"].tolist() == (ids % 4 == 0).tolist()
+    longest = columns["tokens"].shape[1]
+    for row, i in enumerate(ids.tolist()):
+        assert columns["tokens"][row].tolist() == list(range(i, i + i % 7)) + [-1] * (longest - i % 7)
+        low, high = columns["marks_offsets"][row : row + 2].tolist()
+        assert columns["marks"][low:high].tolist() == [i / 2] * (i % 3)
+        assert (columns["picture"][row] == i % 251).all()
+
+
+BY_TOKENS = {"by_length": {"column": "tokens", "pool_batches": 4}}
+BY_ENTRIES = {"by_length": {"column": "marks", "pool_batches": 4, "batch_entries": 24}}
+
+
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        {"mode": "none"},
+        {"mode": "global"},
+        {"mode": "windowed", "window_rows": 64},
+        BY_TOKENS,
+        BY_ENTRIES,
+        {"mode": "windowed", "window_rows": 64, **BY_ENTRIES},
+        {"sample": {"weights": "id"}, **BY_TOKENS},
+    ],
+    ids=str,
+)
+def test_every_batch_holds_what_its_rows_say_on_any_number_of_ranks_and_from_any_step(
+    opened: Callable[..., CachedFeed], shuffle: dict[str, Any]
+) -> None:
+    whole = list(opened(**shuffle).batches(1))
+    for batch in whole:
+        check(batch)
+    ids = np.concatenate([batch.row_ids for batch in whole])
+    if "sample" not in shuffle:
+        assert sorted(ids.tolist()) == list(range(ROWS))
+    assert whole[-1].position == ROWS
+    for world_size in (2, 3):
+        ranks = [list(opened(rank, world_size, **shuffle).batches(1)) for rank in range(world_size)]
+        for alone, *parts in zip(whole, *ranks, strict=True):
+            assert np.concatenate([part.row_ids for part in parts]).tolist() == alone.row_ids.tolist()
+            for part in parts:
+                check(part)
+    for number, batch in enumerate(whole):
+        rest = list(opened(**shuffle).batches(1, batch.position))
+        assert [b.row_ids.tolist() for b in rest] == [b.row_ids.tolist() for b in whole[number + 1 :]]
+
+
+def test_rows_of_like_length_meet_and_their_steps_come_in_any_order(opened: Callable[..., CachedFeed]) -> None:
+    def padding(**shuffle: Any) -> int:
+        return sum(int((b.columns["tokens"] == -1).sum()) for b in opened(**shuffle).batches(0))
+
+    assert padding(**BY_TOKENS) < 0.35 * padding()
+    mean_lengths = [b.columns["tokens_length"].float().mean().item() for b in opened(**BY_TOKENS).batches(0)]
+    assert mean_lengths != sorted(mean_lengths)
+    # Inside a step the rows are as they were drawn: no rank gets the short ones.
+    first = next(opened(**BY_TOKENS).batches(0)).columns["tokens_length"].tolist()
+    assert first != sorted(first)
+    orders = [[b.row_ids.tolist() for b in opened(**BY_TOKENS).batches(epoch)] for epoch in (0, 1)]
+    assert orders[0] != orders[1]
+
+
+def test_a_step_takes_no_more_entries_than_it_may(opened: Callable[..., CachedFeed]) -> None:
+    padded = {"by_length": {"column": "tokens", "batch_entries": 40}}
+    for batch in opened(**padded).batches(0):
+        assert batch.columns["tokens"].numel() <= 40
+        assert batch.rows <= BATCH  # also where rows are empty
+    entries = [len(batch.columns["marks"]) for batch in opened(**BY_ENTRIES).batches(0)]
+    assert max(entries) <= 24
+    assert np.median(entries) > 20, "a step is filled as far as it goes"
+    alone = [
+        b for b in opened(by_length={"column": "tokens", "batch_entries": 4}).batches(0) if b.columns["tokens"].numel() > 4
+    ]
+    assert alone
+    assert {batch.rows for batch in alone} == {1}, "a row that is larger than a step is a step of its own"
+
+
+def test_an_order_by_length_has_a_fingerprint_of_its_own() -> None:
+    prints = {
+        make_order(ShuffleSpec.model_validate({"seed": 3, **shuffle}), ROWS).fingerprint
+        for shuffle in ({}, BY_TOKENS, BY_ENTRIES, {"by_length": {"column": "tokens", "pool_batches": 5}})
+    }
+    assert len(prints) == 4
+
+
+def test_rows_are_not_sampled_by_a_column_of_lists(opened: Callable[..., CachedFeed]) -> None:
+    with pytest.raises(SpecError, match=r"column 'tokens' is int32\[\*\]: several values per row"):
+        opened(sample={"weights": "tokens"})
+
+
+def test_only_lists_can_be_gone_by(opened: Callable[..., CachedFeed]) -> None:
+    for wrong in ({"by_length": {"column": "age"}}, {"by_length": {"column": "tokens"}, "columns": ["age"]}):
+        with pytest.raises(SpecError, match="is no column of lists"):
+            opened(**wrong)
+
+
+def test_the_caller_may_keep_and_change_a_batch(opened: Callable[..., CachedFeed]) -> None:
+    batches = list(opened().batches(0))
+    for column in batches[0].columns.values():
+        column.zero_()
+    for batch in batches[1:]:
+        check(batch)
+    for batch in opened().batches(0):
+        check(batch)
+    single = next(opened(rank=0, world_size=BATCH).batches(0))  # one row: a view would be of the shard itself
+    single.columns["marks"].fill_(9)
+    single.columns["tokens"].fill_(9)
+    check(next(opened().batches(0)))
+
+
+def test_some_rows_of_a_batch_are_a_batch(opened: Callable[..., CachedFeed]) -> None:
+    batch = next(opened().batches(0))
+    for low, high in ((0, 10), (10, 32), (5, 5)):
+        part = batch_rows_of(batch.columns, low, high, ["marks"])
+        lists = part["marks_offsets"]
+        assert lists.tolist() == [0, *np.cumsum(batch.row_ids[low:high] % 3).tolist()]
+        assert len(part["marks"]) == lists[-1]
+        assert part["id"].tolist() == batch.row_ids[low:high].tolist()
+    info = opened().schema["marks"]
+    padded = padded_of(info, batch.columns)
+    again = from_padded(info, padded["marks"], padded["marks_length"])
+    assert torch.equal(again["marks"], batch.columns["marks"])
+    assert torch.equal(again["marks_offsets"], batch.columns["marks_offsets"])
+
+
+def test_columns_that_are_only_named_like_lists_are_rows_like_others() -> None:
+    plain = {"clicks": torch.arange(6), "clicks_offsets": torch.arange(6) * 2}
+    part = batch_rows_of(plain, 2, 4, packed=())
+    assert {name: column.tolist() for name, column in part.items()} == {"clicks": [2, 3], "clicks_offsets": [4, 6]}
+
+
+def test_augmentation_may_change_packed_lists_but_not_tear_them(opened: Callable[..., CachedFeed]) -> None:
+    def batches(change: Callable[[dict[str, Any]], dict[str, Any]]) -> list[Batch]:
+        feed = opened()
+        feed.augment_with(lambda columns, generator: {**columns, **change(columns)}, seed=1)
+        return list(feed.batches(0))
+
+    doubled = batches(lambda columns: {"marks": columns["marks"] * 2})
+    for batch, plain in zip(doubled, opened().batches(0), strict=True):
+        assert torch.equal(batch.columns["marks"], plain.columns["marks"] * 2)
+    for broken in (
+        lambda columns: {"marks": columns["marks"][1:]},
+        lambda columns: {"marks_offsets": columns["marks_offsets"][1:]},
+    ):
+        with pytest.raises(SpecError, match="augment broke a batch of 32 rows"):
+            batches(broken)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"])
+def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
+    lists = pa.table({"x": pa.array([[1, 2], [], [3]], pa.list_(pa.int64()))})
+    source = Source.of(tmp_path, {"train/a.parquet": lists}, [{"ragged": {"columns": ["x"], "dtype": dtype, "pad_value": 7}}])
+    order = make_order(ShuffleSpec(mode="none"), 3)
+    batch = next(open_feed(source.storage, source.materialize(), "train", batch_rows=3, order=order).batches(0))
+    assert batch.columns["x"].dtype == getattr(torch, dtype)
+    assert batch.columns["x"].tolist() == [[1, 2], [7, 7], [3, 7]]
+
+
+def test_lists_can_be_given_as_a_model_is_asked() -> None:
+    tokens = ColumnInfo(name="tokens", dtype="int32", ragged="padded")
+    ask = ServedModel()._lists
+    found = ask(tokens, {"tokens": [[1, 2], [3, 0]], "tokens_length": [2, 1]})
+    assert found["tokens"].tolist() == [[1, 2], [3, 0]]
+    assert found["tokens"].dtype == torch.int32
+    assert ask(tokens, {"tokens": [], "tokens_length": []})["tokens"].shape == (0, 0)
+    for wrong, words in (
+        ({"tokens": [[1, 2], [3]], "tokens_length": [2, 1]}, r"'tokens' is no array \[rows, longest\]"),
+        ({"tokens": [[1, 2]], "tokens_length": [3]}, "from 0 to longest"),
+        ({"tokens": [[1, 2]], "tokens_length": [1, 1]}, "from 0 to longest"),
+        ({"tokens": [[1, 2]]}, "no column 'tokens_length'"),
+        ({"tokens": [[1.5, 2]], "tokens_length": [2]}, "'tokens' holds 1.5; the model takes int32"),
+        ({"tokens": [[1, 2**40]], "tokens_length": [2]}, "'tokens' holds 1099511627776; the model takes int32"),
+        ({"tokens": [["one", "two"]], "tokens_length": [2]}, "'tokens' is no array of int32"),
+    ):
+        with pytest.raises(DataError, match=words):
+            ask(tokens, wrong)
+    found = ask(tokens, {"tokens": [[1.0, float("nan")]], "tokens_length": [1]})
+    assert found["tokens"].tolist() == [[1, 0]], "what a frame with gaps looks like"
+
+
+def test_a_value_that_the_models_dtype_cannot_hold_is_refused() -> None:
+    ask = ServedModel()._tensor
+    age = ColumnInfo(name="age", dtype="uint8")
+    assert ask(age, {"age": [3.0, 255]}).tolist() == [3, 255]
+    assert ask(ColumnInfo(name="w", dtype="float32"), {"w": [0.1]}).dtype == torch.float32
+    for wrong in ([-1], [256], [0.5], [float("nan")], ["x"], [None]):
+        with pytest.raises(DataError, match="column 'age'"):
+            ask(age, {"age": wrong})
+
+
+def test_encoded_images_take_their_own_size_on_disk(prepared: tuple[Source, DatasetManifest]) -> None:
+    source, manifest = prepared
+    shard = open_shard(source.storage.local_path(manifest.shards[0].path))
+    pictures = shard.column("picture")
+    first = pictures.values[pictures.offsets[0] : pictures.offsets[1]].tobytes()  # type: ignore[union-attr]
+    assert first == png(0)
+    assert {str(column) for column in manifest.feed_schema.columns} == {
+        "id: int64", "tokens: int32[*]", "marks: float32[*]", "picture: uint8[6, 5, 3]", "age: float64", "age_is_null: uint8",
+    }  # fmt: skip
+
+
+def test_a_shard_with_lists_ends_where_its_bytes_do_and_says_the_same_however_rows_arrive(tmp_path: Path) -> None:
+    digests = []
+    for files in (1, 3):
+        source = Source.of(tmp_path / str(files), steps=[{"drop": ["picture", "age"]}, *STEPS[:2]])
+        (source.folder / "train").mkdir(parents=True)
+        for number, ids in enumerate(np.split(np.arange(ROWS), files)):
+            pq.write_table(source_rows(ids), source.folder / "train" / f"{number}.parquet", row_group_size=70 // files)
+        manifest = source.materialize(spec=MaterializeSpec(unit_bytes=1 << 30, shard_bytes=3000))
+        shards = [open_shard(source.storage.local_path(shard.path)) for shard in manifest.shards]
+        assert len(shards) > 3
+        values = [int(shard.column("tokens").offsets[-1]) for shard in shards]  # type: ignore[union-attr]
+        sizes = [tokens * 4 + shard.rows * 36 for tokens, shard in zip(values, shards, strict=True)]
+        assert all(2000 < size < 4500 for size in sizes[:-1]), sizes
+        digests.append([shard.rows for shard in manifest.shards])
+    assert digests[0] == digests[1]
+
+
+def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[..., CachedFeed]) -> None:
+    feed = opened()
+    for batch in feed.batches(0):  # this process has its threads
+        check(batch)
+    child = multiprocessing.get_context("fork").Process(target=lambda: [check(batch) for batch in feed.batches(1)])
+    child.start()
+    child.join(60)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    assert child.exitcode == 0
+
+
+def test_bad_lists_and_images_are_named_by_their_row() -> None:
+    def prepare(values: list[Any], kind: pa.DataType, step: dict[str, Any], **data: Any) -> pa.Table:
+        return transform_table(pa.table({"x": pa.array(values, kind), "y": list(range(len(values)))}), [step], **data)
+
+    lists, step = pa.list_(pa.float64()), {"ragged": {"columns": ["x"]}}
+    with pytest.raises(DataError, match=r"1 row has a null in x; first: part-0\.parquet, row 101"):
+        prepare([[1.0], None], lists, step)
+    with pytest.raises(DataError, match="1 row has a null in x"):
+        prepare([[1.0], [2.0, None]], lists, step)
+    with pytest.raises(DataError, match=r"2 rows have NaN or an infinity in x; first: part-0\.parquet, row 100"):
+        prepare([[float("nan")], [], [1.0, float("inf")]], lists, step)
+    kept = prepare([[1.0], None, [2.0, None], [3.0, 4.0, 5.0], [float("nan")]], lists, step, invalid="drop")
+    assert kept["y"].to_pylist() == [0, 3]
+    assert kept["x"].to_pylist() == [[1.0], [3.0, 4.0, 5.0]]
+    cut = prepare([[1.0], [3.0, 4.0, 5.0], []], lists, {"ragged": {"columns": ["x"], "max_length": 2}})
+    assert cut["x"].to_pylist() == [[1.0], [3.0, 4.0], []]
+    with pytest.raises(DataError, match="ragged cannot take column 'x' of type list<item: string>"):
+        prepare([["a"]], pa.list_(pa.string()), step)
+    with pytest.raises(DataError, match="ragged cannot take column 'y' of type int64"):
+        prepare([[1.0]], lists, {"ragged": {"columns": ["y"]}})
+    with pytest.raises(DataError, match=r"there is no column 'z' at this step"):
+        prepare([[1.0]], lists, {"ragged": {"columns": ["z"]}})
+    with pytest.raises(DataError, match=r"lists of unequal length") as caught:
+        prepare([[1.0], [2.0, 3.0]], lists, {"drop": ["y"]})
+    assert "ragged: {columns: [x]}" in caught.value.next_step
+    with pytest.raises(DataError, match="the label 'x' holds lists or images"):
+        prepare([[1.0]], lists, step, label="x")
+    for options, words in (
+        ({"pad_value": 0.5}, "pad_value 0.5 is no value for column 'x' of int64"),
+        ({"dtype": "uint8", "pad_value": -1}, "pad_value -1 is no value for column 'x' of uint8"),
+        ({"dtype": "int8"}, "an entry of column 'x' does not fit dtype int8"),
+    ):
+        with pytest.raises(DataError, match=words):
+            prepare([[1], [300, 2]], pa.list_(pa.int64()), {"ragged": {"columns": ["x"], **options}})
+    with pytest.raises(ValidationError, match="pad_value"):
+        prepare([[1.0]], lists, {"ragged": {"columns": ["x"], "pad_value": float("nan")}})
+    with pytest.raises(DataError, match="column 'y' is the label, and 0 is no label"):
+        prepare([[1.0]], lists, {"null_mask": {"columns": ["y"]}}, label="y")
+    with pytest.raises(DataError, match=r"null_mask cannot take column 'x'"):
+        prepare([[1.0]], lists, {"null_mask": {"columns": ["x"]}})
+    encoded = {"decode_image": {"column": "x", "keep": "encoded"}}
+    with pytest.raises(DataError, match=r"1 row has an image in x that cannot be decoded; first: part-0\.parquet, row 101"):
+        prepare([png(1), png(2)[:-30]], pa.binary(), encoded)
+
+
+def test_a_batch_of_which_no_row_is_left_is_told_by_its_rows() -> None:
+    empty = pa.table({"x": pa.array([None], pa.float64()), "y": [1.0]})
+    step = {"concatenator": {"columns": ["x", "y"]}}
+    with pytest.raises(DataError, match="1 row has a null in x"):
+        transform_table(empty, [step])
+    assert transform_table(empty, [step], invalid="drop").num_rows == 0
+
+
+def test_a_column_may_not_have_the_name_that_says_how_long_lists_are() -> None:
+    table = pa.table({"x": [[1], [2, 3]], "x_length": [1, 2]})
+    with pytest.raises(DataError, match="the column name 'x_length' is taken"):
+        transform_table(table, [{"ragged": {"columns": ["x"]}}])
+
+
+FUNCTION = """
+import numpy as np
+
+def split(batch):
+    rows = [np.array([ord(w) for w in text.split()], np.int16) if text != "?" else None for text in batch["text"]]
+    rows = [np.array([]) if row is not None and not len(row) else row for row in rows]
+    out = np.empty(len(rows), object)
+    out[:] = rows
+    return {"x": out}
+
+def loose(batch):
+    return {"x": np.array([np.array([1, 2]) for _ in batch["text"]], dtype=object)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected", "length"),
+    [
+        (["a b", "", "c d e"], [[97, 98, 0], [0, 0, 0], [99, 100, 101]], [2, 0, 3]),
+        (["a b", "c d"], [[97, 98], [99, 100]], [2, 2]),
+        (["a b"], [[97, 98]], [2]),
+        (["a b", "?", "c"], [[97, 98], [99, 0]], [2, 1]),
+    ],
+)
+def test_a_function_makes_the_lists(tmp_path: Path, texts: list[str], expected: list[list[int]], length: list[int]) -> None:
+    steps = [{"map_batches": "words.py:split"}, {"ragged": {"columns": ["x"]}}]
+    source = Source.of(tmp_path, {"train/a.parquet": pa.table({"text": texts})}, steps, invalid="drop")
+    (tmp_path / "words.py").write_text(FUNCTION)
+    manifest = source.materialize()
+    assert [str(column) for column in manifest.feed_schema.columns] == ["x: int16[*]"]
+    order = make_order(ShuffleSpec(mode="none"), len(length))
+    batch = next(open_feed(source.storage, manifest, "train", batch_rows=4, order=order).batches(0))
+    assert batch.columns["x"].tolist() == expected
+    assert batch.columns["x_length"].tolist() == length
+
+
+def test_lists_that_numpy_made_a_table_of_are_lists_and_can_be_joined(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(FUNCTION)
+    for step, shape in (
+        ({"ragged": {"columns": ["x"]}}, "x: int64[*]"),
+        ({"concatenator": {"columns": ["x"]}}, "features: float32[2]"),
+    ):
+        source = Source.of(
+            tmp_path, {"train/a.parquet": pa.table({"text": ["a", "b"]})}, [{"map_batches": "words.py:loose"}, step]
+        )
+        assert [str(column) for column in source.materialize().feed_schema.columns] == [shape]

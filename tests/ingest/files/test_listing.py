@@ -1,0 +1,106 @@
+"""Listing takes the files a user means, leaves clutter out, and says what is wrong with a location."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from penstock.errors import DataError, ServiceError, SpecError
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.spec import DataSpec
+from tests.ingest.reading import write_files
+
+
+def names(folder: Path, format: str = "csv", train: str = ".", **options: object) -> list[str]:
+    data = DataSpec.model_validate({"format": format, "train": train, **options})
+    return [file.name for file in list_source(data, folder)]
+
+
+def test_a_directory_gives_the_files_of_the_format_in_order_of_name(tmp_path: Path) -> None:
+    write_files(tmp_path, {"b.csv": "x", "a/c.csv": "x", "a.parquet": "x", "part-00000": "x", "z.csv.gz": "x"})
+    assert names(tmp_path) == ["a/c.csv", "b.csv", "part-00000", "z.csv.gz"]
+
+
+@pytest.mark.parametrize(
+    "clutter",
+    [
+        *("_SUCCESS", "_metadata", "_temporary/0/a.csv", ".DS_Store", ".a.csv.crc", ".hidden/a.csv", "a.csv.crc", "a.csv.tmp"),
+        *("README.md", "README", "LICENSE", "SHA256SUMS", "Thumbs.db", "a.csv~"),
+    ],
+)
+@pytest.mark.parametrize("train", [".", "*", "**"])
+def test_clutter_is_never_data(tmp_path: Path, clutter: str, train: str) -> None:
+    write_files(tmp_path, {"a.csv": "x", clutter: "x"})
+    assert names(tmp_path, train=train) == ["a.csv"]
+
+
+def test_one_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    write_files(tmp_path, {"README.data": "x", "b.csv": "x"})
+    assert names(tmp_path, train="README.data") == ["README.data"]
+
+
+def test_a_glob_takes_files_of_any_extension(tmp_path: Path) -> None:
+    write_files(tmp_path, {"y=1/a.dat": "x", "y=2/b.dat": "x", "z/c.dat": "x"})
+    assert names(tmp_path, train="y=*/*.dat") == ["y=1/a.dat", "y=2/b.dat"]
+
+
+def test_a_name_with_brackets_is_a_name_where_it_exists(tmp_path: Path) -> None:
+    write_files(tmp_path, {"set[1]/a.csv": "x", "set1/b.csv": "x"})
+    assert names(tmp_path, train="set[1]") == ["a.csv"]
+
+
+def test_files_carry_size_and_a_fingerprint_that_follows_the_content(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "x\n1\n"})
+    data = DataSpec(format="csv", train="a.csv")
+    before = list_source(data, tmp_path)[0]
+    write_files(tmp_path, {"a.csv": "x\n2\n"})
+    after = list_source(data, tmp_path)[0]
+    assert before.size_bytes == after.size_bytes == 4
+    assert before.fingerprint != after.fingerprint
+    assert before.uri == str(tmp_path / "a.csv")
+
+
+def test_locations_come_in_the_order_of_the_splits(tmp_path: Path) -> None:
+    write_files(tmp_path, {"te/a.csv": "x", "tr/z.csv": "x", "va/b.csv": "x"})
+    data = DataSpec(format="csv", train="tr", validation="va", test="te")
+    assert [file.location for file in list_source(data, tmp_path)] == ["train", "validation", "test"]
+
+
+def test_any_fsspec_url_is_listed(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").pipe("/listing/a.csv", b"x\n1\n")
+    assert names(tmp_path, train="memory://listing/") == ["a.csv"]
+
+
+@pytest.mark.parametrize("train", ["nowhere", "nowhere.csv", "*.csv"])
+def test_a_missing_location_is_named(tmp_path: Path, train: str) -> None:
+    with pytest.raises(DataError, match=r"data\.train: .*matches no file") as caught:
+        names(tmp_path, train=train)
+    assert str(tmp_path / train) in caught.value.message
+
+
+def test_a_directory_without_files_of_the_format_shows_what_is_there(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "x"})
+    with pytest.raises(DataError, match="no parquet file in") as caught:
+        names(tmp_path, "parquet")
+    assert caught.value.problems == ("skipped: a.csv",)
+
+
+def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
+    write_files(tmp_path, {"all/a.csv": "x", "all/test/b.csv": "x"})
+    with pytest.raises(DataError, match="two splits") as caught:
+        names(tmp_path, train="all", test="all/test")
+    assert "b.csv is in data.train and in data.test" in caught.value.problems[0]
+
+
+def test_split_rules_that_leave_nothing_to_train_on_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="add up to 1 or more"):
+        names(tmp_path, train="nowhere", validation={"fraction": 0.5}, test={"fraction": 0.5})
+
+
+def test_a_dead_endpoint_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(ServiceError, match=r"http://127\.0\.0\.1:1 does not answer") as caught:
+        names(tmp_path, train="s3://bucket/data/")
+    assert "AWS_ENDPOINT_URL" in caught.value.next_step

@@ -1,0 +1,115 @@
+"""Rows that no disk keeps: the same rows, digest and errors as on disk, whichever way they are read."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.errors import DataError
+from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.memory import MemoryFeed
+from penstock.ingest.feed.stream import STREAM_CPUS, stream_tasks, streams_cpus
+from penstock.ingest.materialize.without_disk import RowSource
+from penstock.ingest.shuffle.order import Order
+from penstock.ingest.spec import MaterializeSpec
+from penstock.progress import silent
+from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source
+
+
+def part(start: int, rows: int = 40) -> pa.Table:
+    """Rows with lists: as many tokens and marks as the row's number modulo 7 and 3, and the row's number in each."""
+    ids = np.arange(start, start + rows)
+    lists = {name: [[i] * (i % most) for i in ids.tolist()] for name, most in (("tokens", 7), ("marks", 3))}
+    return pa.table({"x": ids.astype(np.float32), "y": np.arange(rows) % 3, **lists})
+
+
+def source_of(folder: Path, **data: Any) -> Source:
+    files = {f"train/part-{i}.parquet": part(i * 40) for i in range(3)}
+    files["held/part-0.parquet"] = part(500, 7)
+    steps = [
+        {"standard_scaler": {"columns": ["x"]}},
+        {"ragged": {"columns": ["tokens"]}},
+        {"ragged": {"columns": ["marks"], "batch": "packed"}},
+    ]
+    return Source.of(folder, files, steps, label="y", **{"validation": {"fraction": 0.25}, "test": "held", **data})
+
+
+def uncached(source: Source, spec: MaterializeSpec = ONE_FILE_PER_UNIT) -> RowSource:
+    return RowSource(source.data, tuple(source.steps), source.fit(), source.snapshot(), source.code, spec)
+
+
+def test_the_manifest_says_what_that_of_a_dataset_on_disk_says_but_lists_no_shards(tmp_path: Path, ray_cluster: None) -> None:
+    source = source_of(tmp_path)
+    described = uncached(source).describe("key", silent)
+    assert not source.storage.local_path().exists()
+    on_disk = source.materialize()
+    assert described == on_disk.model_copy(update={"shards": ()})
+    assert described.rows["validation"] > 0
+
+
+def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, ray_cluster: None) -> None:
+    source = source_of(tmp_path)
+    small_shards = MaterializeSpec(unit_bytes=1, shard_bytes=400)
+    manifest, datasets = uncached(source, small_shards).put("key", silent)
+    on_disk = source.materialize(spec=small_shards)
+    assert manifest == on_disk.model_copy(update={"shards": ()})
+    assert set(datasets) == {"train", "validation", "test"}
+    for split, dataset in datasets.items():
+        order = Order(mode="global", seed=4, rows=manifest.rows[split])
+        assert dataset.size_bytes == sum(shard.size_bytes for shard in on_disk.shards_of(split))
+        in_memory = MemoryFeed(dataset, batch_rows=16, order=order)
+        cached = open_feed(source.storage, on_disk, split, batch_rows=16, order=order)
+        assert in_memory.state_dict() == cached.state_dict()  # so either continues what the other began
+        for ours, theirs in zip(in_memory.batches(1), cached.batches(1), strict=True):
+            assert ours.row_ids.tolist() == theirs.row_ids.tolist()
+            assert set(theirs.columns) >= {"tokens_length", "marks_offsets"}
+            for name, tensor in theirs.columns.items():
+                assert ours.columns[name].equal(tensor)
+
+
+def test_a_stream_prepares_each_splits_rows_in_the_order_on_disk(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    ours = pickle.loads(pickle.dumps(uncached(source)))
+    manifest = source.materialize()
+    for split in ("train", "validation", "test"):
+        found = [table.column("x").to_numpy() for files in ours.units(split) for table in ours.tables(split, files)]
+        np.testing.assert_array_equal(np.concatenate(found), source.column(manifest, "x", split))
+
+
+def test_only_files_that_can_hold_rows_of_a_split_are_read_for_it(tmp_path: Path) -> None:
+    units = uncached(source_of(tmp_path))
+    for split, location in (("train", "train"), ("validation", "train"), ("test", "test")):
+        files = [file for unit in units.units(split) for file in unit]
+        assert {file.location for file in files} == {location}
+
+
+@pytest.mark.parametrize("way", ["describe", "put"])
+def test_rows_that_cannot_be_used_are_counted_over_all_files_as_on_disk(tmp_path: Path, way: str, ray_cluster: None) -> None:
+    broken = {f"train/part-{i}.parquet": pa.table({"x": [1.0, None, 3.0], "y": [0, 1, 0]}) for i in range(2)}
+    source = Source.of(tmp_path, broken, label="y")
+    with pytest.raises(DataError) as on_disk:
+        source.materialize()
+    with pytest.raises(DataError) as found:
+        getattr(uncached(source), way)("key", silent)
+    assert str(found.value) == str(on_disk.value)
+    assert "2 rows have a null in x" in str(found.value)
+
+
+def test_rows_that_cannot_be_used_are_left_out_where_the_spec_says_so(tmp_path: Path, ray_cluster: None) -> None:
+    broken = {f"train/part-{i}.parquet": pa.table({"x": [1.0, None, 3.0], "y": [0, 1, 0]}) for i in range(2)}
+    source = Source.of(tmp_path, broken, label="y", invalid="drop")
+    manifest, datasets = uncached(source).put("key", silent)
+    assert manifest.rows["train"] == datasets["train"].num_rows == 4
+    assert sum(unit.rows_dropped for unit in manifest.units) == 2
+
+
+@pytest.mark.parametrize(("ranks", "free_cpus", "tasks"), [(2, 1.0, 1), (1, 0.5, 1), (2, 14.0, 3), (4, 8.0, 1)])
+def test_all_tasks_of_all_streams_fit_into_the_free_cpus(ranks: int, free_cpus: float, tasks: int) -> None:
+    assert stream_tasks(ranks, free_cpus) == tasks
+    assert streams_cpus(ranks) * tasks <= free_cpus
+    assert streams_cpus(ranks) >= ranks * STREAM_CPUS

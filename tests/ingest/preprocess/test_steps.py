@@ -1,0 +1,119 @@
+"""The `preprocess` section of a pipeline file: what may be written, and which columns a step means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from penstock.errors import DataError
+from penstock.ingest.preprocess.steps import PreprocessStep, columns_of_step
+
+SCHEMA = pa.schema(
+    [("age", pa.int64()), ("fare", pa.float64()), ("sex", pa.string()), ("label", pa.int64()), ("day", pa.timestamp("s"))]
+)
+
+
+def parse(step: Any) -> PreprocessStep:
+    return PreprocessStep.model_validate(step)
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ({"standard_scaler": {"columns": ["age"]}}, "standard_scaler"),
+        ({"map_batches": "transforms.py:normalize"}, "map_batches"),
+        ({"map_batches": {"function": "transforms.py:normalize", "params": {"k": 2}}}, "map_batches"),
+        ("label_encoder", "label_encoder"),
+        ({"label_encoder": None}, "label_encoder"),
+        ({"decode_image": {}}, "decode_image"),
+        ({"cast": {"age": "float32"}}, "cast"),
+        ({"drop": ["age"]}, "drop"),
+    ],
+)
+def test_a_step_is_one_kind_with_its_options(written: Any, kind: str) -> None:
+    assert parse(written).kind == kind
+
+
+@pytest.mark.parametrize("written", [{}, {"drop": ["a"], "rename": {"b": "c"}}])
+def test_a_step_of_no_kind_or_two_is_refused_with_the_kinds_there_are(written: Any) -> None:
+    with pytest.raises(ValidationError, match=r"exactly one of standard_scaler, .*map_batches"):
+        parse(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"standard_scalar": {"columns": ["a"]}}, "standard_scalar"),
+        ({"standard_scaler": {"columns": []}}, "at least 1"),
+        ({"standard_scaler": {"columns": ["a", "a"]}}, "named twice"),
+        ({"standard_scaler": {"column": ["a"]}}, "column"),
+        ({"cast": {"a": "flaot32"}}, "flaot32"),
+        ({"map_batches": "transforms.py"}, "pattern"),
+        ({"imputer": {"columns": ["a"], "strategy": "constant"}}, "fill_value"),
+        ({"imputer": {"columns": ["a"], "fill_value": 3}}, "fill_value"),
+        ({"robust_scaler": {"columns": ["a"], "quantile_range": [0.8, 0.2]}}, "must rise"),
+    ],
+)
+def test_a_wrong_option_is_named(written: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        parse(written)
+
+
+def test_a_step_survives_json() -> None:
+    for written in ({"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 1}}, {"map_batches": "t.py:f"}):
+        step = parse(written)
+        assert PreprocessStep.model_validate_json(step.model_dump_json()) == step
+
+
+def test_only_steps_that_learn_need_a_fit() -> None:
+    assert parse({"imputer": {"columns": ["a"]}}).is_fitted
+    assert parse("label_encoder").is_fitted
+    assert not parse({"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 0}}).is_fitted
+    assert not parse({"concatenator": {"columns": ["a"]}}).is_fitted
+
+
+@pytest.mark.parametrize(
+    ("written", "columns"),
+    [
+        ({"standard_scaler": {"columns": "*"}}, ["age", "fare"]),
+        ({"one_hot": {"columns": "*"}}, ["sex"]),
+        ({"concatenator": {"columns": ["fare", "age"]}}, ["fare", "age"]),
+        ("label_encoder", ["label"]),
+        ({"label_encoder": {"column": "sex"}}, ["sex"]),
+    ],
+)
+def test_a_star_means_every_column_the_step_can_take_but_never_the_label(written: Any, columns: list[str]) -> None:
+    assert columns_of_step(parse(written), SCHEMA, "label") == columns
+
+
+def test_a_star_of_the_concatenator_takes_vectors_and_no_pictures() -> None:
+    vector, picture = pa.fixed_shape_tensor(pa.float32(), [4]), pa.fixed_shape_tensor(pa.uint8(), [2, 2, 3])
+    schema = pa.schema([("v", vector), ("image", picture), ("x", pa.int32())])
+    assert columns_of_step(parse({"concatenator": {"columns": "*"}}), schema, None) == ["v", "x"]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"standard_scaler": {"columns": ["agee"]}}, r"no column 'agee'.*age \(int64\)"),
+        ({"standard_scaler": {"columns": ["sex"]}}, r"'sex' of type string"),
+        ({"one_hot": {"columns": ["fare"]}}, r"'fare' of type double"),
+        ({"concatenator": {"columns": ["day"]}}, r"'day' of type timestamp"),
+    ],
+)
+def test_a_column_the_step_cannot_take_is_named_with_its_type(written: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        columns_of_step(parse(written), SCHEMA, "label")
+
+
+def test_a_star_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(DataError, match="matches no column"):
+        columns_of_step(parse({"one_hot": {"columns": "*"}}), pa.schema([("x", pa.int64())]), None)
+
+
+def test_a_label_encoder_without_a_label_is_an_error() -> None:
+    with pytest.raises(DataError, match="needs a label"):
+        columns_of_step(parse("label_encoder"), SCHEMA, None)

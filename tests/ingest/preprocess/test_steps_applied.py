@@ -1,0 +1,422 @@
+"""What each step does to rows, and what is said about rows and columns that cannot be used."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from penstock.errors import DataError, SpecError
+from penstock.ingest.preprocess.chain import Transform
+from penstock.ingest.preprocess.fitted import ColumnState, FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.problems import Origin
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.spec import DataSpec
+from penstock.usercode.capture import capture
+from tests.ingest.preparing import transform_table
+
+
+def apply(table: pa.Table, step: Any, *states: ColumnState, **data: Any) -> pa.Table:
+    """One fitted step."""
+    transform = _transform(step, *states, **data)
+    return transform.apply(table, "part-0.parquet", 100)
+
+
+def _transform(step: Any, *states: ColumnState, **data: Any) -> Transform:
+    parsed = PreprocessStep.model_validate(step)
+    spec = DataSpec.model_validate({"format": "parquet", "train": "t", **data})
+    return Transform(spec, [parsed], FittedPreprocess(steps=(FittedStep(step=parsed, columns=states),)), {})
+
+
+def user_transform(folder: Path, source: str, params: dict[str, Any] | None = None, **data: Any) -> Transform:
+    """A map_batches step with the function `f` of `source`."""
+    (folder / "user.py").write_text(f"import numpy as np\n{source}\n")
+    step = PreprocessStep.model_validate({"map_batches": {"function": "user.py:f", "params": params or {}}})
+    spec = DataSpec.model_validate({"format": "parquet", "train": "t", **data})
+    code = {"user.py:f": capture("user.py:f", folder)}
+    return Transform(spec, [step], FittedPreprocess(steps=(FittedStep(step=step),)), code)
+
+
+def jpeg(height: int, width: int, *, orientation: int | None = None) -> bytes:
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, : width // 2] = 255
+    exif = Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", exif=exif, quality=95)
+    return stream.getvalue()
+
+
+# Steps without state.
+
+
+def test_drop_rename_and_cast() -> None:
+    table = pa.table({"a": [1, 2], "b": [3, 4], "c": ["5", "6"]})
+    result = transform_table(table, [{"drop": ["a"]}, {"rename": {"b": "x"}}, {"cast": {"x": "float32", "c": "int64"}}])
+    assert result.to_pydict() == {"x": [3.0, 4.0], "c": [5, 6]}
+    assert result.schema.field("x").type == pa.float32()
+
+
+@pytest.mark.parametrize(
+    "step", [{"drop": ["q"]}, {"rename": {"q": "r"}}, {"cast": {"q": "int64"}}, {"decode_image": {"column": "q"}}]
+)
+def test_a_step_on_a_column_that_is_not_there_names_those_there_are(step: Any) -> None:
+    with pytest.raises(DataError, match=r"no column 'q' at this step; the rows have a, b"):
+        transform_table(pa.table({"a": [1], "b": [2]}), [step])
+
+
+def test_a_rename_onto_another_column_is_refused() -> None:
+    with pytest.raises(DataError, match="two columns the name 'b'"):
+        transform_table(pa.table({"a": [1], "b": [2]}), [{"rename": {"a": "b"}}])
+
+
+def test_a_cast_that_loses_something_names_file_row_and_value() -> None:
+    with pytest.raises(DataError, match=r"part-0\.parquet, row 102 \(from 0\): a holds 'many'"):
+        transform_table(pa.table({"a": ["1", "2", "many"]}), [{"cast": {"a": "int64"}}])
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("int64", 86400), ("float64", 86400.5)])
+def test_a_time_becomes_seconds_since_1970(kind: str, expected: float) -> None:
+    when = pa.array([dt.datetime(1970, 1, 2, 0, 0, 0, 500_000)], pa.timestamp("us"))
+    assert transform_table(pa.table({"t": when}), [{"cast": {"t": kind}}])["t"].to_pylist() == [expected]
+    day = pa.array([dt.date(1970, 1, 2)], pa.date32())
+    assert transform_table(pa.table({"t": day}), [{"cast": {"t": kind}}])["t"].to_pylist() == [86400]
+
+
+def test_the_concatenator_puts_numbers_and_vectors_side_by_side() -> None:
+    table = pa.table({"y": [7, 8], "a": [1, 2], "v": [[3.0, 4.0], [5.0, 6.0]], "b": [True, False]})
+    result = transform_table(table, [{"concatenator": {"columns": ["v", "a", "b"], "output": "x"}}], label="y")
+    assert result.column_names == ["y", "x"]
+    assert result["x"].type == pa.fixed_shape_tensor(pa.float32(), [4])
+    assert result["x"].combine_chunks().to_numpy_ndarray().tolist() == [[3, 4, 1, 1], [5, 6, 2, 0]]
+
+
+def test_the_concatenator_names_the_input_column_of_a_missing_value() -> None:
+    table = pa.table({"a": [1.0, None, float("nan")], "b": [1, 1, 1]})
+    with pytest.raises(DataError) as caught:
+        transform_table(table, [{"concatenator": {"columns": ["a", "b"]}}])
+    assert "1 row has a null in a; first: part-0.parquet, row 101" in str(caught.value)
+    assert "1 row has NaN or an infinity in a; first: part-0.parquet, row 102" in str(caught.value)
+
+
+def test_a_constant_fills_nulls_and_nan() -> None:
+    table = pa.table({"a": [1.0, None, float("nan")], "s": ["x", None, "y"]})
+    steps = [
+        {"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 9}},
+        {"imputer": {"columns": ["s"], "strategy": "constant", "fill_value": "7"}},
+        {"cast": {"s": "string"}},
+        {"drop": ["s"]},
+    ]
+    assert transform_table(table, steps)["a"].to_pylist() == [1.0, 9.0, 9.0]
+    with pytest.raises(DataError, match="'none' is no value for column 'a' of type double"):
+        transform_table(table, [{"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": "none"}}])
+
+
+# Steps with state.
+
+
+@pytest.mark.parametrize("kind", ["standard_scaler", "min_max_scaler", "max_abs_scaler", "robust_scaler"])
+def test_a_scaler_gives_float32_and_keeps_nulls_for_the_check_that_names_them(kind: str) -> None:
+    state = ColumnState(column="a", center=1.0, scale=2.0)
+    table = pa.table({"a": pa.array([1, 5, None]), "b": [1, 2, 3]})
+    with pytest.raises(DataError, match=r"1 row has a null in a; first: part-0\.parquet, row 102"):
+        apply(table, {kind: {"columns": ["a"]}}, state)
+    result = apply(table.slice(0, 2), {kind: {"columns": ["a"]}}, state)
+    assert result["a"].type == pa.float32()
+    assert result.to_pydict() == {"a": [0.0, 2.0], "b": [1, 2]}
+
+
+def test_one_hot_gives_a_vector_and_zeros_for_the_unseen() -> None:
+    state = ColumnState(column="c", categories=("blue", "red"))
+    transform = _transform({"one_hot": {"columns": ["c"]}}, state)
+    rows = transform.prepare(pa.table({"c": ["red", "green", "blue"]}), Origin.of_file("f", 0, 3))
+    assert rows.table["c"].combine_chunks().to_numpy_ndarray().tolist() == [[0, 1], [0, 0], [1, 0]]
+    assert rows.table["c"].type == pa.fixed_shape_tensor(pa.float32(), [2])
+    assert rows.unseen == {"c": 1}
+    assert rows.problems == []
+
+
+@pytest.mark.parametrize("kind", ["ordinal", "label_encoder"])
+def test_an_unseen_category_is_an_error_with_value_file_and_row_or_dropped_and_counted(kind: str) -> None:
+    step = {kind: {"columns": ["c"]} if kind == "ordinal" else {"column": "c"}}
+    state = ColumnState(column="c", categories=("blue", "red"))
+    table = pa.table({"c": ["red", "green", "blue", "pink"]})
+    with pytest.raises(DataError, match=r"2 rows have a value in c that the train split.*row 101 \(from 0\): 'green'"):
+        apply(table, step, state)
+    transform = _transform(step, state, invalid="drop")
+    rows = transform.prepare(table, Origin.of_file("f", 0, 4))
+    assert rows.table["c"].to_pylist() == [1, 0]
+    assert rows.table["c"].type == pa.int64()
+    assert rows.origin.rows.tolist() == [0, 2]
+    assert [(p.reason, p.rows) for p in rows.problems] == [("unknown category", 2)]
+
+
+@pytest.mark.parametrize("categories", [(3, 5), (False, True), ("a", "b")])
+def test_categories_keep_their_type(categories: tuple[Any, ...]) -> None:
+    state = ColumnState.model_validate_json(ColumnState(column="c", categories=categories).model_dump_json())
+    assert [type(value) for value in state.categories or ()] == [type(value) for value in categories]
+    table = pa.table({"c": [categories[1], categories[0]]})
+    assert apply(table, {"ordinal": {"columns": ["c"]}}, state)["c"].to_pylist() == [1, 0]
+
+
+@pytest.mark.parametrize("kind", ["one_hot", "ordinal"])
+def test_a_null_is_no_category(kind: str) -> None:
+    state = ColumnState(column="c", categories=("a",))
+    with pytest.raises(DataError, match="1 row has a null in c"):
+        apply(pa.table({"c": ["a", None]}), {kind: {"columns": ["c"]}}, state)
+
+
+# Images.
+
+
+def test_an_image_is_decoded_upright() -> None:
+    table = pa.table({"image": [{"bytes": jpeg(20, 40, orientation=6), "path": "a.jpg"}]})
+    pixels = transform_table(table, ["decode_image"])["image"].combine_chunks().to_numpy_ndarray()
+    assert pixels.shape == (1, 40, 20, 3)
+    assert pixels.dtype == np.uint8
+    assert pixels[0, 2].mean() > 200
+    assert pixels[0, -3].mean() < 50
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_images_are_resized_to_height_and_width(mode: str, channels: int) -> None:
+    table = pa.table({"image": pa.array([jpeg(20, 40), jpeg(8, 8)], pa.binary())})
+    result = transform_table(table, [{"decode_image": {"size": [10, 30], "mode": mode}}])
+    assert result["image"].combine_chunks().to_numpy_ndarray().shape == (2, 10, 30, channels)
+
+
+def test_the_images_options_of_data_are_the_default() -> None:
+    table = pa.table({"image": [{"bytes": jpeg(20, 40), "path": None}]})
+    result = transform_table(table, images={"size": [4, 6], "mode": "L"})
+    assert result["image"].combine_chunks().to_numpy_ndarray().shape == (1, 4, 6, 1)
+
+
+def test_images_of_two_sizes_need_a_size_and_the_message_writes_it() -> None:
+    table = pa.table({"image": pa.array([jpeg(20, 40), jpeg(8, 9)], pa.binary())})
+    with pytest.raises(DataError, match=r"row 101 .*8x9.*20x40") as caught:
+        transform_table(table, ["decode_image"])
+    assert "decode_image: {column: image, size: [20, 40]}" in str(caught.value)
+
+
+def test_a_broken_image_is_named_or_dropped() -> None:
+    table = pa.table({"image": pa.array([jpeg(8, 8), jpeg(8, 8)[:60], b"no image", None], pa.binary()), "label": [0, 1, 2, 3]})
+    with pytest.raises(DataError) as caught:
+        transform_table(table, ["decode_image"])
+    assert "2 rows have an image in image that cannot be decoded; first: part-0.parquet, row 101" in str(caught.value)
+    assert "1 row has a null in image; first: part-0.parquet, row 103" in str(caught.value)
+    assert transform_table(table, ["decode_image"], invalid="drop")["label"].to_pylist() == [0]
+
+
+def test_decoding_what_holds_no_images_is_refused() -> None:
+    with pytest.raises(DataError, match="'x' has type int64; it takes bytes"):
+        transform_table(pa.table({"x": [1]}), [{"decode_image": {"column": "x"}}])
+
+
+# User functions.
+
+
+def test_a_user_function_gets_and_gives_numpy_arrays(tmp_path: Path) -> None:
+    source = """
+def f(batch, k):
+    assert batch["s"].dtype == object and batch["s"][0] == "ab" and batch["s"][1] is None
+    assert batch["v"].shape == (2, 3) and batch["v"].dtype == np.float32
+    assert batch["n"].dtype == np.float64 and np.isnan(batch["n"][1])
+    assert batch["i"].dtype == np.int32
+    assert list(batch["ragged"][1]) == [2, 3]
+    assert batch["t"].dtype.kind == "M"
+    batch["i"] += 1
+    return {"i": batch["i"] * k, "v": batch["v"].reshape(2, 1, 3), "big": batch["i"] > 2}
+"""
+    table = pa.table(
+        {
+            "s": ["ab", None],
+            "v": pa.array([[1, 2, 3], [4, 5, 6]], pa.list_(pa.float32(), 3)),
+            "n": pa.array([1, None]),
+            "i": pa.array([1, 2], pa.int32()),
+            "ragged": [[1], [2, 3]],
+            "t": pa.array([0, 1], pa.timestamp("s")),
+        }
+    )
+    result = user_transform(tmp_path, source, {"k": 10}).apply(table, "f", 0)
+    assert result["i"].to_pylist() == [20, 30]
+    assert result["v"].combine_chunks().to_numpy_ndarray().tolist() == [[[1, 2, 3]], [[4, 5, 6]]]
+    assert result["big"].to_pylist() == [0, 1]
+    assert table["i"].to_pylist() == [1, 2]
+
+
+def test_a_user_function_may_give_text_to_later_steps(tmp_path: Path) -> None:
+    transform = user_transform(tmp_path, 'def f(batch):\n    return {"word": np.array(["a", "b"])}')
+    with pytest.raises(DataError, match="'word' has type string; after all steps"):
+        transform.apply(pa.table({"x": [1, 2]}), "f", 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('return {"x": batch["x"][:2]}', r"user\.py:f: column 'x' came back with 2 rows for 3"),
+        ('return {"x": 3}', "came back with a scalar"),
+        ("return None", "returned NoneType; it must return a dict"),
+        ('return batch["y"]', r"user\.py:f raised KeyError: 'y' \(.*user\.py, line 3\)"),
+        ('return {"x": np.array([1j, 2j, 3j])}', "dtype complex128 cannot be kept"),
+        ('return {"x": [[1], [1, 2], [3]]}', "is no array of one shape"),
+    ],
+)
+def test_what_a_user_function_does_wrong_is_said_with_its_name(tmp_path: Path, body: str, said: str) -> None:
+    transform = user_transform(tmp_path, f"def f(batch):\n    {body}")
+    with pytest.raises(DataError, match=said):
+        transform.apply(pa.table({"x": [1, 2, 3]}), "part-7.parquet", 40)
+
+
+def test_a_failing_user_function_is_told_the_rows_it_failed_on(tmp_path: Path) -> None:
+    transform = user_transform(tmp_path, "def f(batch):\n    return 1 / 0")
+    with pytest.raises(DataError, match=r"part-7\.parquet, row 40 \(from 0\) and the 2 rows after it"):
+        transform.apply(pa.table({"x": [1, 2, 3]}), "part-7.parquet", 40)
+
+
+def test_a_user_function_leaves_rows_out_with_keep(tmp_path: Path) -> None:
+    transform = user_transform(tmp_path, 'def f(batch):\n    return {**batch, "_keep": batch["x"] != 2}')
+    rows = transform.prepare(pa.table({"x": [1, 2, 3]}), Origin.of_file("f", 10, 3))
+    assert rows.table.to_pydict() == {"x": [1, 3]}
+    assert rows.origin.rows.tolist() == [10, 12]
+    assert rows.filtered == 1
+
+
+# What is left after all steps.
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shape"),
+    [
+        (pa.array([True, False]), "uint8", []),
+        (pa.array([1, 2], pa.int16()), "int16", []),
+        (pa.array([b"ab", b"cd"], pa.binary(2)), "uint8", [2]),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.uint8())), "uint8", [2]),
+        (pa.array([[1, 2], [3, 4]], pa.large_list(pa.float64())), "double", [2]),
+        (pa.array([[[1, 2, 3], [4, 5, 6]]] * 2, pa.list_(pa.list_(pa.int64(), 3))), "int64", [2, 3]),
+        (pa.array([[True], [False]], pa.list_(pa.bool_(), 1)), "uint8", [1]),
+    ],
+)
+def test_columns_become_numbers_of_one_shape(values: pa.Array, dtype: str, shape: list[int]) -> None:
+    padded = pa.concat_arrays([values, values]).slice(2)  # what is before a slice must not come back
+    kind = transform_table(pa.table({"x": padded}))["x"].type
+    expected = pa.type_for_alias(dtype)
+    assert kind == (pa.fixed_shape_tensor(expected, shape) if shape else expected)
+    flat = np.array(padded.to_pylist() if dtype != "uint8" or shape != [2] else [list(v) for v in padded.to_pylist()])
+    column = transform_table(pa.table({"x": padded}))["x"].combine_chunks()
+    result = column.to_numpy_ndarray() if shape else column.to_numpy()
+    assert result.tolist() == flat.astype(result.dtype).tolist()
+
+
+def test_lists_of_unequal_length_name_the_first_row_that_differs() -> None:
+    with pytest.raises(DataError, match=r"'x' holds lists of unequal length: part-0\.parquet, row 102 .*has 1 .* 2"):
+        transform_table(pa.table({"x": [[1, 2], [3, 4], [5], [6]]}))
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (pa.array(["a"]), "one_hot or ordinal: {columns: [x]}"),
+        (pa.array([0], pa.timestamp("s")), "cast: {x: float64}"),
+        (pa.array([0], pa.date32()), "cast: {x: float64}"),
+        (pa.array([1]).cast(pa.decimal128(21, 2)), "cast: {x: float64}"),
+        (pa.array([b"abc"]), "decode_image: {column: x}"),
+        (pa.array([{"a": 1}]), "drop: [x]"),
+        (pa.array([["a"]]), "drop: [x]"),
+    ],
+)
+def test_a_column_that_holds_no_numbers_is_named_with_the_step_that_helps(values: pa.Array, advice: str) -> None:
+    with pytest.raises(DataError, match="'x' has type") as caught:
+        transform_table(pa.table({"x": values}))
+    assert advice in str(caught.value)
+
+
+def test_decimals_are_cast() -> None:
+    values = pa.array([1, 2]).cast(pa.decimal128(21, 2))
+    assert transform_table(pa.table({"x": values}), [{"cast": {"x": "float64"}}])["x"].to_pylist() == [1.0, 2.0]
+
+
+def test_a_text_label_asks_for_the_label_encoder() -> None:
+    with pytest.raises(DataError, match="the label 'y' is text") as caught:
+        transform_table(pa.table({"y": ["cat"]}), label="y")
+    assert "label_encoder" in str(caught.value)
+
+
+def test_a_label_that_the_steps_removed_is_missed() -> None:
+    with pytest.raises(SpecError, match="there is no column 'y' after the preprocess steps; the rows have x"):
+        transform_table(pa.table({"x": [1], "y": [1]}), [{"drop": ["y"]}], label="y")
+    with pytest.raises(SpecError, match="did you mean 'price'"):
+        transform_table(pa.table({"price": [1]}), [], label="prize")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (pa.array([1.0, None, None]), r"2 rows have a null in x; first: part-0\.parquet, row 101"),
+        (pa.array([1.0, 2.0, float("nan")]), r"1 row has NaN or an infinity in x; first: part-0\.parquet, row 102"),
+        (pa.array([float("-inf"), 2.0, 3.0]), r"NaN or an infinity in x; first: part-0\.parquet, row 100"),
+        (pa.array([1.0, float("inf"), 3.0], pa.float32()).cast(pa.float16()), "row 101"),
+        (pa.array([[1.0, 2.0], [float("nan"), 2.0], [1.0, 1.0]], pa.list_(pa.float32(), 2)), "row 101"),
+        (pa.array([[1, 2], [1, None], [1, 1]], pa.list_(pa.int64(), 2)), "1 row has a null in x.*row 101"),
+        (pa.array([[1, 2], None, [1, 1]], pa.list_(pa.int64())), "1 row has a null in x.*row 101"),
+    ],
+)
+def test_a_missing_value_is_an_error_with_count_file_and_row(values: pa.Array, said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        transform_table(pa.table({"x": values, "y": [0, 1, 2]}))
+    assert str(caught.value).startswith("data.invalid: error")
+    assert "data.invalid: drop" in str(caught.value)
+    kept = transform_table(pa.table({"x": values, "y": [0, 1, 2]}), invalid="drop")
+    assert 0 < kept.num_rows < 3
+
+
+def test_all_problems_are_reported_together_and_a_row_counts_once() -> None:
+    table = pa.table({"a": [None, 1.0, 1.0], "b": [None, None, 1.0]})
+    with pytest.raises(DataError) as caught:
+        transform_table(table)
+    assert "1 row has a null in a" in str(caught.value)
+    assert "1 row has a null in b; first: part-0.parquet, row 101" in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [-1, 100_000])
+def test_an_integer_label_must_be_a_class_index(bad: int) -> None:
+    table = pa.table({"y": pa.array([0, bad, 3], pa.int32())})
+    with pytest.raises(DataError, match=rf"1 row has a label y that is no class.*row 101 \(from 0\): {bad}") as caught:
+        transform_table(table, label="y")
+    assert "cast: {y: float32}" in str(caught.value)
+    kept = transform_table(table, label="y", invalid="drop")
+    assert kept["y"].type == pa.int64()
+    assert kept["y"].to_pylist() == [0, 3]
+
+
+def test_a_float_label_may_be_anything_finite() -> None:
+    assert transform_table(pa.table({"y": [-2.5, 1e9]}), label="y")["y"].to_pylist() == [-2.5, 1e9]
+
+
+def test_names_of_provenance_columns_are_taken() -> None:
+    with pytest.raises(DataError, match="'_row' is taken"):
+        transform_table(pa.table({"_row": [1]}))
+
+
+def test_rows_that_are_all_left_out_raise_nothing() -> None:
+    assert transform_table(pa.table({"x": pa.array([None], pa.int64())}), invalid="drop").num_rows == 0
+
+
+def test_state_of_other_steps_is_refused() -> None:
+    step = PreprocessStep.model_validate({"drop": ["a"]})
+    with pytest.raises(ValueError, match="other preprocess steps"):
+        Transform(DataSpec(format="csv", train="t"), [step], FittedPreprocess(steps=()), {})
+
+
+def test_constant_columns_divide_by_one_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = ColumnState(column="a", center=3.0, scale=1.0)
+        assert apply(pa.table({"a": [3, 3]}), {"standard_scaler": {"columns": ["a"]}}, state)["a"].to_pylist() == [0, 0]

@@ -1,0 +1,120 @@
+"""A snapshot says what was read; the rows come back in order, in batches, as that schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import DataError, SpecError
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.spec import DataSpec
+from tests.ingest.reading import read_rows, read_snapshot, write_files
+
+
+def source(folder: Path) -> Path:
+    for part in range(3):
+        table = pa.table({"id": np.arange(part * 1000, part * 1000 + 1000), "x": np.full(1000, part, np.float32)})
+        folder.mkdir(exist_ok=True)
+        pq.write_table(table, folder / f"part-{part}.parquet", row_group_size=300)
+    return folder
+
+
+def test_a_snapshot_counts_rows_and_survives_json(tmp_path: Path) -> None:
+    _, snapshot = read_snapshot(source(tmp_path), "parquet")
+    assert snapshot.rows == 3000
+    assert [file.rows for file in snapshot.files] == [1000, 1000, 1000]
+    again = SourceSnapshot.model_validate_json(snapshot.model_dump_json())
+    assert again == snapshot
+    assert again.digest == snapshot.digest
+    assert again.arrow_schema() == pa.schema({"id": pa.int64(), "x": pa.float32()})
+
+
+def test_the_digest_follows_files_types_and_places_but_not_the_root(tmp_path: Path) -> None:
+    source(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    _, moved = read_snapshot(tmp_path / "b", "parquet")
+    (tmp_path / "b").rename(tmp_path / "a")
+    _, snapshot = read_snapshot(tmp_path / "a", "parquet")
+    assert moved.digest == snapshot.digest
+    _, typed = read_snapshot(tmp_path / "a", "parquet", types={"id": "string"})
+    _, fewer = read_snapshot(tmp_path / "a", "parquet", train="part-[01].parquet")
+    _, placed = read_snapshot(tmp_path / "a", "parquet", train="part-[01].parquet", test="part-2.parquet")
+    source(tmp_path / "a")
+    _, rewritten = read_snapshot(tmp_path / "a", "parquet")
+    assert rewritten.digest == snapshot.digest, "the same bytes are the same source, whenever they were written"
+    assert len({each.digest for each in (snapshot, typed, fewer, placed)}) == 4
+
+
+@pytest.mark.parametrize("batch_rows", [1, 7, 300, 512, 4096])
+def test_batches_are_in_order_and_within_one_file(tmp_path: Path, batch_rows: int) -> None:
+    data, snapshot = read_snapshot(source(tmp_path), "parquet")
+    ids: list[int] = []
+    for batch in iterate_rows(data, snapshot, snapshot.files, batch_rows):
+        part = int(batch.file.name.removeprefix("part-").removesuffix(".parquet"))
+        found = batch.table.column("id").to_pylist()
+        assert found[0] == part * 1000 + batch.first_row
+        assert len(found) == min(batch_rows, 1000 - batch.first_row)
+        assert all(column.num_chunks == 1 for column in batch.table.columns)
+        ids += found
+    assert ids == list(range(3000))
+
+
+def test_some_of_the_files_can_be_read(tmp_path: Path) -> None:
+    data, snapshot = read_snapshot(source(tmp_path), "parquet")
+    batches = list(iterate_rows(data, snapshot, snapshot.files[1:2]))
+    assert [batch.file.name for batch in batches] == ["part-1.parquet"]
+
+
+def test_files_that_are_one_row_are_batched_together_and_still_named(tmp_path: Path) -> None:
+    write_files(tmp_path, {f"{index:02}.txt": f"text {index}" for index in range(10)} | {"test/a.txt": "held out"})
+    data, snapshot = read_snapshot(tmp_path, "text", train="*.txt", test="test", text={"rows": "file"})
+    batches = list(iterate_rows(data, snapshot, snapshot.files, 4))
+    assert [batch.table.num_rows for batch in batches] == [4, 4, 2, 1]
+    assert [batch.file.location for batch in batches] == ["train", "train", "train", "test"]
+    assert batches[1].where(2) == str(tmp_path / "06.txt")
+
+
+def test_rows_are_named_by_file_and_index(tmp_path: Path) -> None:
+    data, snapshot = read_snapshot(source(tmp_path), "parquet")
+    batch = list(iterate_rows(data, snapshot, snapshot.files, 400))[1]
+    assert batch.where(5) == f"{tmp_path / 'part-0.parquet'}, row 405 (from 0)"
+
+
+def test_a_file_that_changed_since_the_snapshot_is_refused(tmp_path: Path) -> None:
+    data, snapshot = read_snapshot(source(tmp_path), "parquet")
+    pq.write_table(pa.table({"id": [1], "x": pa.array([1.0], pa.float32())}), tmp_path / "part-1.parquet")
+    with pytest.raises(DataError, match=r"part-1\.parquet: had 1000 rows when the source was read and has 1 now"):
+        list(iterate_rows(data, snapshot, snapshot.files))
+
+
+def test_progress_counts_files(tmp_path: Path) -> None:
+    heard: list[tuple[float, float | None, str]] = []
+    data = DataSpec(format="parquet", train=".")
+    read_source(data, list_source(data, source(tmp_path)), lambda done, total, unit, note="": heard.append((done, total, unit)))
+    assert heard == [(1, 3, "files"), (2, 3, "files"), (3, 3, "files")]
+
+
+def test_columns_come_in_the_order_asked_for(tmp_path: Path) -> None:
+    assert read_rows(source(tmp_path), "parquet", columns=["x", "id"]).column_names == ["x", "id"]
+
+
+def test_every_name_that_no_file_has_is_reported_together(tmp_path: Path) -> None:
+    options = {"label": "labl", "types": {"z": "int64"}, "columns": ["id", "X"], "test": {"fraction": 0.1, "by": "x"}}
+    with pytest.raises(SpecError) as caught:
+        read_snapshot(source(tmp_path), "parquet", **options)
+    assert caught.value.problems == (
+        "data.columns[1]: no file has a column 'X'; did you mean 'x'?",
+        "data.types.z: no file has a column 'z'",
+        "data.label: no file has a column 'labl'",
+        "data.test.by: column 'x' is not among data.columns",
+    )
+
+
+def test_a_type_that_is_none_is_a_fault_of_the_pipeline_file(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"data\.types\.id: 'integer' is no Arrow type"):
+        read_snapshot(source(tmp_path), "parquet", types={"id": "integer"})

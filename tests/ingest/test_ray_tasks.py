@@ -1,0 +1,137 @@
+"""Functions over many items as Ray tasks: their results, their errors, and what is left running when nobody reads on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import ray
+
+from penstock.errors import DataError
+from penstock.ingest.ray_tasks import ray_map, ray_streams
+from tests import ROOT
+from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+
+def test_results_are_those_of_the_items() -> None:
+    assert sorted(ray_map(lambda item: item * item, list(range(7)))) == [item * item for item in range(7)]
+    assert list(ray_map(lambda item: item, [])) == []
+
+
+def test_an_error_comes_out_of_a_worker_as_it_was_raised() -> None:
+    def fail(item: int) -> int:
+        raise DataError("part-7.csv, row 3: no number", problems=["a", "b"], next_step="repair it")
+
+    with pytest.raises(DataError) as caught:
+        list(ray_map(fail, [1, 2]))
+    assert type(caught.value) is DataError
+    assert (caught.value.problems, caught.value.next_step) == (("a", "b"), "repair it")
+    assert str(caught.value) == "part-7.csv, row 3: no number\n  - a\n  - b\nNext: repair it"
+
+
+def test_a_full_disk_of_a_worker_is_told_as_one() -> None:
+    def fail(item: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/the/shard")
+
+    with pytest.raises(OSError) as caught:
+        list(ray_map(fail, [1]))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/the/shard")
+
+
+def test_an_unexpected_error_keeps_its_message() -> None:
+    with pytest.raises(Exception, match="surprise"):
+        list(ray_map(lambda item: {}["surprise"], [1]))
+
+
+def test_streams_are_read_in_the_order_of_their_items() -> None:
+    def count(item: int) -> Iterator[int]:
+        time.sleep(0.2 if item == 0 else 0)  # the first is the last to be done
+        yield from range(item * 10, item * 10 + item)
+
+    for at_once, ahead in ((1, 1), (2, 1), (None, None)):
+        streams = ray_streams(count, [0, 1, 2, 3], num_cpus=0.25, at_once=at_once, ahead=ahead)
+        assert [[ray.get(reference) for reference in stream] for stream in streams] == [[], [10], [20, 21], [30, 31, 32]]
+
+
+def test_a_stream_waits_for_its_reader(tmp_path: Path) -> None:
+    def tell(item: int) -> Iterator[int]:
+        for number in range(20):
+            (tmp_path / f"{item}-{number}").touch()
+            yield number
+
+    streams = ray_streams(tell, [0, 1, 2], num_cpus=0.25, at_once=2, ahead=2)
+    assert [ray.get(reference) for reference in islice(next(streams), 15)] == list(range(15))
+    assert {int(path.name[0]) for path in tmp_path.iterdir()} <= {0, 1}
+    assert len(list(tmp_path.glob("0-*"))) <= 15 + 2 + 1
+    assert len(list(tmp_path.glob("1-*"))) <= 2 + 1
+
+
+@pytest.mark.parametrize("ahead", [2, None])
+def test_a_stream_goes_on_when_its_worker_is_killed(tmp_path: Path, ahead: int | None) -> None:
+    def die_once(item: int) -> Iterator[int]:
+        for number in range(10):
+            if number == 5 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield item + number
+
+    for stream in ray_streams(die_once, [0], ahead=ahead):
+        assert [ray.get(reference) for reference in stream] == list(range(10))
+    assert (tmp_path / "died").exists()
+
+
+def test_an_error_comes_when_all_is_done_that_was_begun(tmp_path: Path) -> None:
+    def fail_first(item: int) -> None:
+        if item == 0:
+            raise DataError("the first")
+        (tmp_path / f"{item} began").touch()
+        time.sleep(0.5)
+        (tmp_path / f"{item} ended").touch()
+
+    with pytest.raises(DataError, match="the first"):
+        list(ray_map(fail_first, range(50)))
+    done = {path.name for path in tmp_path.iterdir()}
+    assert done == {f"{item} {what}" for item in (1, 2, 3) for what in ("began", "ended")}  # two run, and as many wait
+    assert list(ray_map(abs, [-1])) == [1]
+    assert {path.name for path in tmp_path.iterdir()} == done
+
+
+def test_a_cluster_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([8, 8, 2, 2, 1])
+    monkeypatch.setattr("penstock.ingest.ray_tasks._in_flight", lambda _num_cpus: next(sizes, 2))
+    assert sorted(ray_map(abs, range(12))) == list(range(12))
+    sizes = iter([8, 8, 2, 2, 1])
+    streams = ray_streams(lambda item: iter([item]), range(12))
+    assert [ray.get(next(stream)) for stream in streams] == list(range(12))
+
+
+STOPPING = """
+import ray
+from penstock.ingest.ray_tasks import ray_map, ray_streams
+
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
+for _ in range(600):
+    results = ray_map(abs, range(100))
+    next(results)
+    results.close()
+for _ in range(100):
+    streams = ray_streams(lambda item: map(abs, range(20)), range(100), at_once=4, ahead=2)
+    ray.get(next(next(streams)))
+    streams.close()
+print("alive")
+"""
+
+
+def test_who_stops_while_tasks_end_lives_on() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPING], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]

@@ -1,0 +1,455 @@
+"""User code is read without being run, keyed by what it reaches, and importable in any process under any folder name."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+import traceback
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SpecError
+from penstock.usercode import capture as usercode
+from penstock.usercode.capture import UserCode, UserCodeError, capture
+from tests import ROOT
+
+Files = dict[str, str]
+
+
+def write(root: Path, files: Files) -> Path:
+    for path, text in files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(textwrap.dedent(text))
+    return root
+
+
+def digest_after(root: Path, target: str, change: Files) -> tuple[str, str]:
+    """The digest before and after some files are replaced."""
+    before = capture(target, root).digest
+    write(root, change)
+    return before, capture(target, root).digest
+
+
+PROJECT: Files = {
+    "model.py": """
+        '''A model.'''
+        from helpers import scale
+        import tools.shapes as shapes
+        SIZE = 3
+
+        class Base:
+            pass
+
+        class Classifier(Base):
+            '''Doc.'''
+            def run(self, x):  # comment
+                return scale(x) * SIZE + shapes.width()
+
+        def unrelated():
+            return 1
+        """,
+    "helpers.py": """
+        from deeper import FACTOR
+
+        def scale(x):
+            return x * FACTOR
+
+        def other():
+            return 0
+        """,
+    "deeper.py": "FACTOR = 2\nUNUSED = 5\n",
+    "tools/__init__.py": "",
+    "tools/shapes.py": "def width():\n    return 10\n\ndef height():\n    return 20\n",
+}
+
+TARGET = "model.py:Classifier"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return write(tmp_path / "project", PROJECT)
+
+
+def changed(path: str, old: str, new: str) -> Files:
+    text = textwrap.dedent(PROJECT[path])
+    assert old in text
+    return {path: text.replace(old, new)}
+
+
+def test_loaded_code_works_and_loading_twice_gives_the_same_object(project: Path) -> None:
+    code = capture(TARGET, project)
+    assert code.load()().run(4) == 4 * 2 * 3 + 10
+    assert code.load() is code.load()
+    assert pickle.loads(pickle.dumps(code)).load() is code.load()
+    assert UserCode.model_validate_json(code.model_dump_json()) == code
+
+
+def test_capture_runs_nothing(tmp_path: Path) -> None:
+    write(tmp_path, {"model.py": "import boom\nclass A: pass\n", "boom.py": "raise RuntimeError('ran')\n"})
+    code = capture("model.py:A", tmp_path)
+    with pytest.raises(UserCodeError, match=r"boom.py:1: RuntimeError: ran"):
+        code.load()
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("helpers.py", "x * FACTOR", "x * FACTOR + 1"),
+        ("deeper.py", "FACTOR = 2", "FACTOR = 3"),
+        ("tools/shapes.py", "10", "11"),
+        ("model.py", "SIZE = 3", "SIZE = 4"),
+        ("model.py", "class Base:\n    pass", "class Base:\n    x = 1"),
+        ("model.py", "* SIZE", "* SIZE * 1"),
+        ("helpers.py", "from deeper import FACTOR", "import deeper\nprint(deeper.FACTOR)\nfrom deeper import FACTOR"),
+        ("tools/__init__.py", "", "import os\nos.environ.setdefault('A', 'b')\n"),
+    ],
+)
+def test_a_change_of_what_is_reached_changes_the_digest(project: Path, path: str, old: str, new: str) -> None:
+    before, after = digest_after(project, TARGET, changed(path, old, new))
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("model.py", "# comment", "# another comment"),
+        ("model.py", "'''Doc.'''", "'''Other.'''"),
+        ("model.py", "'''A model.'''", "\n\n# moved down\n\n"),
+        ("model.py", "return 1", "return 2"),
+        ("helpers.py", "return 0", "return 9"),
+        ("helpers.py", "def other():", "def another():"),
+        ("deeper.py", "UNUSED = 5", "UNUSED = 6"),
+        ("tools/shapes.py", "20", "21"),
+        ("helpers.py", "return x * FACTOR", "return (x  *  FACTOR)  # same"),
+        ("model.py", "def unrelated():", "if __name__ == '__main__':\n    print(1)\ndef unrelated():"),
+    ],
+)
+def test_a_change_elsewhere_does_not_change_the_digest(project: Path, path: str, old: str, new: str) -> None:
+    before, after = digest_after(project, TARGET, changed(path, old, new))
+    assert before == after
+
+
+def test_the_digest_does_not_depend_on_the_folder(tmp_path: Path) -> None:
+    one, two = (capture(TARGET, write(tmp_path / name, PROJECT)) for name in ("one", "two"))
+    assert one.digest == two.digest
+    assert one.files == two.files
+
+
+def test_order_of_definitions_does_not_count(tmp_path: Path) -> None:
+    write(tmp_path, {"m.py": "def a():\n    return b()\ndef b():\n    return 1\n"})
+    before, after = digest_after(tmp_path, "m.py:a", {"m.py": "def b():\n    return 1\ndef a():\n    return b()\n"})
+    assert before == after
+
+
+def test_attributes_of_an_imported_module_are_followed_one_by_one(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "m.py": "import helpers\ndef f():\n    return helpers.g()\n",
+            "helpers.py": "def g():\n    return 1\ndef h():\n    return 2\n",
+        },
+    )
+    before, after = digest_after(tmp_path, "m.py:f", {"helpers.py": "def g():\n    return 1\ndef h():\n    return 3\n"})
+    assert before == after
+    before, after = digest_after(tmp_path, "m.py:f", {"helpers.py": "def g():\n    return 5\ndef h():\n    return 3\n"})
+    assert before != after
+    assert capture("m.py:f", tmp_path).load()() == 5
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from helpers import *\ndef f():\n    return g()\n",
+        "import helpers\ndef f():\n    return getattr(helpers, 'g')()\n",
+        "import importlib\ndef f():\n    return importlib.import_module('helpers').g()\n",
+        "def f():\n    import helpers as other\n    return vars(other)['g']()\n",
+    ],
+)
+def test_what_cannot_be_followed_counts_the_whole_module(tmp_path: Path, source: str) -> None:
+    write(tmp_path, {"m.py": source, "helpers.py": "def g():\n    return 1\ndef h():\n    return 2\n"})
+    before, after = digest_after(tmp_path, "m.py:f", {"helpers.py": "def g():\n    return 1\ndef h():\n    return 3\n"})
+    assert before != after
+    assert capture("m.py:f", tmp_path).load()() == 1
+
+
+@pytest.mark.parametrize("word", ["globals()['h']", "eval('h')", "vars()"])
+def test_dynamic_lookup_counts_the_module_it_stands_in(tmp_path: Path, word: str) -> None:
+    source = f"def f():\n    return {word}\ndef h():\n    return 1\n"
+    write(tmp_path, {"m.py": source})
+    before, after = digest_after(tmp_path, "m.py:f", {"m.py": source.replace("return 1", "return 2")})
+    assert before != after
+
+
+def test_imports_inside_functions_count(tmp_path: Path) -> None:
+    write(tmp_path, {"m.py": "def f():\n    from helpers import g\n    return g()\n", "helpers.py": "def g():\n    return 1\n"})
+    before, after = digest_after(tmp_path, "m.py:f", {"helpers.py": "def g():\n    return 2\n"})
+    assert before != after
+    assert capture("m.py:f", tmp_path).load()() == 2
+
+
+def test_decorators_and_base_classes_in_other_files_count(tmp_path: Path) -> None:
+    imports = "from deco import twice\nfrom base import Base\n"
+    files = {
+        "m.py": imports + "class A(Base):\n    @twice\n    def f(self):\n        return 1\n",
+        "deco.py": "def twice(fn):\n    return lambda self: 2 * fn(self)\n",
+        "base.py": "class Base:\n    k = 1\n",
+    }
+    write(tmp_path, files)
+    assert capture("m.py:A", tmp_path).load()().f() == 2
+    before, after = digest_after(tmp_path, "m.py:A", {"deco.py": files["deco.py"].replace("2 *", "3 *")})
+    assert before != after
+    before, after = digest_after(tmp_path, "m.py:A", {"base.py": files["base.py"].replace("k = 1", "k = 2")})
+    assert before != after
+
+
+def test_a_definition_that_registers_itself_counts_though_nobody_names_it(tmp_path: Path) -> None:
+    files = {
+        "m.py": "import plugins\nfrom registry import REGISTRY\ndef f():\n    return REGISTRY['a']()\n",
+        "registry.py": "REGISTRY = {}\ndef register(fn):\n    REGISTRY[fn.__name__] = fn\n    return fn\n",
+        "plugins.py": "from registry import register\n@register\ndef a():\n    return 1\n",
+    }
+    write(tmp_path, files)
+    before, after = digest_after(tmp_path, "m.py:f", {"plugins.py": files["plugins.py"].replace("return 1", "return 2")})
+    assert before != after
+    assert capture("m.py:f", tmp_path).load()() == 2
+
+
+@pytest.mark.parametrize(
+    "expression", ["Path(__file__).parent / 'data' / 'words.txt'", "Path(__file__).parent.joinpath('data/words.txt')"]
+)
+def test_a_data_file_named_by_a_literal_counts_and_travels(tmp_path: Path, expression: str) -> None:
+    source = f"from pathlib import Path\ndef f():\n    return ({expression}).read_text()\n"
+    write(tmp_path, {"m.py": source, "data/words.txt": "one"})
+    code = capture("m.py:f", tmp_path)
+    before, after = digest_after(tmp_path, "m.py:f", {"data/words.txt": "two"})
+    assert before != after
+    assert code.load()() == "one"
+    assert capture("m.py:f", tmp_path).load()() == "two"
+
+
+CLASHING: Files = {
+    "training/blocks.py": "def name():\n    return 'user block'\n",
+    "tasks/__init__.py": "from .inner import VALUE\n",
+    "tasks/inner.py": "VALUE = 'user task'\n",
+    "penstock/__init__.py": "",
+    "penstock/errors.py": "class PenstockError(Exception):\n    mine = True\n",
+    "ingest.py": "def read():\n    return 'user ingest'\n",
+    "json.py": "NAME = 'user json'\n",
+    "model.py": """
+        import importlib
+        import ingest
+        import json
+        import penstock.errors
+        import training.blocks
+        import training.blocks as aliased
+        from penstock.errors import PenstockError
+        from tasks import VALUE
+        from training import blocks
+        from penstock.training.spec import TrainSpec
+
+        class Model:
+            def facts(self):
+                late = importlib.import_module('training.blocks')
+                return [
+                    ingest.read(), json.NAME, VALUE, blocks.name(), training.blocks.name(), aliased.name(), late.name(),
+                    PenstockError.mine, penstock.errors.PenstockError is PenstockError, TrainSpec.__module__,
+                ]
+        """,
+}
+
+
+def test_a_project_with_our_folder_names_means_its_own_files(tmp_path: Path) -> None:
+    import json
+
+    import penstock.errors
+    import penstock.ingest.spec
+    import penstock.training.spec
+
+    code = capture("model.py:Model", write(tmp_path, CLASHING))
+    block, task = "user block", "user task"
+    assert code.load()().facts() == [
+        "user ingest", "user json", task, block, block, block, block, True, True, "penstock.training.spec",
+    ]  # fmt: skip
+    assert not hasattr(penstock.errors.PenstockError, "mine")
+    assert sys.modules["json"] is json
+    assert sys.modules["penstock.ingest.spec"] is penstock.ingest.spec
+    assert sys.modules["penstock.training.spec"] is penstock.training.spec
+
+
+def test_a_target_in_a_clashing_folder_and_as_a_dotted_module(tmp_path: Path) -> None:
+    write(tmp_path, CLASHING)
+    assert capture("training/blocks.py:name", tmp_path).load()() == "user block"
+    assert capture("training.blocks:name", tmp_path).load() is capture("training/blocks.py:name", tmp_path).load()
+
+
+def test_relative_imports_and_neighbours_work(tmp_path: Path) -> None:
+    files = {
+        "nets/model.py": "from .blocks import a\nfrom . import blocks\nfrom ..top import t\nimport beside_only\n"
+        "def f():\n    return a() + blocks.a() + t() + beside_only.n()\n",
+        "nets/blocks.py": "def a():\n    return 1\n",
+        "nets/beside_only.py": "def n():\n    return 100\n",
+        "top.py": "def t():\n    return 10\n",
+    }
+    code = capture("nets/model.py:f", write(tmp_path, files))
+    assert code.load()() == 112
+    before, after = digest_after(tmp_path, "nets/model.py:f", {"top.py": "def t():\n    return 20\n"})
+    assert before != after
+    before, after = digest_after(tmp_path, "nets/model.py:f", {"nets/beside_only.py": "def n():\n    return 200\n"})
+    assert before != after
+
+
+def test_two_projects_with_equal_names_live_in_one_process(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(
+            tmp_path / name, {"model.py": "import helpers\ndef f():\n    return helpers.N\n", "helpers.py": f"N = '{name}'\n"}
+        )
+    assert [capture("model.py:f", tmp_path / name).load()() for name in ("one", "two")] == ["one", "two"]
+
+
+def test_a_folder_of_scripts_does_not_hide_an_installed_package(tmp_path: Path) -> None:
+    source = "import numpy\nfrom numpy import arange\ndef f():\n    return numpy.sum(arange(3))\n"
+    files = {"numpy/convert.py": "X = 1\n", "m.py": source}
+    code = capture("m.py:f", write(tmp_path, files))
+    assert int(code.load()()) == 3
+    assert "numpy" in code.versions
+
+
+def test_versions_hold_what_the_reached_code_imports(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"m.py": "import numpy as np\nimport matplotlib\ndef f():\n    return np.ones(1)\ndef g():\n    return matplotlib\n"},
+    )
+    versions = capture("m.py:f", tmp_path).versions
+    assert set(versions) == {"numpy"}
+    assert versions["numpy"].split(".")[0].isdigit()
+
+
+def test_a_module_without_distribution_counts_by_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "path", {"loose_module.py": "X = 1\n"})
+    write(tmp_path / "project", {"m.py": "import loose_module\ndef f():\n    return loose_module.X\n"})
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    assert capture("m.py:f", tmp_path / "project").versions["loose_module"].startswith("source:")
+
+
+def test_what_a_cut_off_upgrade_left_tells_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"installed_{letter}" for letter in "abcdefgh"]
+    for name in names:
+        for folder, version in ((name, "2.0"), (f"~{name[1:]}", "1.0")):
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            write(tmp_path / "path" / f"{folder}-{version}.dist-info", {"METADATA": metadata, "top_level.txt": name})
+        write(tmp_path / "path", {f"{name}.py": "X = 1\n"})
+    uses = "".join(f"import {name}\n" for name in names) + f"def f():\n    return {', '.join(f'{name}.X' for name in names)}\n"
+    write(tmp_path / "project", {"m.py": uses})
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    usercode._distributions.cache_clear()
+    try:
+        assert capture("m.py:f", tmp_path / "project").versions == dict.fromkeys(names, "2.0")
+    finally:
+        usercode._distributions.cache_clear()
+
+
+def test_installed_code_is_named_by_module(tmp_path: Path) -> None:
+    code = capture("torch.nn:Linear", tmp_path)
+    assert code.files == {}
+    assert set(code.versions) == {"torch"}
+    assert code.load().__name__ == "Linear"
+
+
+def test_another_process_with_another_folder_loads_it(project: Path, tmp_path: Path) -> None:
+    import ray.cloudpickle
+
+    (tmp_path / "code.pkl").write_bytes(ray.cloudpickle.dumps(capture(TARGET, project)))
+    script = (
+        "import pickle, sys; code = pickle.load(open(sys.argv[1], 'rb')); "
+        "assert 'model' not in sys.modules; print(code.load()().run(4), sys.modules[code.load().__module__].__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "code.pkl")],
+        cwd="/", env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "34"
+    assert not done.stdout.split()[1].startswith(str(project))
+
+
+def test_torch_modules_and_dataclasses_of_user_code_work(tmp_path: Path) -> None:
+    source = """
+        from __future__ import annotations
+        import dataclasses, typing, torch
+
+        @dataclasses.dataclass
+        class Config:
+            width: int = 2
+            inner: typing.ClassVar[int] = 1
+
+        class Net(torch.nn.Module):
+            def __init__(self, config: Config = Config()):
+                super().__init__()
+                self.config = config
+                self.layer = torch.nn.Linear(config.width, 1)
+        """
+    net = capture("m.py:Net", write(tmp_path, {"m.py": source})).load()
+    state = net().state_dict()
+    other = net()
+    other.load_state_dict(state)
+    assert other.state_dict()["layer.weight"].equal(state["layer.weight"])
+    assert pickle.loads(pickle.dumps(other)).config == other.config
+
+
+def test_tracebacks_show_the_users_file_and_line(tmp_path: Path) -> None:
+    code = capture(
+        "m.py:f", write(tmp_path, {"m.py": "import helpers\n\ndef f():\n    return 1 / 0\n", "helpers.py": "X = 1\n"})
+    )
+    with pytest.raises(ZeroDivisionError) as caught:
+        code.load()()
+    frame = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert (frame.filename, frame.lineno, frame.line) == (str(tmp_path / "m.py"), 4, "return 1 / 0")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("modle.py:Classifier", ["modle.py", "did you mean 'model.py'"]),
+        ("model.py:Clasifier", ["model.py", "did you mean 'Classifier'"]),
+        ("model.py", ["model.py", "path/to/file.py:Name"]),
+        ("../model.py:X", ["below"]),
+        ("no_such_package.module:X", ["no_such_package.module", "neither"]),
+        ("torch.nosuch:X", ["torch.nosuch"]),
+        ("helpers:scal", ["did you mean 'scale'"]),
+    ],
+)
+def test_a_target_that_names_nothing_is_refused(project: Path, target: str, words: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        capture(target, project)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_syntax_error_names_file_and_line(project: Path) -> None:
+    write(project, {"deeper.py": "FACTOR = 2\ndef (:\n"})
+    with pytest.raises(UserCodeError, match=r"deeper.py:2"):
+        capture(TARGET, project)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_thing\n", r"helpers.py:2: ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("import sys\nsys.exit(3)\n", r"helpers.py:3: SystemExit: 3"),
+        ("X = 1 / 0\n", r"helpers.py:2: ZeroDivisionError"),
+    ],
+)
+def test_an_import_that_fails_names_file_line_and_cause(tmp_path: Path, source: str, words: str) -> None:
+    write(tmp_path, {"m.py": "import helpers\ndef f():\n    return 1\n", "helpers.py": f"# {tmp_path}\n{source}"})
+    with pytest.raises(UserCodeError, match=words) as caught:
+        capture("m.py:f", tmp_path).load()
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), UserCodeError)
+
+
+def test_cycles_between_files_end(tmp_path: Path) -> None:
+    write(tmp_path, {"a.py": "import b\ndef f():\n    return b.g(0)\n", "b.py": "import a\ndef g(n):\n    return n or g(1)\n"})
+    assert capture("a.py:f", tmp_path).load()() == 1

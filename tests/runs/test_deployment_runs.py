@@ -1,0 +1,266 @@
+"""Does a deployed pipeline run, reuse everything, stop when Prefect cancels it, and continue? Real server, worker and training.
+
+The servers come from the scripts in `deployments/servers/`; the tests follow the order of a deployment's life.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.states import Cancelling
+
+from penstock.storage import Storage
+from penstock.tasks.ledger import Ledger
+from penstock.training.checkpoint.store import CheckpointStore
+from tests.drills.project import make_project
+from tests.runs.servers import ROOT, eventually, free_port, script_environment, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+NEW_YEAR = "0 0 1 1 *"
+"""A schedule that does not come due while the tests run."""
+RUN_S = 300
+STEPS_PER_EPOCH = 23
+"""1,442 of the 1,797 digits are for training, in batches of 64."""
+STAGES = ["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
+
+
+class Operator(NamedTuple):
+    """Somebody with a Prefect server, a project and a shell."""
+
+    url: str
+    file: Path
+    environment: dict[str, str]
+
+    def deploy(self, *words: str, cron: str = NEW_YEAR, code: int = 0) -> dict[str, Any]:
+        command = [sys.executable, "-m", "penstock", "deploy", str(self.file), "--cron", cron, *words, "--json"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stderr[-4000:]
+        return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+
+    def client(self) -> SyncPrefectClient:
+        return SyncPrefectClient(api=self.url)
+
+    def trigger(self, deployment: UUID, *overrides: str) -> UUID:
+        with self.client() as client:
+            parameters = dict(client.read_deployment(deployment).parameters)
+            parameters["request"] = {**parameters["request"], "overrides": [*parameters["request"]["overrides"], *overrides]}
+            return client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+
+    def flow_run(self, identity: UUID) -> FlowRun:
+        with self.client() as client:
+            return client.read_flow_run(identity)
+
+    def end_of(self, identity: UUID) -> FlowRun:
+        def ended() -> FlowRun | None:
+            run = self.flow_run(identity)
+            return run if run.state is not None and run.state.is_final() else None
+
+        return eventually(ended, RUN_S, f"flow run {identity}", every_s=1)  # type: ignore[return-value]
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(Storage(str(self.file.parent / ".penstock")))
+
+    @property
+    def mlflow(self) -> MlflowClient:
+        return MlflowClient(f"sqlite:///{self.file.parent}/.penstock/mlflow/mlflow.db")
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    state = tmp_path_factory.mktemp("servers")
+    file = make_project(tmp_path_factory.mktemp("project"), epochs=1, files=2)
+    # A project may have folders named like our packages.
+    (file.parent / "tasks.py").write_text("raise ImportError('the module of the project, not of penstock')\n")
+    port = free_port()
+    environment = {**script_environment(state), "PREFECT_PORT": str(port), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    with serving("prefect.sh", environment=environment, log=state / "prefect.log", url=f"http://127.0.0.1:{port}/api/health"):
+        yield Operator(environment["PREFECT_API_URL"], file, environment)
+
+
+@pytest.fixture(scope="module")
+def deployed(operator: Operator) -> dict[str, Any]:
+    return operator.deploy("--set", "train.params.pause_s=0.05")
+
+
+@pytest.fixture(scope="module")
+def worker(operator: Operator, deployed: dict[str, Any]) -> Iterator[psutil.Process]:
+    log = Path(operator.environment["PENSTOCK_SERVERS"]) / "worker.log"
+    with serving("worker.sh", deployed["work_pool"], environment=operator.environment, log=log) as process:
+        yield psutil.Process(process.pid)
+
+
+@pytest.fixture(scope="module")
+def first(operator: Operator, deployed: dict[str, Any], worker: psutil.Process) -> FlowRun:
+    return operator.end_of(operator.trigger(UUID(deployed["id"])))
+
+
+def test_the_deployment_holds_schedule_form_and_limit(operator: Operator, deployed: dict[str, Any]) -> None:
+    assert deployed["deployment"] == "penstock/drill"
+    assert deployed["url"].endswith(f"/deployments/deployment/{deployed['id']}")
+    with operator.client() as client:
+        deployment = client.read_deployment(UUID(deployed["id"]))
+        pool = client.read_work_pool("penstock")
+    assert pool.type == "process"
+    (schedule,) = deployment.schedules
+    assert (schedule.schedule.cron, schedule.schedule.timezone, schedule.active) == (NEW_YEAR, "UTC", True)
+    assert deployment.parameters["request"]["file"] == str(operator.file)
+    assert deployment.enforce_parameter_schema
+    form = deployment.parameter_openapi_schema["definitions"]["RunRequest"]["properties"]
+    assert form["overrides"]["description"].startswith("Changes of single values")
+    assert deployment.global_concurrency_limit is not None
+    assert deployment.global_concurrency_limit.limit == 1
+    assert deployment.concurrency_options is not None
+    assert deployment.concurrency_options.collision_strategy == "ENQUEUE"
+    passed_on = {"PENSTOCK_CACHE_DIR": operator.environment["PENSTOCK_CACHE_DIR"]}
+    assert deployment.job_variables == {"stream_output": False, "env": passed_on}
+
+
+def test_deploying_again_updates_and_leaves_one_schedule(operator: Operator, deployed: dict[str, Any]) -> None:
+    other = operator.deploy("--set", "train.params.pause_s=0.05", cron="0 1 1 1 *")
+    assert other["id"] == deployed["id"]
+    operator.deploy("--set", "train.params.pause_s=0.05")
+    with operator.client() as client:
+        (schedule,) = client.read_deployment(UUID(deployed["id"])).schedules
+    assert schedule.schedule.cron == NEW_YEAR
+
+
+def test_the_form_refuses_what_the_model_does(operator: Operator, deployed: dict[str, Any]) -> None:
+    with operator.client() as client, pytest.raises(PrefectHTTPStatusError, match="Validation failed"):
+        wrong = {"request": {"file": str(operator.file), "until": "lunch"}}
+        client.create_flow_run_from_deployment(UUID(deployed["id"]), parameters=wrong)
+
+
+def test_a_pool_of_another_type_is_refused(operator: Operator, deployed: dict[str, Any]) -> None:
+    create = [Path(sys.executable).parent / "prefect", "work-pool", "create", "containers", "--type", "docker"]
+    subprocess.run(create, env=operator.environment, check=True, capture_output=True, timeout=60)
+    refused = operator.deploy("--pool", "containers", code=3)
+    assert "'docker'" in refused["error"]["message"]
+
+
+def test_prefect_deploys_our_prefect_yaml_to_the_same_effect(operator: Operator, deployed: dict[str, Any]) -> None:
+    command = [Path(sys.executable).parent / "prefect", "--no-prompt", "deploy", "--all"]
+    command += ["--prefect-file", str(ROOT / "deployments" / "prefect.yaml")]
+    environment = {**operator.environment, "PENSTOCK_PIPELINE": str(operator.file)}
+    done = subprocess.run(
+        command, env=environment, cwd=operator.file.parent.parent, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with operator.client() as client:
+        ours = client.read_deployment(UUID(deployed["id"]))
+        theirs = client.read_deployment_by_name("penstock/nightly")
+        client.pause_deployment(theirs.id)
+    assert theirs.parameters == {"request": {"file": str(operator.file), "overrides": []}}
+    assert [list(step) for step in theirs.pull_steps or []] == [["prefect.deployments.steps.run_shell_script"]]
+    assert theirs.schedules[0].schedule.cron == "0 3 * * *"
+    for name in ("entrypoint", "path", "enforce_parameter_schema", "parameter_openapi_schema", "work_pool_name"):
+        assert getattr(theirs, name) == getattr(ours, name), name
+    assert theirs.concurrency_options == ours.concurrency_options
+    assert theirs.global_concurrency_limit is not None and theirs.global_concurrency_limit.limit == 1
+    assert theirs.job_variables["stream_output"] is False
+
+
+def test_the_automation_for_vanished_runs_is_made_once(operator: Operator) -> None:
+    for _ in range(2):
+        script = [sys.executable, str(ROOT / "deployments" / "automations.py"), "--heartbeat-s", "180"]
+        subprocess.run(script, env=operator.environment, check=True, capture_output=True, timeout=60)
+    with operator.client() as client:
+        (automation,) = client.read_automations()
+    assert automation.trigger.within.total_seconds() >= 2.5 * 180
+    assert automation.enabled
+
+
+def test_a_triggered_run_completes_and_mlflow_holds_it(operator: Operator, first: FlowRun) -> None:
+    assert first.state is not None
+    assert first.state.is_completed(), first.state.message
+    (run,) = operator.ledger.runs()
+    assert run.status == "done"
+    assert first.name == "drill attempt 1"
+    assert [stage["name"] for stage in run.result["stages"]] == STAGES
+    tracked = operator.mlflow.get_run(run.mlflow_run_id)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.metrics["validation/accuracy"] > 0
+    assert tracked.data.tags["prefect.flow_run_id"] == str(first.id)
+
+
+def test_a_second_trigger_reuses_every_stage(operator: Operator, deployed: dict[str, Any], first: FlowRun) -> None:
+    second = operator.end_of(operator.trigger(UUID(deployed["id"])))
+    assert second.state is not None
+    assert second.state.is_completed(), second.state.message
+    (run,) = operator.ledger.runs()
+    assert {stage["outcome"] for stage in run.result["stages"]} == {"reused"}
+    with operator.client() as client:
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[second.id])))
+    assert {task.name: task.state_name for task in tasks} == dict.fromkeys(STAGES, "Reused")
+
+
+@pytest.fixture(scope="module")
+def cancelled(operator: Operator, deployed: dict[str, Any], worker: psutil.Process, first: FlowRun) -> FlowRun:
+    """A run with more epochs, cancelled in Prefect in the middle of training."""
+    (run,) = operator.ledger.runs()
+    store = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{run.run}"))
+    done = store.committed()[0].manifest.step
+    identity = operator.trigger(UUID(deployed["id"]), "train.epochs=200")
+    eventually(lambda: store.committed()[0].manifest.step > done + 5, RUN_S, "training of the third run")
+    family = worker.children(recursive=True)
+    assert any(member.name() == "raylet" for member in family)
+    with operator.client() as client:
+        client.set_flow_run_state(identity, Cancelling())
+    asked = time.monotonic()
+    ended = operator.end_of(identity)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not [member for member in alive if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+    print(f"from Cancelling to no process of the run: {time.monotonic() - asked:.1f} s")
+    return ended
+
+
+def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, cancelled: FlowRun) -> None:
+    assert cancelled.state is not None
+    assert cancelled.state.is_cancelled(), f"{cancelled.state.name}: {cancelled.state.message}"
+    said = (Path(operator.environment["PENSTOCK_SERVERS"]) / "worker.log").read_text()
+    assert "status code: -" not in said, "the run's process did not end by itself"
+    with operator.client() as client:
+        history = [state.name for state in client.read_flow_run_states(cancelled.id)]
+    assert "Crashed" not in history, history
+    (run,) = operator.ledger.runs()
+    assert run.status == "interrupted"
+    attempt = operator.ledger.attempts(run.run)[-1]
+    assert attempt.status == "interrupted"
+    committed = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{run.run}")).committed()
+    assert f"{committed[0].name} is saved" in (attempt.error or "")
+    assert operator.mlflow.get_run(run.mlflow_run_id).info.status == "KILLED"
+
+
+def test_the_next_trigger_continues_from_that_checkpoint(
+    operator: Operator, deployed: dict[str, Any], cancelled: FlowRun
+) -> None:
+    (before,) = operator.ledger.runs()
+    store = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{before.run}"))
+    step = store.committed()[0].manifest.step
+    again = operator.end_of(operator.trigger(UUID(deployed["id"]), f"train.epochs={step // STEPS_PER_EPOCH + 2}"))
+    assert again.state is not None
+    assert again.state.is_completed(), again.state.message
+    (run,) = operator.ledger.runs()
+    assert run.run == before.run
+    assert run.mlflow_run_id == before.mlflow_run_id
+    attempt = operator.ledger.attempts(run.run)[-1]
+    assert attempt.resumed_from_step == step
+    assert run.result["exactness"] == "bit-exact"
+    history = operator.mlflow.get_metric_history(run.mlflow_run_id, "train/loss")
+    steps = [point.step for point in history]
+    assert len(steps) == len(set(steps))

@@ -1,0 +1,275 @@
+"""The command on a real project, as a user runs it: real Prefect server, real Ray workers, real MLflow store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+
+from penstock.flows.servers.services import prefect_api
+from tests.drills.project import Command, make_project
+from tests.runs.conftest import CALM_EPOCHS, CALM_FILES
+
+pytestmark = pytest.mark.slow
+
+
+def penstock(*words: str, code: int = 0, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, **(environment or {})},
+    )
+    assert done.returncode == code, f"exit code {done.returncode}:\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def tracking(file: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
+
+
+def test_the_result_holds_what_the_contract_names(calm: dict[str, Any]) -> None:
+    assert calm["status"] == "done"
+    assert calm["attempt"] == 1
+    assert calm["exactness"] == "bit-exact"
+    names = ["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
+    assert [(s["name"], s["outcome"]) for s in calm["stages"]] == [(name, "ran") for name in names]
+    assert {"run", "mlflow_run_id", "metrics", "checkpoint", "model_uri", "weights_digest"} <= calm.keys()
+    assert calm["metrics"]["validation/accuracy"] > 0.5
+
+
+def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, Any]) -> None:
+    client = tracking(calm_file)
+    run = client.get_run(calm["mlflow_run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.batch_rows"] == "64"
+    assert run.data.tags["penstock.exactness"] == "bit-exact"
+    assert run.data.tags["penstock.key.materialize"]
+    for name in ("train/loss", "train/lr", "train/rows_per_s", "train/step_s", "train/data_wait_s", "val/loss"):
+        steps = [point.step for point in client.get_metric_history(run.info.run_id, name)]
+        assert steps, name
+        assert len(steps) == len(set(steps)), f"{name} holds a step twice"
+    artifacts = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert {"attempt-1", "evaluation"} <= artifacts
+
+
+def test_the_registered_model_loads_by_its_alias_and_predicts(calm_file: Path, calm: dict[str, Any]) -> None:
+    version = tracking(calm_file).get_model_version_by_alias("drill", "candidate")
+    assert calm["model_uri"] == f"models:/drill/{version.version}"
+    script = "import mlflow; m = mlflow.pyfunc.load_model('models:/drill@candidate'); print(len(m.predict(m.input_example)))"
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{calm_file.parent}/.penstock/mlflow/mlflow.db"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) > 0
+
+
+def test_the_same_command_again_reuses_every_stage(calm_file: Path, calm: dict[str, Any]) -> None:
+    planned = penstock("plan", str(calm_file))
+    assert [stage["action"] for stage in planned["stages"]] == ["reuse"] * 7
+    # What SIGKILL leaves in the last seconds: the run is recorded as done, its attempt is not yet.
+    record = next(calm_file.parent.glob(".penstock/runs/*/attempts/0001.json"))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "status": "running", "ended": None}))
+    again = penstock("run", str(calm_file))
+    assert json.loads(record.read_text())["status"] == "done"
+    assert {s["outcome"] for s in again["stages"]} == {"reused"}
+    for name in ("run", "mlflow_run_id", "model_uri", "weights_digest", "checkpoint"):
+        assert again[name] == calm[name]
+
+
+def test_status_lists_the_run(calm_file: Path, calm: dict[str, Any]) -> None:
+    result = penstock("status", str(calm_file))
+    assert [(run["run"], run["status"]) for run in result["runs"]] == [(calm["run"], "done")]
+
+
+PAUSED = ("--set", "train.params={pause_s: 0.05}")
+
+
+def checkpoint_in(file: Path) -> Callable[[], bool]:
+    return lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json"))
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_the_checkpoint_before(
+    tmp_path: Path, calm: dict[str, Any]
+) -> None:
+    file = make_project(tmp_path / "stopped", epochs=CALM_EPOCHS, files=CALM_FILES)
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("a checkpoint", checkpoint_in(file))
+    os.kill(command.process.pid, signal.SIGTERM)
+    stopped = command.finish(code=143)
+    assert stopped["status"] == "interrupted"
+    assert "train: stopping; what is trained so far is saved first, a second signal stops at once\n" in command.said
+    assert command.said.strip().splitlines()[-1] == f"continue with: penstock run {file} {shlex.join(PAUSED)}"
+    assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
+    newest = file.parent / ".penstock" / "runs" / stopped["run"] / "checkpoints" / stopped["checkpoint"] / "model.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    finished = Command("run", str(file), "--json", *PAUSED).finish()
+    (warning,) = finished["warnings"]
+    assert warning.startswith(f"train: checkpoint {stopped['checkpoint']} is damaged (the content of model.safetensors")
+    assert "trained again" in warning
+    assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
+    assert finished["weights_digest"] == calm["weights_digest"]
+    assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "cancelled", epochs=60, files=2)
+    state = file.parent / ".penstock"
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("a checkpoint", checkpoint_in(file))
+    attempt = json.loads(next(state.glob("runs/*/attempts/*.json")).read_text())
+    with prefect_api(state) as server:
+        url = f"{server.api_url}/flow_runs/{attempt['prefect_flow_run_id']}"
+        httpx.post(f"{url}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
+        stopped = command.finish(code=143)
+        assert httpx.get(url).json()["state"]["type"] == "CANCELLED"
+    assert stopped["status"] == "interrupted"
+    assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "impatient", epochs=1, files=1)
+    with (file.parent / "model.py").open("a") as model:  # the batch that is tried before training is quick
+        model.write("\n    def loss(self, model, batch):\n")
+        model.write("        time.sleep(3600 * torch.distributed.is_initialized())\n        return model[0].weight.sum()\n")
+    command = Command("run", str(file), "--json")
+    attempts = lambda: (file.parent / ".penstock").glob("runs/*/attempts/*.json")  # noqa: E731
+    command.wait_for("training", lambda: any(len(json.loads(path.read_text())["workers"]) == 2 for path in attempts()))
+    workers = [int(place.rsplit(":", 1)[1]) for place in json.loads(next(attempts()).read_text())["workers"].values()]
+    for number in (signal.SIGINT, signal.SIGTERM):  # two of one kind may arrive as one
+        command.process.send_signal(number)
+    stopped = command.finish(code=130)
+    assert stopped["status"] == "interrupted"
+    assert stopped["checkpoint"] is None
+    assert "did not stop within" not in command.said
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=30)
+    assert not alive
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_signals_while_the_servers_start_end_the_command_and_leave_nothing(tmp_path: Path, times: int) -> None:
+    file = make_project(tmp_path / "early", epochs=1, files=1)
+    command = Command("run", str(file), "--json")
+    children: dict[int, psutil.Process] = {}
+
+    def ray_starts() -> bool:
+        children.update({child.pid: child for child in psutil.Process(command.process.pid).children(recursive=True)})
+        return any(child.is_running() and child.name() == "gcs_server" for child in children.values())
+
+    command.wait_for("Ray's start", ray_starts)
+    for _ in range(times):
+        command.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)  # Ray is starting all the while; two of one kind may arrive as one
+    # A shell says 143 of both: the command's own exit code, or a signal that came when all was said and Python was ending.
+    out, _ = command.process.communicate(timeout=60)
+    assert command.process.returncode in (143, -signal.SIGTERM)[:times], command.said
+    stopped = json.loads(out.splitlines()[-1])
+    assert stopped["status"] == "interrupted" and stopped["error"]["next"] == f"penstock run {file}"
+    assert not psutil.wait_procs(children.values(), timeout=90)[1]
+    assert not (file.parent / ".penstock" / "runs").exists()
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "twice", epochs=60, files=2)
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("a checkpoint", checkpoint_in(file))
+    refused = penstock("run", str(file), code=6)
+    assert refused["error"]["kind"] == "LeaseHeldError"
+    assert f"pid {command.process.pid} on" in refused["error"]["message"]
+    command.kill()
+    killed = json.loads(next((file.parent / ".penstock").glob("runs/*/run.json")).read_text())
+    refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
+    assert refused["error"]["problems"] == ["train.batch_rows: 64 -> 32"]
+    command_line = f"penstock run {file} --set '{PAUSED[1]}' --set train.batch_rows=32 --fresh"
+    assert refused["error"]["next"].endswith(command_line)
+    begun = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", "--fresh", "--until", "read")
+    assert begun["run"] != killed["run"]
+    # The run that is left behind is not left running.
+    left = tracking(file).get_run(killed["mlflow_run_id"])
+    assert (left.info.status, left.data.tags["penstock.status"]) == ("KILLED", "killed")
+    assert {run["run"]: run["status"] for run in penstock("status", str(file))["runs"]} == {
+        killed["run"]: "killed",
+        begun["run"]: "partial",
+    }
+
+
+def test_a_wrong_spec_lists_every_problem_and_exits_with_2(calm_file: Path) -> None:
+    answer = penstock("run", str(calm_file), "--set", "train.batch_rows=0", "--set", "train.epoch=3", code=2)
+    assert answer["error"]["kind"] == "SpecError"
+    assert len(answer["error"]["problems"]) == 2
+    assert "did you mean 'epochs'?" in " ".join(answer["error"]["problems"])
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "broken", files=3)
+    part = file.parent / "data" / "train" / "part-1.parquet"
+    part.write_bytes(part.read_bytes()[:-200])
+    answer = penstock("run", str(file), code=4)
+    assert "part-1.parquet" in json.dumps(answer["error"])
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "closed", files=1)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        away = f"http://somebody:hunter2@127.0.0.1:{unused.getsockname()[1]}"
+        refused = penstock("run", str(file), code=3, environment={"MLFLOW_TRACKING_URI": away})
+    assert refused["error"]["kind"] == "ServiceError"
+    assert "***@127.0.0.1" in refused["error"]["message"]
+    assert "hunter2" not in json.dumps(refused)
+    (run,) = penstock("status", str(file))["runs"]
+    assert run["status"] == "failed"
+    assert [attempt["status"] for attempt in run["attempts"]] == ["failed"]
+
+
+def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path, prefect_url: str) -> None:
+    server = {"PREFECT_API_URL": prefect_url}
+    until = ["--until", "materialize", "--json"]
+    first = make_project(tmp_path / "first", files=2)
+    Command("run", str(first), *until, environment=server).finish()
+    copied = tmp_path / "copied" / "pipeline.yaml"
+    shutil.copytree(first.parent, copied.parent)
+    shutil.rmtree(first.parent / "data")
+    for shard in (copied.parent / ".penstock" / "units").rglob("*.arrow"):
+        shard.unlink()
+    again = Command("run", str(copied), *until, environment=server).finish()
+    assert {stage["name"]: stage["outcome"] for stage in again["stages"]} == {
+        "read": "reused",
+        "preprocess": "reused",
+        "materialize": "ran",
+    }
+
+
+def test_training_that_fails_after_a_checkpoint_says_how_exact_that_is(tmp_path: Path, prefect_url: str) -> None:
+    file = make_project(tmp_path / "project", files=2)
+    model = file.parent / "model.py"
+    counted = (
+        "        self.steps = getattr(self, 'steps', 0) + 1\n        assert self.steps < 40, 'enough of it'\n        time.sleep"
+    )
+    model.write_text(model.read_text().replace("        time.sleep", counted))
+    slow = {"PREFECT_API_URL": prefect_url, "DRILL_PAUSE_S": "0.05"}  # a checkpoint of every fifth step has time to be written
+    failed = Command("run", str(file), "--json", environment=slow).finish(code=5)
+    assert "enough of it" in str(failed["error"]) and failed["checkpoint"].startswith("step-00000000")
+    assert failed["exactness"] == "bit-exact"

@@ -1,0 +1,172 @@
+"""The same pipeline against servers: S3, a Ray cluster of two nodes, MLflow over HTTP, Prefect; a kill -9, and the weights of a
+run that is embedded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import mlflow
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from s3fs import S3FileSystem
+
+from penstock.storage import Storage
+from penstock.tasks.ledger import Ledger
+from tests.drills.project import Command, make_project
+from tests.runs.conftest import CALM_EPOCHS, CALM_FILES
+from tests.runs.servers import free_port, script_environment, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+PAUSED = ["--set", "train.params={pause_s: 0.05}"]
+
+
+class Servers(NamedTuple):
+    """What an operator gave to the user: variables of the environment."""
+
+    environment: dict[str, str]
+    state: Path
+    """Where the servers keep what they are told."""
+
+
+RAY = """
+import os, sys
+from ray.cluster_utils import Cluster
+
+os.mkdir(os.environ["RAY_TMPDIR"] + "/ray")  # the cluster writes its address there, and does not look whether it can
+node = {"num_cpus": 1, "object_store_memory": 200_000_000, "node_ip_address": "127.0.0.1"}
+cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+cluster.add_node(**node)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@contextlib.contextmanager
+def ray_of_two_nodes(environment: dict[str, str], log: Path) -> Iterator[str]:
+    """The address of a cluster of two nodes with a CPU each, which listens on 127.0.0.1 only and asks for the token."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, log.open("wb") as output:  # sockets' paths are short
+        own = {**environment, "RAY_TMPDIR": folder}
+        holder = subprocess.Popen(
+            [sys.executable, "-c", RAY], env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True
+        )
+        try:
+            assert holder.stdout is not None
+            address = holder.stdout.readline().strip()
+            assert address, log.read_text(errors="replace")[-3000:]
+            yield address
+        finally:
+            family = psutil.Process(holder.pid).children(recursive=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                holder.communicate(timeout=60)
+            for member in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            holder.kill()
+
+
+def listening_elsewhere(address: str) -> list[str]:
+    """What the processes of the cluster at `address` listen on besides 127.0.0.1."""
+    port = int(address.rpartition(":")[2])
+    listens = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.pid]
+    (head,) = [c.pid for c in listens if c.laddr.port == port]
+    family = {process.pid for process in psutil.Process(head).parent().children(recursive=True)}  # type: ignore[union-attr]
+    return [str(c.laddr) for c in listens if c.pid in family and c.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"]
+
+
+@pytest.fixture
+def servers(tmp_path: Path, s3_bucket: str, prefect_url: str) -> Iterator[Servers]:
+    assert s3_bucket  # the nodes of the cluster have the keys in their own environment
+    state = tmp_path / "servers"
+    state.mkdir()
+    port = free_port()
+    tracking = f"http://127.0.0.1:{port}"
+    own = {**script_environment(state), "MLFLOW_PORT": str(port)}
+    ray_settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Ray puts the machine's address in place of 127.0.0.1, for nodes and for drivers, unless it takes it for a laptop.
+    ray_settings["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    with (
+        serving("mlflow.sh", environment=own, log=state / "mlflow.log", url=f"{tracking}/health"),
+        ray_of_two_nodes({**os.environ, **ray_settings}, state / "ray.log") as ray_address,
+    ):
+        named = {"PREFECT_API_URL": prefect_url, "RAY_ADDRESS": ray_address, "MLFLOW_TRACKING_URI": tracking}
+        yield Servers({**named, **ray_settings}, state)
+
+
+def checkpoints_in(storage: Storage) -> Callable[[], bool]:
+    return lambda: any(
+        storage.exists(f"runs/{run}/checkpoints/{name}/manifest.json")
+        for run in storage.list("runs")
+        for name in storage.list(f"runs/{run}/checkpoints")
+    )
+
+
+def outcomes(result: dict[str, Any]) -> dict[str, str]:
+    return {stage["name"]: stage["outcome"] for stage in result["stages"]}
+
+
+def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
+    tmp_path: Path, calm: dict[str, Any], s3_bucket: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_project(tmp_path / "remote", epochs=CALM_EPOCHS, files=CALM_FILES)
+    rows = file.parent / "data" / "train"
+    S3FileSystem().put(f"{rows}/", f"{s3_bucket}/rows/train/", recursive=True)
+    for part in rows.iterdir():
+        part.unlink()
+    text = file.read_text().replace("train: data/train/", f"train: {s3_bucket}/rows/train/")
+    file.write_text(f"{text}storage: {s3_bucket}/state\n")
+    words = [str(file), "--json", *PAUSED]
+    storage = Storage(f"{s3_bucket}/state")
+
+    command = Command("run", *words, environment=servers.environment)
+    command.wait_for("a checkpoint", checkpoints_in(storage))
+    command.kill()
+
+    continued = Command("run", *words, environment=servers.environment).finish()
+    assert outcomes(continued) == {
+        **dict.fromkeys(("read", "preprocess", "materialize", "shuffle"), "reused"),
+        "train": "resumed",
+        **dict.fromkeys(("evaluate", "register"), "ran"),
+    }
+    assert continued["attempt"] == 2
+    assert continued["exactness"] == "bit-exact"
+    assert continued["weights_digest"] == calm["weights_digest"]
+    assert continued["metrics"] == calm["metrics"]
+    assert not (file.parent / ".penstock").exists(), "everything is in the store and on the servers"
+    assert listening_elsewhere(servers.environment["RAY_ADDRESS"]) == []
+
+    # Prefect's server has both attempts, MLflow's one run with every step once, its checkpoints, and a model that answers.
+    url = servers.environment["PREFECT_API_URL"]
+    attempts = Ledger(storage).attempts(continued["run"])
+    flow_runs = [httpx.get(f"{url}/flow_runs/{attempt.prefect_flow_run_id}").json() for attempt in attempts]
+    assert [flow_run["state"]["type"] for flow_run in flow_runs] == ["CRASHED", "COMPLETED"]
+    client = MlflowClient(servers.environment["MLFLOW_TRACKING_URI"])
+    run = client.get_run(continued["mlflow_run_id"])
+    assert run.info.status == "FINISHED"
+    steps = [point.step for point in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert steps == sorted(set(steps)) and steps[-1] == 115
+    assert 115 in {model.step for model in run.outputs.model_outputs}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.environment["MLFLOW_TRACKING_URI"])
+    model = mlflow.pyfunc.load_model(continued["model_uri"])
+    assert len(model.predict(model.input_example)) > 0
+
+    again = Command("run", *words, environment=servers.environment).finish()
+    assert set(outcomes(again).values()) == {"reused"}
+    assert again["model_uri"] == continued["model_uri"]
+    listed = Command("status", str(file), "--json", environment=servers.environment).finish()
+    assert [(run["run"], run["status"], run["step"]) for run in listed["runs"]] == [(continued["run"], "done", 115)]
+
+    for secret in (os.environ["AWS_SECRET_ACCESS_KEY"], servers.environment["RAY_AUTH_TOKEN"]):
+        written = [path for path in servers.state.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+        assert not written

@@ -1,0 +1,91 @@
+"""The ledger: records survive, and damaged ones count as absent, but for the one that would bury a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ResumeError
+from penstock.flows.run.repair import repair_run
+from penstock.storage import Storage
+from penstock.tasks.ledger import Ledger, StageRecord
+
+
+def test_a_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    assert ledger.current_run("p") is None
+    run = ledger.new_run("p", {"name": "p"})
+    ledger.save_run(run)
+    ledger.make_current(run)
+    assert ledger.current_run("p") == run
+    assert [ledger.new_attempt(run.run).number for _ in range(3)] == [1, 2, 3]
+    assert [a.number for a in ledger.attempts(run.run)] == [1, 2, 3]
+    assert list(ledger.runs()) == [run]
+
+
+def test_a_run_has_trained_once_its_workers_began(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    run = ledger.new_run("p", {"name": "p"})
+    ledger.new_attempt(run.run)
+    assert not ledger.has_trained(run.run)
+    ledger.save_attempt(run.run, ledger.new_attempt(run.run).model_copy(update={"workers": {0: "host:1"}}))
+    ledger.new_attempt(run.run)
+    assert ledger.has_trained(run.run)
+
+
+def test_a_torn_record_counts_as_absent(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    ledger = Ledger(storage)
+    record = StageRecord(stage="read", key="k", inputs={}, output={"rows": 3}, seconds=0.1, made="2026")
+    ledger.save_stage("stages/read/k.json", record)
+    assert ledger.stage_record("stages/read/k.json", "k") == record
+    assert ledger.stage_record("stages/read/k.json", "other") is None
+    whole = storage.read_bytes("stages/read/k.json")
+    storage.write_bytes("stages/read/k.json", whole[: len(whole) // 2])
+    assert ledger.stage_record("stages/read/k.json", "k") is None
+
+
+@pytest.mark.parametrize("damage", ["run.json is torn", "run.json is gone", "current.json is torn"])
+def test_a_last_run_that_cannot_be_read_is_refused_not_forgotten(tmp_path: Path, damage: str) -> None:
+    storage = Storage(str(tmp_path))
+    ledger = Ledger(storage)
+    run = ledger.new_run("p", {"name": "p"})
+    ledger.save_run(run)
+    ledger.make_current(run)
+    path = "pipelines/p/current.json" if damage.startswith("current") else f"runs/{run.run}/run.json"
+    if damage.endswith("gone"):
+        storage.delete(path)
+    else:
+        storage.write_bytes(path, storage.read_bytes(path)[:20])
+    with pytest.raises(ResumeError, match="the record of the last run of 'p' cannot be read") as refused:
+        ledger.current_run("p")
+    assert "--fresh" in refused.value.next_step
+    assert ledger.current_run("another") is None
+
+
+def test_the_number_of_a_torn_attempt_is_not_given_again(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    ledger = Ledger(storage)
+    ledger.new_attempt("r")
+    ledger.new_attempt("r")
+    storage.write_bytes("runs/r/attempts/0002.json", b"{")
+    assert ledger.new_attempt("r").number == 3
+    assert [attempt.number for attempt in ledger.attempts("r")] == [1, 3]
+    storage.write_bytes("runs/r/attempts/0003.json.bak", b"{}")
+    assert ledger.new_attempt("r").number == 4
+
+
+def test_a_run_that_was_recorded_as_done_is_not_called_killed_for_its_last_seconds(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    run = ledger.new_run("p", {})
+    ledger.new_attempt(run.run)
+    ledger.save_run(run.model_copy(update={"status": "done", "done_key": "k", "result": {"attempt": 1}}))
+    assert repair_run(ledger, ledger.load_run(run.run) or run, "")
+    assert [attempt.status for attempt in ledger.attempts(run.run)] == ["done"]
+    unfinished = ledger.new_run("q", {})
+    ledger.new_attempt(unfinished.run)
+    ledger.save_run(unfinished)
+    assert repair_run(ledger, unfinished, "") and not repair_run(ledger, unfinished, "")
+    statuses = {found.pipeline: (found.status, found.done_key) for found in ledger.runs()}
+    assert statuses == {"p": ("done", "k"), "q": ("killed", None)}

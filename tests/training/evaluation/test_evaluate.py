@@ -1,0 +1,151 @@
+"""Are a checkpoint's metrics those scikit-learn computes, and are the figures readable PNGs of the right things?"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
+
+from penstock.errors import DataError, ResumeError, SpecError
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.storage import Storage
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.state_files import weights_of
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.evaluation.evaluate import Findings, evaluate
+from penstock.training.evaluation.figures import (
+    calibration_figure,
+    confusion_figure,
+    figure_png,
+    precision_recall_figure,
+    roc_figure,
+)
+from penstock.training.job import TrainJob
+from penstock.training.recipe import load_recipe
+from tests.training.digits import make_job, train_alone
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainJob, Checkpoint]:
+    """Digits, trained well enough to have a diagonal."""
+    folder = tmp_path_factory.mktemp("trained")
+    job = make_job(folder, epochs=8, learning_rate=5e-3)
+    train_alone(job)
+    checkpoint, _ = CheckpointStore(Storage(str(folder / "run"))).newest_valid()
+    assert checkpoint is not None
+    return job, checkpoint
+
+
+def split_rows(manifest: DatasetManifest, storage: Storage, split: str) -> tuple[torch.Tensor, np.ndarray]:
+    shards = [open_shard(storage.local_path(shard.path)) for shard in manifest.shards if shard.split == split]
+    images = np.concatenate([shard.column("image") for shard in shards])
+    return torch.from_numpy(images), np.concatenate([shard.column("label") for shard in shards])
+
+
+def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[TrainJob, Checkpoint]) -> None:
+    job, checkpoint = trained
+    seen: list[float] = []
+    result = evaluate(
+        job,
+        checkpoint,
+        splits=["validation", "test"],
+        metrics=["accuracy", "f1", "auroc"],
+        progress=lambda done, total, unit, note="": seen.append(done),
+    )
+    recipe = load_recipe(job.code, job.spec.params)
+    model = recipe.build_model(job.manifest.feed_schema).eval()
+    model.load_state_dict(weights_of(checkpoint))
+    for split in ("validation", "test"):
+        images, labels = split_rows(job.manifest, job.data_storage, split)
+        with torch.no_grad():
+            logits = model(images)
+        expected = {
+            "loss": torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels.copy())).item(),
+            "accuracy": accuracy_score(labels, logits.argmax(1)),
+            "f1": f1_score(labels, logits.argmax(1), average="macro"),
+            "auroc": roc_auc_score(labels, torch.softmax(logits, 1), multi_class="ovr"),
+        }
+        found = {name.split("/")[1]: value for name, value in result.metrics.items() if name.startswith(split)}
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert result.metrics["test/accuracy"] > 0.7
+    assert seen[-1] == job.manifest.rows["validation"] + job.manifest.rows["test"]
+    assert set(result.figures) == {
+        f"{split}-{n}.png" for split in ("validation", "test") for n in ("confusion_matrix", "calibration")
+    }
+    table = result.tables["test-classes"]
+    assert table["class"] == [str(digit) for digit in range(10)] and sum(table["rows"]) == job.manifest.rows["test"]
+
+
+def test_a_typo_costs_no_pass_over_the_rows(trained: tuple[TrainJob, Checkpoint]) -> None:
+    job, checkpoint = trained
+    with pytest.raises(SpecError, match="cannot be measured"):
+        evaluate(replace(job, data_storage=Storage("/nowhere")), checkpoint, metrics=["acuracy"])
+
+
+def test_a_split_without_rows_is_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
+    job, checkpoint = trained
+    manifest = job.manifest.model_copy(update={"rows": {"train": 333}})
+    with pytest.raises(DataError, match="split 'test' has no rows"):
+        evaluate(replace(job, manifest=manifest), checkpoint)
+
+
+def test_weights_of_another_model_are_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
+    job, checkpoint = trained
+    job = replace(job, spec=job.spec.model_copy(update={"params": {"hidden": 8}}))
+    with pytest.raises(ResumeError, match="does not fit"):
+        evaluate(job, checkpoint)
+
+
+def picture(png: bytes) -> tuple[int, int]:
+    image = Image.open(io.BytesIO(png))
+    image.verify()
+    return image.size
+
+
+@pytest.mark.parametrize("classes", [2, 10, 30])
+def test_a_confusion_matrix_names_every_class_and_counts_every_cell(classes: int) -> None:
+    counts = np.random.default_rng(1).integers(1, 40, (classes, classes))
+    names = [f"class number {index}" for index in range(classes)]
+    figure = confusion_figure(counts, names)
+    width, height = picture(figure_png(figure))
+    assert 500 < width < 2600 and 500 < height < 2600
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    assert sorted(int(text.get_text()) for text in axes.texts) == sorted(counts.reshape(-1).tolist())
+
+
+def test_curves_carry_the_areas_scikit_learn_computes() -> None:
+    rng = np.random.default_rng(2)
+    target = rng.integers(0, 2, 400)
+    probability = np.round(np.clip(0.3 * target + rng.random(400) * 0.7, 0, 1), 2)  # rounded: with ties
+    roc = roc_figure(probability, target, "yes")
+    curve = precision_recall_figure(probability, target, "yes")
+    legends = [figure.axes[0].get_legend().get_texts()[1].get_text() for figure in (roc, curve)]
+    assert legends[0] == f"model, area {roc_auc_score(target, probability):.4f}"
+    assert legends[1] == f"model, average precision {average_precision_score(target, probability):.4f}"
+    assert all(picture(figure_png(figure)) for figure in (roc, curve))
+
+
+def test_a_calibration_curve_survives_empty_bins() -> None:
+    counts = np.array([0] * 10 + [5, 0, 10, 20, 40])
+    confidence = counts * np.linspace(0.03, 0.97, 15)
+    figure = calibration_figure(counts, confidence, (counts * 0.8).astype(np.int64))
+    assert picture(figure_png(figure))
+
+
+def test_a_regression_gets_its_own_figures() -> None:
+    schema = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
+    findings = Findings(schema)
+    for _ in range(3):
+        true = torch.rand(40)
+        findings.add({"price": true}, true + 0.1 * torch.randn(40))
+    figures = findings.figures("test")
+    assert set(figures) == {"predicted_true", "errors"} and all(picture(png) for png in figures.values())
+    assert findings.tables() == {}

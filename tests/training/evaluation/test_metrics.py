@@ -1,0 +1,218 @@
+"""Are metrics chosen by name and label, and right whether a recipe returns logits or probabilities?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r2_score, roc_auc_score
+from torch import Tensor, nn
+
+from penstock.errors import SpecError, TrainingError
+from penstock.ingest.feed.batch import FeedShare
+from penstock.ingest.feed.cached import open_parts
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.shuffle.row_generator import RowGenerator
+from penstock.ingest.spec import ShuffleSpec
+from penstock.storage import Storage
+from penstock.training.determinism import in_the_mode
+from penstock.training.evaluation.metrics import CLASSIFICATION, MANY_CLASSES, REGRESSION, make_metrics, prepare_predictions
+from penstock.training.recipe import Recipe
+from tests import ROOT
+from tests.training.digits import write_digits
+
+
+def schema(classes: int | None = None, label: str | None = "y") -> FeedSchema:
+    return FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),), label=label, num_classes=classes)
+
+
+class Predicts:
+    def predict(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return batch["y"]
+
+
+class OwnMetrics(Predicts):
+    def metrics(self) -> dict[str, Any]:
+        return {"top2": torchmetrics.Accuracy("multiclass", num_classes=4, top_k=2)}
+
+
+def recipe(user: object | None = None) -> Recipe:
+    return Recipe(user or Predicts(), "model.py:Mine")
+
+
+def measure(
+    names: list[str] | None, classes: int | None, batches: list[tuple[Tensor, Tensor]], user: object | None = None
+) -> dict[str, float]:
+    metrics = make_metrics(names, schema(classes), recipe(user))
+    for output, target in batches:
+        metrics.update(output, {"y": target})
+    return metrics.compute()
+
+
+def test_two_classes_agree_with_scikit_learn_from_one_logit_or_two() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(200, generator=generator)
+    target = (torch.rand(200, generator=generator) < torch.sigmoid(logits)).long()
+    names = ["accuracy", "f1", "auroc", "average_precision"]
+    expected = {
+        "accuracy": accuracy_score(target, logits > 0),
+        "f1": f1_score(target, logits > 0),
+        "auroc": roc_auc_score(target, logits),
+        "average_precision": average_precision_score(target, logits),
+    }
+    halves = [(logits[:90], target[:90]), (logits[90:], target[90:])]
+    assert measure(names, 2, halves) == pytest.approx(expected, abs=1e-6)
+    both = [(torch.stack([torch.zeros(len(part)), part], dim=1), rows) for part, rows in halves]
+    assert measure(names, 2, both) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [3, 40])
+def test_a_class_without_rows_is_no_class_that_the_model_gets_wrong(classes: int, recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(600, classes), torch.randint(0, classes - 1, (600,))
+    probabilities = torch.softmax(logits, 1)
+    found = measure(
+        ["balanced_accuracy", "auroc", "average_precision"],
+        classes,
+        [(logits[:500], target[:500]), (logits[500:], target[500:])],
+    )
+    assert not recwarn.list
+    present = range(classes - 1)
+    predicted = logits.argmax(1)
+    assert found["balanced_accuracy"] == pytest.approx(
+        sum(float((predicted[target == c] == c).float().mean()) for c in present) / len(present), abs=1e-6
+    )
+    coarse = 5e-3 if classes > MANY_CLASSES else 1e-6
+    for name, by_sklearn in (("auroc", roc_auc_score), ("average_precision", average_precision_score)):
+        expected = sum(by_sklearn(target == c, probabilities[:, c]) for c in present) / len(present)
+        assert found[name] == pytest.approx(expected, abs=coarse)
+
+
+def test_logits_and_probabilities_measure_the_same() -> None:
+    logits = 3 * torch.randn(300, 5, generator=torch.Generator().manual_seed(2))
+    target = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(3))
+    names = [name for name in CLASSIFICATION if name != "mcc"]
+    from_logits = measure(names, 5, [(logits, target)])
+    assert measure(names, 5, [(torch.softmax(logits, 1), target)]) == pytest.approx(from_logits, abs=1e-6)
+    assert from_logits["f1"] == pytest.approx(f1_score(target, logits.argmax(1), average="macro"), abs=1e-6)
+
+
+def test_a_regression_agrees_with_scikit_learn_for_columns_of_either_shape() -> None:
+    true = torch.randn(50, generator=torch.Generator().manual_seed(4))
+    predicted = true + 0.1
+    values = measure(list(REGRESSION), None, [(predicted[:, None], true)])
+    assert values["mse"] == pytest.approx(0.01, rel=1e-4) and values["rmse"] == pytest.approx(0.1, rel=1e-4)
+    assert values["r2"] == pytest.approx(r2_score(true, predicted), abs=1e-5)
+
+
+def test_without_names_the_labels_kind_decides() -> None:
+    assert set(make_metrics(None, schema(3), recipe()).metrics) == {"accuracy", "f1"}
+    assert set(make_metrics(None, schema(), recipe()).metrics) == {"mae", "rmse", "r2"}
+    assert set(make_metrics(None, schema(label=None), recipe()).metrics) == set()
+    assert set(make_metrics(None, schema(3), recipe(object())).metrics) == set()
+
+
+def test_a_recipes_own_metrics_see_what_it_predicts() -> None:
+    output = torch.tensor([[4.0, 3.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    assert measure(None, 4, [(output, torch.tensor([1, 0]))], OwnMetrics()) == {"top2": 0.5}
+
+
+def test_all_problems_are_told_together() -> None:
+    with pytest.raises(SpecError) as caught:
+        make_metrics(["acuracy", "mse", "f1"], schema(3), recipe())
+    unknown, wrong_kind = caught.value.problems
+    assert "did you mean 'accuracy'" in unknown
+    assert "'mse' is for labels that are numbers; 'y' is 3 classes" in wrong_kind
+    assert "loss" in caught.value.next_step and "f1" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    "names, made, user, message",
+    [
+        (["accuracy"], schema(), None, "'y' is a number"),
+        (["accuracy"], schema(label=None), None, "set data.label"),
+        (["accuracy"], schema(3), object(), "needs a method predict"),
+    ],
+)
+def test_a_metric_that_cannot_be_measured_is_refused(
+    names: list[str], made: FeedSchema, user: object | None, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        make_metrics(names, made, recipe(user))
+
+
+def test_loss_is_always_measured_and_needs_nothing() -> None:
+    assert make_metrics(["loss"], schema(label=None), recipe(object())).metrics == {}
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 3, 1)])
+def test_predictions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TrainingError, match=r"needs \[rows, 3\]"):
+        prepare_predictions(torch.zeros(shape), schema(3))
+
+
+COUNTS = """
+import resource, torch
+from penstock.ingest.manifest import ColumnInfo, FeedSchema
+from penstock.training.evaluation.metrics import make_metrics
+from penstock.training.recipe import Recipe
+
+class Predicts:
+    def predict(self, model, batch):
+        return batch["y"]
+
+rows, classes = 1024, 2000
+schema = FeedSchema(columns=(ColumnInfo(name="y", dtype="int64"),), label="y", num_classes=classes)
+torch.manual_seed(0)
+target = torch.randint(0, classes, (rows,))
+right = torch.nn.functional.one_hot(target, classes).float()
+names = ["accuracy", "balanced_accuracy", "f1", "mcc", "calibration_error"]
+metrics = make_metrics(names, schema, Recipe(Predicts(), "m.py:M"))
+metrics.metrics
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (4 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+torch.use_deterministic_algorithms(True, warn_only=True)
+metrics.update(right, {"y": target})
+print(metrics.compute(), torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+"""
+
+
+def test_many_classes_are_counted_without_a_table_of_them_for_every_row() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-1000:]
+    values, mode = done.stdout.strip().split("}")
+    assert mode == " True True"
+    assert all(f"'{name}': 1.0" in values for name in ("accuracy", "balanced_accuracy", "f1", "mcc"))
+
+
+def test_a_batch_is_augmented_in_deterministic_mode_whoever_counts_meanwhile(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    manifest = write_digits(storage)
+    order = make_order(ShuffleSpec(), manifest.rows["train"], [shard.rows for shard in manifest.shards_of("train")])
+    feed = open_parts([(storage, manifest)], "train", order=order, part=FeedShare(4, 0, 1, 2, "keep"))
+    modes: list[bool] = []
+
+    def augment(columns: dict[str, Tensor], _: RowGenerator) -> dict[str, Tensor]:
+        for _ in range(1000):
+            modes.append(torch.are_deterministic_algorithms_enabled())
+            columns["image"] = columns["image"] * 1.0
+        return columns
+
+    feed.augment_with(in_the_mode(augment), 0)
+    metrics, predicted = make_metrics(["f1"], schema(10), recipe()), torch.rand(20_000, 10)
+    target = predicted.argmax(1)
+    metrics.update(predicted, {"y": target})  # what is loaded first is loaded
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for _ in feed.batches(0):
+            metrics.update(predicted, {"y": target})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(modes) > 10_000 and all(modes)

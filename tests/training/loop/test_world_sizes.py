@@ -1,0 +1,258 @@
+"""What do one, two and four ranks have in common? The rows of every batch, metrics, the mean gradient, an exact resume."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from penstock.errors import PenstockError
+from penstock.storage import Storage
+from penstock.training.checkpoint import state_files
+from penstock.training.checkpoint.journal import JournalWriter
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.packed import pack
+from penstock.training.checkpoint.state_files import training_file, weights_of
+from penstock.training.checkpoint.store import CheckpointStore, Snapshot
+from penstock.training.checkpoint.weights import NamedTensors
+from penstock.training.checkpoint.writer import CheckpointWriter
+from penstock.training.job import TrainJob
+from penstock.training.on_ray.worker import RankResult, run_rank
+from penstock.training.ranks import Group
+from penstock.training.step.gradients import MeanGradients
+from tests.training.digits import ListClient, make_job
+from tests.training.ranks import run_ranks, train_all, train_ranks
+
+
+def newest(folder: Path, run: str) -> Checkpoint:
+    checkpoint, _ = CheckpointStore(Storage(str(folder / run))).newest_valid()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def global_batches(folder: Path, run: str) -> dict[int, list[int]]:
+    """Step to the rows of its global batch, put together from the ranks' records."""
+    parts: dict[int, list[tuple[int, list[int]]]] = {}
+    for file in (folder / run / "rows").glob("*.jsonl"):
+        for record in map(json.loads, file.read_text().splitlines()):
+            parts.setdefault(record["step"], []).append((record["first_row"], record["rows"]))
+    return {step: [row for _, rows in sorted(found) for row in rows] for step, found in sorted(parts.items())}
+
+
+def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
+    if not group.is_first:
+        return ""
+    storage = Storage(str(folder))
+    writer = CheckpointWriter(CheckpointStore(storage), JournalWriter(storage, 1), lambda event: None)
+    gathered = group.gather(torch.zeros(3, dtype=torch.uint8))
+    facts = CheckpointFacts(step=1, epoch=0, position=0, world_size=2)
+
+    def completed() -> Snapshot:
+        return Snapshot(facts, NamedTensors({}), training_file(pack({}), gathered()))
+
+    writer.submit(completed, [])
+    try:
+        writer.wait()
+    except RuntimeError as error:
+        return type(error).__name__ + str(storage.list("checkpoints"))
+    finally:
+        writer.close()
+    return "written"
+
+
+def test_a_rank_that_is_lost_is_no_failure_to_write(tmp_path: Path) -> None:
+    # A CheckpointError would end the run: what a lost worker raises is tried again.
+    assert run_ranks(write_what_the_other_rank_never_sends, 2, tmp_path)[0] == "RuntimeError[]"
+
+
+def write_where_this_rank_cannot(group: Group, job: TrainJob) -> str:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    if group.is_first:
+        state_files.safetensors.torch.save_file = full  # type: ignore[assignment]
+    return error_of(group, job)
+
+
+def error_of(group: Group, job: TrainJob) -> str:
+    try:
+        run_rank(job, group, ListClient())
+    except (PenstockError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "finished"
+
+
+def test_what_cannot_be_written_ends_training_and_leaves_nothing(tmp_path: Path) -> None:
+    told = run_ranks(write_where_this_rank_cannot, 2, make_job(tmp_path, workers=2, checkpoint={"every_steps": 2}))
+    assert told[0].startswith("CheckpointError: cannot write checkpoint") and "no space left" in told[0]
+    assert Storage(str(tmp_path / "run")).list("checkpoints") == []
+
+
+def test_weights_that_are_no_numbers_leave_nothing_on_two_ranks(tmp_path: Path) -> None:
+    job = make_job(tmp_path, workers=2, recipe="NanWeights", checkpoint={"every_s": None, "every_steps": 4})
+    told = run_ranks(error_of, 2, job)
+    # The next step's loss may be looked at before the weights are.
+    assert re.match(r"TrainingError: (the weight .* is not a number after step 4|the training loss is nan at step 5)", told[0])
+    assert Storage(str(tmp_path / "run")).list("checkpoints") == []
+
+
+def test_what_modules_keep_beside_tensors_is_the_first_rank_s(tmp_path: Path) -> None:
+    # Each rank counts its own rows: 83 are divided unevenly, so another rank's count would change the average.
+    spec = {"recipe": "Counting", "workers": 2, "batch_rows": 83}
+    whole = make_job(tmp_path, run="whole", **spec)
+    parts = [
+        make_job(tmp_path, run="parts", attempt=attempt, max_steps=steps, **spec) for attempt, steps in ((1, 3), (2, None))
+    ]
+    train_ranks(whole, *parts)
+    assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
+
+
+def test_every_global_batch_holds_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
+    for workers in (1, 2, 4):
+        # 333 rows in batches of 83: parts of unequal length, and a last batch of one row, which leaves ranks without any.
+        train_ranks(make_job(tmp_path, run=f"w{workers}", workers=workers, batch_rows=83, recipe="Linear"))
+    alone = global_batches(tmp_path, "w1")
+    assert [len(rows) for rows in alone.values()] == [83, 83, 83, 83, 1] * 2
+    assert global_batches(tmp_path, "w2") == alone
+    assert global_batches(tmp_path, "w4") == alone
+
+
+def test_resizing_keeps_the_rows_and_says_that_bits_may_differ(tmp_path: Path) -> None:
+    train_ranks(make_job(tmp_path, run="whole"))
+    sizes = [(1, 3), (4, 7), (2, None)]
+    for attempt, (workers, max_steps) in enumerate(sizes, start=1):
+        job = make_job(tmp_path, run="resized", workers=workers, max_steps=max_steps, attempt=attempt)
+        (result,) = train_ranks(job)
+    assert result.exactness == "same-order: workers 1 -> 4, workers 4 -> 2"
+    assert global_batches(tmp_path, "resized") == global_batches(tmp_path, "whole")
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_gradient_is_the_mean_over_the_global_batch(tmp_path: Path, workers: int) -> None:
+    spec = {"recipe": "Linear", "batch_rows": 83, "clip_norm": 1.0}
+    train_ranks(make_job(tmp_path, run="alone", **spec))
+    train_ranks(make_job(tmp_path, run="together", workers=workers, accumulate=2, **spec))
+    alone, together = newest(tmp_path, "alone"), newest(tmp_path, "together")
+    for name, weight in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(together)[name], weight, rtol=1e-4, atol=1e-5)
+    assert together.manifest.metrics == pytest.approx(alone.manifest.metrics, rel=1e-4)
+
+
+def test_validation_counts_every_row_once_on_any_number_of_ranks(tmp_path: Path) -> None:
+    frozen = {"recipe": "Linear", "learning_rate": 1e-30, "max_steps": 1}
+    measured = []
+    for workers in (1, 2, 4):
+        train_ranks(make_job(tmp_path, run=f"w{workers}", workers=workers, **frozen))
+        measured.append(newest(tmp_path, f"w{workers}").manifest.metrics)
+    assert measured[0]["val/accuracy"] == measured[1]["val/accuracy"] == measured[2]["val/accuracy"]
+    assert measured[0]["val/f1"] == pytest.approx(measured[2]["val/f1"], rel=1e-6)
+    assert measured[0]["val/loss"] == pytest.approx(measured[2]["val/loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_stopped_twice_a_group_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, workers: int) -> None:
+    spec = {"recipe": "Scheduled", "workers": workers, "params": {"hidden": 600}}
+    whole = make_job(tmp_path, run="whole", **spec)
+    parts = [
+        make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **spec)
+        for attempt, max_steps in enumerate([3, 9, None], start=1)
+    ]
+    results = train_ranks(whole, *parts)
+    assert [result.resumed_from_step for result in results] == [None, None, 3, 9]
+    assert {result.exactness for result in results} == {"bit-exact"}
+    assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
+
+
+def test_buckets_that_ddp_lays_out_by_its_first_batch_would_cost_the_last_bit(tmp_path: Path) -> None:
+    """Why training begins with a backward of zeros. If this fails, DDP has changed and it may go."""
+    spec = {"recipe": "Scheduled", "workers": 4, "params": {"hidden": 600}}
+    jobs = (
+        make_job(tmp_path, run="whole", **spec),
+        make_job(tmp_path, run="parts", max_steps=3, **spec),
+        make_job(tmp_path, run="parts", attempt=2, **spec),
+    )
+    run_ranks(_train_by_ddp_alone, 4, jobs)
+    assert newest(tmp_path, "whole").manifest.weights_digest != newest(tmp_path, "parts").manifest.weights_digest
+
+
+def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
+    def unsettled(self: Any, module: nn.Module) -> None:
+        self._module = nn.parallel.DistributedDataParallel(module)
+
+    MeanGradients._settle = unsettled  # type: ignore[method-assign]
+    return train_all(group, jobs)
+
+
+@pytest.mark.parametrize(("recipe", "accumulate", "workers"), [("Branches", 1, 4), ("Branches", 3, 2), ("Sparse", 2, 3)])
+def test_parameters_that_some_ranks_or_steps_do_not_reach(tmp_path: Path, recipe: str, accumulate: int, workers: int) -> None:
+    # Batches of 10 rows: half of them hold no label 3, and of 4 ranks some hold none in most steps. The last has 3 rows.
+    spec = {"recipe": recipe, "batch_rows": 10, "accumulate": accumulate}
+    train_ranks(make_job(tmp_path, run="alone", recipe=recipe, batch_rows=10))
+    together = {**spec, "workers": workers}
+    train_ranks(
+        make_job(tmp_path, run="together", **together),
+        make_job(tmp_path, run="parts", max_steps=21, **together),
+        make_job(tmp_path, run="parts", attempt=2, **together),
+    )
+    alone, whole = newest(tmp_path, "alone"), newest(tmp_path, "together")
+    for name, weight in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(whole)[name], weight, rtol=1e-4, atol=1e-5)
+    assert newest(tmp_path, "parts").manifest.weights_digest == whole.manifest.weights_digest
+
+
+def layouts_that_ddp_sums(group: Group, job: TrainJob) -> set[bool]:
+    seen: set[bool] = set()
+    settle = MeanGradients._settle
+
+    def watched(self: Any, module: nn.Module) -> None:
+        settle(self, module)
+
+        def noted(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations, and knows none that are text
+            seen.add(bucket.buffer().is_sparse)
+            return allreduce_hook(dist.group.WORLD, bucket)
+
+        self._module.register_comm_hook(None, noted)
+
+    MeanGradients._settle = watched  # type: ignore[method-assign]
+    run_rank(job, group, ListClient())
+    return seen
+
+
+def test_gloo_sums_no_sparse_gradients(tmp_path: Path) -> None:
+    """It would corrupt memory about once in a thousand trainings: see training/step/gradients.py."""
+    job = make_job(tmp_path, recipe="Sparse", batch_rows=10, workers=2, max_steps=20)
+    assert run_ranks(layouts_that_ddp_sums, 2, job) == [{False}, {False}]
+
+
+def test_a_sparse_embedding_with_another_use_is_told(tmp_path: Path) -> None:
+    told = run_ranks(error_of, 2, make_job(tmp_path, recipe="Tied", workers=2, max_steps=2))
+    assert any(re.match(r"TrainingError: the weight \[10, 64\] of an embedding .* dense gradient", one) for one in told)
+
+
+def test_a_recipe_may_freeze_parameters_while_it_trains(tmp_path: Path) -> None:
+    spec = {"recipe": "Freezing", "batch_rows": 10}
+    train_ranks(make_job(tmp_path, run="alone", **spec))
+    train_ranks(make_job(tmp_path, run="together", workers=2, **spec))
+    train_ranks(make_job(tmp_path, run="unfrozen", workers=2, recipe="Branches", batch_rows=10))
+    alone, together = weights_of(newest(tmp_path, "alone")), weights_of(newest(tmp_path, "together"))
+    for name, weight in alone.items():
+        torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(weights_of(newest(tmp_path, "unfrozen"))["even.weight"], together["even.weight"], rtol=1e-2)
+
+
+def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path: Path) -> None:
+    spec = {"recipe": "Linear", "batch_rows": 83, "workers": 4, "precision": "fp16"}  # the fifth batch has one row
+    parts = [
+        make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **spec)
+        for attempt, max_steps in ((1, 4), (2, None))
+    ]
+    results = train_ranks(make_job(tmp_path, run="whole", **spec), *parts)
+    assert [result.resumed_from_step for result in results] == [None, None, 4]
+    assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest

@@ -1,0 +1,81 @@
+"""Does the driver tell the first cause of a failure, and not its consequences?"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DataError, Interrupted, PenstockError
+from penstock.training.events import Event, Failure, WorkerStarted
+from penstock.training.on_ray.event_log import Attempt
+from tests.training.digits import make_job
+
+
+def attempt_after(folder: Path, *events: Event) -> Attempt:
+    attempt = Attempt(make_job(folder), lambda events: None)
+    attempt.hear(list(events))
+    return attempt
+
+
+def failure(rank: int, t_ms: int, text: str, error: PenstockError | None = None) -> Failure:
+    return Failure(rank=rank, t_ms=t_ms, final=error is not None, text=f"Traceback\n  line\n{text}\n", error=error)
+
+
+class GroupError(Exception):
+    """What Ray Train raises: a failure per rank."""
+
+    def __init__(self) -> None:
+        self.worker_failures = {0: RuntimeError("connection closed"), 1: RuntimeError("The actor died\npid 7")}
+
+
+def started(rank: int, restart: int) -> WorkerStarted:
+    return WorkerStarted(rank=rank, host="h", pid=1, restart=restart)
+
+
+def test_an_error_of_a_rank_wins_over_broken_connections_before_it(tmp_path: Path) -> None:
+    bad_row = DataError("row 7 is bad")
+    attempt = attempt_after(tmp_path, failure(0, 1, "RuntimeError: peer"), failure(1, 2, "DataError", bad_row))
+    assert attempt.error(GroupError()) is bad_row
+
+
+def test_a_silent_death_wins_over_the_connections_it_broke(tmp_path: Path) -> None:
+    error = attempt_after(tmp_path, failure(0, 1, "RuntimeError: connection closed by peer")).error(GroupError())
+    assert error.message == (
+        "training failed: the process of rank 1 died; it was killed, by somebody or for its memory, or it crashed "
+        "(1 other rank failed with it)"
+    )
+    assert error.problems == ("The actor died", "pid 7")
+
+
+def test_of_equal_failures_the_first_is_shown_and_the_others_are_counted(tmp_path: Path) -> None:
+    events = [failure(2, 9, "RuntimeError: late"), failure(0, 3, "OSError: first"), failure(1, 5, "RuntimeError: later")]
+    error = attempt_after(tmp_path, *events).error(RuntimeError("x"))
+    assert error.message == "training failed: rank 0: OSError: first (2 other ranks failed with it)"
+
+
+def test_failures_that_a_restart_overcame_are_forgotten(tmp_path: Path) -> None:
+    events = [started(0, 0), failure(0, 1, "OSError: old"), started(1, 1), started(0, 1), failure(0, 9, "OSError: new")]
+    error = attempt_after(tmp_path, *events).error(RuntimeError("x"))
+    assert error.message == "training failed after 1 restart: rank 0: OSError: new"
+
+
+def test_an_error_of_ray_itself_is_shown(tmp_path: Path) -> None:
+    error = attempt_after(tmp_path).error(ValueError("no resources"))
+    assert error.message == "training failed: ValueError: no resources"
+
+
+@pytest.mark.parametrize("restart", [1, 2])
+def test_restarts_are_counted(tmp_path: Path, restart: int) -> None:
+    attempt = attempt_after(tmp_path, *[started(rank, n) for n in range(restart + 1) for rank in (0, 1)])
+    assert attempt.outcome(None).restarts == restart
+    assert attempt.outcome(None).checkpoint is None
+
+
+def test_a_stop_that_arrives_while_the_listener_works_gets_through(tmp_path: Path) -> None:
+    def listen(events: list[Event]) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        Attempt(make_job(tmp_path), listen).hear([started(0, 0)])

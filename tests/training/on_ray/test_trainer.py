@@ -1,0 +1,164 @@
+"""Does an attempt on Ray Train survive the death of a worker, obey a stop, and tell the first cause of a failure?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from penstock.errors import TrainingError
+from penstock.training.events import CheckpointCommitted, Event, Progress, WorkerStarted
+from penstock.training.on_ray.trainer import TrainOutcome, train
+from tests.training.digits import make_job
+
+pytestmark = pytest.mark.slow
+
+SLOW: dict[str, Any] = {
+    "recipe": "Slow",
+    "params": {"seconds": 0.12},
+    "workers": 2,
+    "checkpoint": {"every_steps": 3, "every_s": None},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """A local Ray of two CPUs."""
+    connect()
+    yield
+    ray.shutdown()
+
+
+def connect() -> None:
+    ray.shutdown()  # what tests before left running has other resources, or has some of them taken
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+
+class Watcher:
+    """Keeps what the listener hears and acts once training has passed a step."""
+
+    def __init__(self, at_step: int | None = None, act: Callable[[dict[int, int]], None] | None = None) -> None:
+        self.events: list[Event] = []
+        self.pids: dict[int, int] = {}
+        self._at_step, self._act = at_step, act
+
+    def __call__(self, events: list[Event]) -> None:
+        """Hear."""
+        self.events.extend(events)
+        for event in events:
+            if isinstance(event, WorkerStarted):
+                self.pids[event.rank] = event.pid
+            if isinstance(event, Progress) and self._act and self._at_step is not None and event.step >= self._at_step:
+                act, self._act = self._act, None
+                act(self.pids)
+
+
+def run(folder: Path, name: str, listener: Callable[[list[Event]], None], **more: Any) -> TrainOutcome:
+    stop, own_cluster = more.pop("stop", threading.Event()), more.pop("own_cluster", False)
+    return train(make_job(folder, run=name, **more), stop=stop, listener=listener, own_cluster=own_cluster)
+
+
+def actors_beside(pid: int) -> set[str]:
+    """Names of the actors on the node of a worker."""
+    titles = [process.cmdline()[0] for process in psutil.Process(pid).parent().children()]  # type: ignore[union-attr]
+    return {title.strip().removeprefix("ray::").split(".")[0] for title in titles}
+
+
+@pytest.mark.drill
+def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    actors: set[str] = set()
+    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
+    whole = run(tmp_path, "whole", watcher, **SLOW)
+    assert "_AutoscalingCoordinatorActor" in actors, "a cluster that others gave is asked for workers: it may grow"
+    assert (whole.status, whole.step, whole.restarts, whole.exactness) == ("finished", 14, 0, "bit-exact")
+
+    watcher = Watcher(at_step=8, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
+    killed = run(tmp_path, "killed", watcher, **SLOW)
+    assert (killed.status, killed.step, killed.restarts) == ("finished", 14, 1)
+    assert killed.resumed_from_step is not None and killed.resumed_from_step >= 3
+    assert killed.exactness == "bit-exact"
+    assert killed.weights_digest == whole.weights_digest
+    assert killed.metrics == whole.metrics
+    restarts = [(event.rank, event.restart) for event in watcher.events if isinstance(event, WorkerStarted)]
+    assert sorted(restarts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp_path: Path) -> None:
+    stop = threading.Event()
+    watcher = Watcher(at_step=2, act=lambda pids: stop.set())
+    first = run(tmp_path, "run", watcher, **SLOW, stop=stop)
+    assert first.status == "interrupted" and 2 <= first.step < 14
+    committed = [event.name for event in watcher.events if isinstance(event, CheckpointCommitted)]
+    assert first.checkpoint == committed[-1]
+
+    second = run(tmp_path, "run", Watcher(), **SLOW, attempt=2)
+    assert (second.status, second.step, second.resumed_from_step) == ("finished", 14, first.step)
+    third = run(tmp_path, "run", Watcher(), **SLOW, attempt=3)
+    assert third.weights_digest == second.weights_digest and third.checkpoint == second.checkpoint
+
+
+def test_no_process_starts_that_does_nothing_for_us(tmp_path: Path) -> None:
+    connect()  # the actor that is asked for workers lives as long as the cluster
+    actors: set[str] = set()
+    watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
+    assert run(tmp_path, "lean", watcher, **SLOW, max_steps=2, own_cluster=True).status == "finished"
+    assert {"TrainController", "RayTrainWorker", "Mailbox"} <= actors
+    assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
+
+
+def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> None:
+    watcher = Watcher()
+    with pytest.raises(TrainingError, match=r"loss\(\) failed: ValueError: this recipe is broken .*recipes\.py:\d+"):
+        run(tmp_path, "broken", watcher, recipe="Broken", workers=2)
+    assert {event.restart for event in watcher.events if isinstance(event, WorkerStarted)} == {0}
+
+
+def test_a_worker_that_dies_too_often_is_named_as_the_cause(tmp_path: Path) -> None:
+    watcher = Watcher(at_step=1, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
+    with pytest.raises(TrainingError, match="the process of rank 1 died"):
+        run(tmp_path, "dies", watcher, **SLOW, retries=0)
+
+
+def test_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
+    def listen(events: list[Event]) -> None:
+        raise ConnectionError("the tracker is away")
+
+    outcome = run(tmp_path, "deaf", listen, max_steps=2)
+    assert outcome.status == "finished"
+    assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
+
+
+@pytest.mark.parametrize("started", [0, 2], ids=["while Ray Train starts", "while it trains"])
+def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, started: int) -> None:
+    """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and nothing is told."""
+    watcher = Watcher()
+
+    class NeverSet(threading.Event):
+        def is_set(self) -> bool:  # asked after every poll
+            if len(watcher.pids) == started:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)  # in the middle of the next one
+            return False
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, "run", watcher, **SLOW, stop=NeverSet())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    left = [thread for thread in threading.enumerate() if thread.name == "penstock-fit"]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread in threading.enumerate() for thread in left)
+    workers = [psutil.Process(pid) for pid in watcher.pids.values() if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(workers, timeout=30)[1]
+    connect()

@@ -1,0 +1,271 @@
+"""Is a trained model registered once, and does it answer from the registry without penstock being there?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import numpy as np
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from safetensors.torch import save_file
+
+from penstock.errors import ServiceError
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.training.registry import register
+from penstock.training.registry.register import Registered, register_model
+from penstock.training.tracking.mlflow_backend import connect, version_exists
+from penstock.training.tracking.tracker import Tracker
+from penstock.usercode.capture import capture
+
+RECIPE = """
+import torch
+from layers.blocks import head
+
+class Classifier:
+    def __init__(self, hidden=4):
+        self.hidden = hidden
+    def build_model(self, schema):
+        features = sum(max(1, torch.Size(c.shape).numel()) for c in schema.features)
+        return head(features, self.hidden, schema.num_classes or 1)
+    def _inputs(self, batch):
+        return torch.cat([batch["image"].float().flatten(1), batch["age"].float()[:, None]], dim=1)
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(model(self._inputs(batch)), batch["label"])
+    def predict(self, model, batch):
+        return model(self._inputs(batch))
+"""
+BLOCKS = """
+from torch import nn
+
+def head(features, hidden, classes):
+    return nn.Sequential(nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, classes))
+"""
+COLUMNS = (
+    ColumnInfo(name="image", dtype="uint8", shape=(3, 3)),
+    ColumnInfo(name="age", dtype="float32"),
+    ColumnInfo(name="label", dtype="int64"),
+)
+CLASSES = FeedSchema(columns=COLUMNS, label="label", num_classes=3, classes=("ant", "bee", "cat"))
+NUMBERS = FeedSchema(columns=(*COLUMNS[:2], ColumnInfo(name="label", dtype="float32")), label="label")
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow/mlflow.db"
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the register stage passes, for a small recipe of two files with a model of its own name per test."""
+    project = tmp_path / "project"
+    (project / "layers").mkdir(parents=True)
+    (project / "model.py").write_text(RECIPE)
+    (project / "layers" / "blocks.py").write_text(BLOCKS)
+    code = capture("model.py:Classifier", project)
+    schema = getattr(request, "param", CLASSES)
+    torch.manual_seed(1)
+    model = code.load()(hidden=5).build_model(schema)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    rng = np.random.default_rng(0)
+    example = {"image": rng.integers(0, 255, (4, 3, 3), dtype=np.uint8), "age": rng.random(4, dtype=np.float32)}
+    return {
+        "name": f"model-{tmp_path.name}",
+        "alias": "candidate",
+        "key": "k" * 32,
+        "weights_path": tmp_path / "model.safetensors",
+        "code": code,
+        "params": {"hidden": 5},
+        "schema": schema,
+        "fitted_json": {"steps": []},
+        "example": example,
+        "tags": {"penstock.data.digest": "d" * 32, "penstock.data.uri": "s3://bucket/datasets/1"},
+    }
+
+
+def run_register(uri: str, arguments: dict[str, Any], run_id: str | None = None) -> Registered:
+    tracker = Tracker.open(uri, "demo", "run", run_id=run_id, system_metrics_every_s=None)
+    try:
+        return register_model(tracker, **arguments)
+    finally:
+        tracker.close("FINISHED")
+
+
+ELSEWHERE = """
+import json, sys
+import numpy as np, pandas as pd
+import mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+images = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
+ages = np.array([1, 2, 3], dtype=np.float32)
+answer = model.predict({"image": images, "age": ages})
+frame = model.predict(pd.DataFrame({"image": images.reshape(3, 9).tolist(), "age": ages}))
+same = bool((np.asarray(answer.iloc[:, 1] if hasattr(answer, "iloc") else answer)
+             == np.asarray(frame.iloc[:, 1] if hasattr(frame, "iloc") else frame)).all())
+import penstock.training
+print(json.dumps({"answer": answer.to_dict("list") if hasattr(answer, "to_dict") else answer.tolist(), "same": same,
+                  "inputs": [i.name for i in model.metadata.get_input_schema().inputs], "code": penstock.training.__file__,
+                  "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
+"""
+
+
+def load_elsewhere(uri: str, model: str, folder: Path) -> dict[str, Any]:
+    """Load and ask the model in a process that cannot see this checkout."""
+    command = [sys.executable, "-c", ELSEWHERE, uri, model]
+    done = subprocess.run(
+        command, cwd=folder, env={"PATH": "", "HOME": str(folder)}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def expected(arguments: dict[str, Any]) -> torch.Tensor:
+    from safetensors.torch import load_file
+
+    model = arguments["code"].load()(hidden=5).build_model(arguments["schema"])
+    model.load_state_dict(load_file(arguments["weights_path"]))
+    images = torch.arange(27, dtype=torch.uint8).reshape(3, 9).float()
+    with torch.inference_mode():
+        return model.eval()(torch.cat([images, torch.tensor([[1.0], [2.0], [3.0]])], dim=1))
+
+
+def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
+    uri: str, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    registered = run_register(uri, arguments)
+    assert registered.version == "1" and registered.uri == f"models:/{arguments['name']}/1"
+    found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
+    assert found["same"] and found["inputs"] == ["image", "age"] and found["heavy"] == []
+    assert Path(found["code"]).parents[2].name == "code"
+    probabilities = torch.softmax(expected(arguments), dim=1)
+    assert torch.allclose(torch.tensor(found["answer"]["probabilities"]).float(), probabilities)
+    assert found["answer"]["prediction"] == [("ant", "bee", "cat")[index] for index in probabilities.argmax(dim=1)]
+
+
+@pytest.mark.parametrize("arguments", [NUMBERS], indirect=True)
+def test_a_regression_answers_with_what_the_recipe_predicts(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+    registered = run_register(uri, arguments)
+    found = load_elsewhere(uri, registered.uri, tmp_path)
+    assert found["same"] and torch.allclose(torch.tensor(found["answer"]), expected(arguments))
+
+
+def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
+    uri: str, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    registered = run_register(uri, arguments)
+    client = MlflowClient(uri)
+    version = client.get_model_version_by_alias(arguments["name"], "candidate")
+    assert version.run_id == registered.run_id and version.tags["penstock.data.digest"] == "d" * 32
+    assert [o.model_id for o in client.get_run(registered.run_id).outputs.model_outputs] == [registered.model_id]
+    root = Path(client.get_logged_model(registered.model_id).artifact_location.removeprefix("file://"))
+    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    assert "artifacts/model.safetensors" in files and "input_example.json" in files
+    assert not [name for name in files if name.endswith((".pkl", ".pickle", ".pt", ".pyc"))]
+    assert (root / "artifacts/model.safetensors").read_bytes() == arguments["weights_path"].read_bytes()
+    spec = json.loads((root / "artifacts/model.json").read_text())
+    assert set(spec["code"]["files"]) >= {"model.py", "layers/blocks.py"} and str(tmp_path) not in json.dumps(spec)
+    requirements = (root / "requirements.txt").read_text().split()
+    assert f"torch=={torch.__version__.split('+')[0]}" in requirements
+
+
+def test_registering_again_with_the_same_key_gives_the_same_version_and_another_key_a_new_one(
+    uri: str, arguments: dict[str, Any]
+) -> None:
+    first = run_register(uri, arguments)
+    assert run_register(uri, arguments, first.run_id) == first
+    other = run_register(uri, {**arguments, "key": "m" * 32}, first.run_id)
+    assert other.version == "2" and other.model_id != first.model_id
+    assert str(MlflowClient(uri).get_model_version_by_alias(arguments["name"], "candidate").version) == "2"
+
+
+class Killed(BaseException):
+    """Stands for the process's end."""
+
+
+@pytest.mark.parametrize(
+    "moment", ["log_model_artifacts", "finalize_logged_model", "create_model_version", "set_registered_model_alias"]
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_between_any_two_steps_leads_to_one_version(
+    uri: str, arguments: dict[str, Any], moment: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(MlflowClient, moment)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if when == "after":
+            original(*args, **kwargs)
+        raise Killed
+
+    tracker = Tracker.open(uri, "demo", "run", system_metrics_every_s=None)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(MlflowClient, moment, dying)
+        register_model(tracker, **arguments)
+    tracker.close("KILLED")
+    again = run_register(uri, arguments, tracker.run_id)
+    client = MlflowClient(uri)
+    assert [str(v.version) for v in client.search_model_versions(f"name = '{arguments['name']}'")] == ["1"] == [again.version]
+    assert str(client.get_model_version_by_alias(arguments["name"], "candidate").version) == "1"
+    models = client.search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
+    assert [str(model.status) for model in models] == ["READY"]
+    assert len(client.get_run(tracker.run_id).outputs.model_outputs) == 1
+
+
+def test_a_version_that_was_deleted_is_noticed(uri: str, arguments: dict[str, Any]) -> None:
+    registered = run_register(uri, arguments)
+    known = (registered.name, registered.version, registered.run_id)
+    assert version_exists(uri, *known)
+    assert not version_exists(uri, *known[:2], "another run"), "another store may have a version of that number"
+    MlflowClient(uri).delete_model_version(registered.name, registered.version)
+    assert not version_exists(uri, *known)
+
+
+def test_a_store_that_is_moved_or_copied_takes_its_models_along(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    def uri_in(project: Path) -> str:
+        return f"sqlite:///{project}/.penstock/mlflow/mlflow.db"
+
+    before, copied, moved = tmp_path / "before it", tmp_path / "copied", tmp_path / "moved"
+    data_uri = {"penstock.data.uri": f"{before}/.penstock/datasets/d"}
+    registered = run_register(uri_in(before), {**arguments, "tags": {**arguments["tags"], **data_uri}})
+    shutil.copytree(before, copied)
+    before.rename(moved)
+    for project in (copied, moved):
+        client, experiment_id = connect(uri_in(project), "demo")
+        version = client.get_model_version(registered.name, registered.version)
+        assert version.tags["penstock.data.uri"] == f"{project}/.penstock/datasets/d"
+        model = mlflow.pyfunc.load_model(
+            f"{project.as_uri()}/.penstock/mlflow/artifacts/models/{registered.model_id}/artifacts"
+        )
+        assert model.predict(model.input_example)["prediction"].tolist()
+        for address in (version.source, client.get_experiment(experiment_id).artifact_location):
+            assert str(address).startswith(f"{project.as_uri()}/.penstock/mlflow/artifacts")
+        second = run_register(uri_in(project), {**arguments, "key": "m" * 32}, registered.run_id)
+        assert second.version == "2"
+        assert (project / ".penstock" / "mlflow" / "artifacts" / "models" / second.model_id).is_dir()
+    assert not before.exists(), "nothing is written where it was"
+
+
+def test_another_store_with_artifacts_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
+    client, _ = connect(uri, "demo")
+    elsewhere = (tmp_path / "large" / "mlflow" / "artifacts").as_uri()
+    client.create_experiment("other", artifact_location=elsewhere)
+    (tmp_path / "mlflow" / "artifacts").mkdir(exist_ok=True)
+    client, _ = connect(uri, "demo")
+    assert client.get_experiment_by_name("other").artifact_location == elsewhere
+
+
+def test_what_the_registry_refuses_is_reported_with_its_reason(uri: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ServiceError, match="cannot set alias 'v1'"):
+        run_register(uri, {**arguments, "alias": "v1"})
+
+
+def test_a_large_example_is_cut_to_a_small_file() -> None:
+    rows = register._few_rows({"image": np.zeros((64, 256, 256), dtype=np.uint8), "age": np.zeros(64)})
+    assert {name: len(values) for name, values in rows.items()} == {"image": 15, "age": 15}

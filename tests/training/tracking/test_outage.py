@@ -1,0 +1,153 @@
+"""Does an MLflow server that is killed while points stream in, and restarted later, end up with every point exactly once?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from penstock.storage import Storage
+from penstock.training.checkpoint.journal import JournalWriter, read_journal, truncate_journal
+from penstock.training.events import Point
+from penstock.training.tracking.repair import repair
+from penstock.training.tracking.tracker import Tracker
+from tests.training.tracking_cases import checkpoint_at
+
+
+class MlflowServer:
+    """A real `mlflow server`, one worker, on SQLite below `folder`; may be killed and started again on its port."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder = folder
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        store = f"sqlite:///{self.folder}/server.db"
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1", "-w", "1"]
+        command += ["--port", str(self.port), "--artifacts-destination", str(self.folder / "artifacts")]
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        log = open(self.folder / "server.log", "ab")  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        log.close()
+        self._wait_until_ready()
+
+    def kill(self) -> None:
+        """SIGKILL to the server and its worker at once, as a node that dies would look."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def _wait_until_ready(self) -> None:
+        pause = Event()
+        for _ in range(600):
+            assert self.process is not None and self.process.poll() is None, (self.folder / "server.log").read_text()
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2)
+                return
+            except (urllib.error.URLError, OSError):
+                pause.wait(0.2)
+        raise AssertionError("the MLflow server did not start")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[MlflowServer]:
+    server = MlflowServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def open_tracker(server: MlflowServer, folder: Path, **more: object) -> Tracker:
+    return Tracker.open(server.uri, "demo", "run", outbox=Storage(str(folder / "run")), system_metrics_every_s=None, **more)  # type: ignore[arg-type]
+
+
+def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "run"))
+    first = open_tracker(server, tmp_path)
+    journal = JournalWriter(storage, 1)
+
+    def execute(tracker: Tracker, steps: range, shift: int = 0) -> None:
+        for step in steps:
+            point = Point(1_700_000_000_000 + step + shift, step, {"train/loss": 1.0 / step, "train/rows_per_s": float(step)})
+            tracker.points([point])
+            journal.add(point)
+
+    execute(first, range(1, 301))
+    assert first.drain(60) == 0
+    execute(first, range(301, 401))
+    server.kill()
+    execute(first, range(401, 1401))
+    # All steps above are queued while no server exists: nothing waited for it.
+    assert first.unsent >= 1000
+    journal.seal(1400)
+    first.checkpoint(checkpoint_at(1400, {"train/loss": 1.0 / 1400}))
+    server.start()
+    execute(first, range(1401, 1501))
+    assert first.drain(120) == 0
+    check_history(server, first.run_id, 1500)
+    (model,) = MlflowClient(server.uri).search_logged_models([first.experiment_id])
+    assert [(m.key, m.step) for m in model.metrics] == [("train/loss", 1400)]
+
+    # The next outage outlives the driver, which dies at step 1600; the last checkpoint is that of step 1550.
+    server.kill()
+    execute(first, range(1501, 1551))
+    journal.seal(1550)
+    first.checkpoint(checkpoint_at(1550))
+    execute(first, range(1551, 1601))
+    outbox = tmp_path / "run" / "outbox.json"
+    pause = Event()
+    for _ in range(600):
+        if outbox.exists() and "step-1550" in outbox.read_text():
+            break
+        pause.wait(0.05)
+    # From here on `first` stands for a killed process: it gets no chance to write anything more.
+    first._sender._stopping = True
+    server.start()
+    truncate_journal(storage, 1550)
+    second = open_tracker(server, tmp_path, run_id=first.run_id, attempt=2)
+    second.replay(read_journal(storage, 1550, after_step=second.complete_step()))
+    journal = JournalWriter(storage, 2)
+    execute(second, range(1551, 1651), shift=7)
+    assert second.close("FINISHED", drain_s=120) == 0
+    check_history(server, first.run_id, 1650)
+    client = MlflowClient(server.uri)
+    assert client.get_run(first.run_id).info.status == "FINISHED"
+    assert {m.name for m in client.search_logged_models([first.experiment_id])} == {"step-1400", "step-1550"}
+    assert not outbox.exists()
+
+
+def check_history(server: MlflowServer, run_id: str, last: int) -> None:
+    client = MlflowClient(server.uri)
+    for key in ("train/loss", "train/rows_per_s"):
+        assert [metric.step for metric in client.get_metric_history(run_id, key)] == list(range(1, last + 1))
+
+
+def test_what_a_dead_server_did_not_take_before_the_end_is_delivered_by_a_repair(server: MlflowServer, tmp_path: Path) -> None:
+    tracker = open_tracker(server, tmp_path)
+    assert tracker.drain(60) == 0
+    server.kill()
+    tracker.log_metrics({"test/accuracy": 0.9}, step=10)
+    tracker.log_json("figures/curve.json", {"a": 1})
+    assert tracker.close("FINISHED", drain_s=1.0) == 3
+    outbox = Storage(str(tmp_path / "run"))
+    assert repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox) == "UNKNOWN"
+    server.start()
+    assert repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox, drain_s=60) == "FINISHED"
+    client = MlflowClient(server.uri)
+    assert client.get_run(tracker.run_id).data.metrics == {"test/accuracy": 0.9}
+    assert [file.path for file in client.list_artifacts(tracker.run_id, "figures")] == ["figures/curve.json"]

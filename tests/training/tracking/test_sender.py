@@ -1,0 +1,177 @@
+"""Does the queue in front of a tracking server keep order, lose nothing, and never let one bad record block the rest?"""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.storage import Storage
+from penstock.training.events import Point
+from penstock.training.tracking.sender import Operation, Outbox, Sender, Trouble
+
+
+class Down(Exception):
+    """The server does not answer."""
+
+
+class Refusal(Exception):
+    """The server understood and said no."""
+
+
+class FakeServer:
+    """Takes points and operations, unless told to be down, or to refuse some."""
+
+    def __init__(self) -> None:
+        self.up = threading.Event()
+        self.up.set()
+        self.hit = threading.Event()
+        self.log: list[object] = []
+        self.refused: set[object] = set()
+        self.failing: set[str] = set()
+
+    @property
+    def steps(self) -> list[object]:
+        return [entry for entry in self.log if isinstance(entry, int)]
+
+    def _answer(self) -> None:
+        self.hit.set()
+        if not self.up.is_set():
+            raise Down("connection refused")
+
+    def send_points(self, points: list[Point]) -> None:
+        self._answer()
+        if any(point.step in self.refused for point in points):
+            raise Refusal("bad point")
+        self.log.extend(point.step for point in points if point.step not in self.log)
+
+    def perform(self, operation: Operation) -> None:
+        self._answer()
+        name = operation.args["name"]
+        if name in self.refused:
+            raise Refusal("bad operation")
+        if name in self.failing:
+            raise Down("internal error")
+        self.log.append(name)
+
+    def judge(self, error: Exception) -> Trouble:
+        return Trouble.FINAL if isinstance(error, Refusal) else Trouble.PASSING
+
+
+@pytest.fixture
+def server() -> FakeServer:
+    return FakeServer()
+
+
+def make(server: FakeServer, outbox: Storage | None = None) -> Sender:
+    return Sender(server, outbox, delays_s=(0.01, 0.05))
+
+
+def point(step: int) -> Point:
+    return Point(step, step, {"loss": 1.0})
+
+
+def operation(name: str, any_order: bool = False) -> Operation:
+    return Operation(kind="note", args={"name": name}, any_order=any_order)
+
+
+def test_points_made_while_the_server_is_down_arrive_once_and_in_order(server: FakeServer) -> None:
+    server.up.clear()
+    sender = make(server)
+    sender.start()
+    for step in range(2500):
+        sender.put_points([point(step)])
+    assert server.hit.wait(10) and sender.waiting == 2500
+    server.up.set()
+    assert sender.drain(20) == 0
+    assert server.steps == list(range(2500))
+
+
+def test_an_operation_waits_for_the_points_before_it_only(server: FakeServer) -> None:
+    sender = make(server)
+    sender.put_points([point(1), point(2)])
+    sender.put(operation("checkpoint"))
+    sender.put_points([point(step) for step in range(3, 2000)])
+    sender.start()
+    assert sender.drain(10) == 0
+    at = server.log.index("checkpoint")
+    assert server.log.index(2) < at < server.log.index(1999)
+
+
+def test_a_refused_point_does_not_take_its_neighbours_along(server: FakeServer) -> None:
+    server.refused = {3}
+    sender = make(server)
+    sender.put_points([point(step) for step in range(6)])
+    sender.start()
+    assert sender.drain(10) == 0
+    assert server.steps == [0, 1, 2, 4, 5]
+
+
+def test_a_failing_artifact_blocks_neither_points_nor_other_operations(server: FakeServer) -> None:
+    server.failing = {"figure"}
+    sender = make(server)
+    sender.put(operation("figure", any_order=True))
+    sender.put(operation("tag"))
+    sender.put_points([point(1)])
+    sender.start()
+    assert sender.drain(1.0) == 1
+    assert sorted(map(str, server.log)) == ["1", "tag"]
+    server.failing = set()
+    assert sender.drain(10) == 0
+
+
+def test_operations_queued_while_the_server_is_down_survive_a_kill(server: FakeServer, tmp_path: Path) -> None:
+    outbox = Storage(str(tmp_path))
+    server.up.clear()
+    sender = make(server, outbox)
+    sender.start()
+    sender.put(operation("spec"))
+    sender.put(operation("figure", any_order=True))
+    assert server.hit.wait(10)
+    wait_for_file(tmp_path / "outbox.json", "figure")  # nothing is called on the sender any more: the process is gone
+
+    next_server = FakeServer()
+    heir = make(next_server, outbox)
+    assert heir.recover(Outbox.load(outbox)) == []
+    heir.start()
+    assert heir.drain(10) == 0
+    heir.stop()
+    assert sorted(map(str, next_server.log)) == ["figure", "spec"]
+    assert not (tmp_path / "outbox.json").exists()
+
+
+def test_what_cannot_be_delivered_before_the_end_waits_in_the_outbox(server: FakeServer, tmp_path: Path) -> None:
+    outbox = Storage(str(tmp_path))
+    server.up.clear()
+    sender = make(server, outbox)
+    sender.start()
+    sender.put_points([point(step) for step in range(5)])
+    sender.put(operation("status"))
+    assert sender.drain(0.2) == 6
+    sender.stop()
+    left = Outbox.load(outbox)
+    assert [p[1] for p in left.points] == [0, 1, 2, 3, 4] and [o.args["name"] for o in left.operations] == ["status"]
+
+
+def test_an_outbox_that_cannot_be_read_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "outbox.json").write_text('{"operations": [')
+    assert Outbox.load(Storage(str(tmp_path))) == Outbox()
+
+
+def wait_for_file(path: Path, word: str) -> None:
+    """Block until the sender's own thread has written `word`; the test's time limit is the bound."""
+    pause = threading.Event()
+    for _ in range(1000):
+        if path.exists() and word in path.read_text():
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"{path} never held {word!r}")
+
+
+def test_a_value_that_is_no_number_does_not_spoil_the_outbox(tmp_path: Path) -> None:
+    written = Outbox(points=((1, 1, {"loss": float("nan"), "norm": float("inf")}), (2, 2, {"loss": 0.5})))
+    read = Outbox.model_validate_json(written.model_dump_json())
+    assert [(t, step) for t, step, _ in read.points] == [(1, 1), (2, 2)]
+    assert math.isnan(read.points[0][2]["loss"]) and math.isinf(read.points[0][2]["norm"])

@@ -1,0 +1,297 @@
+"""Does one MLflow run hold what all attempts did, once, with an honest status? On MLflow's SQLite store."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from penstock.errors import ServiceError
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.storage import Storage
+from penstock.training.events import Point
+from penstock.training.tracking.mlflow_backend import open_client
+from penstock.training.tracking.repair import repair
+from penstock.training.tracking.tracker import Tracker
+from tests import ROOT
+from tests.penstock.databases import MARK, execute, marked, tables_of
+from tests.training.tracking_cases import checkpoint_at
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One database for the module: creating its tables takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow/mlflow.db"
+
+
+def open_tracker(uri: str, **more: Any) -> Tracker:
+    return Tracker.open(uri, "demo", "run-1", **{"system_metrics_every_s": None, **more})
+
+
+def history(uri: str, run_id: str, key: str) -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in MlflowClient(uri).get_metric_history(run_id, key)]
+
+
+def train(tracker: Tracker, steps: range, shift: float = 0.0) -> None:
+    for step in steps:
+        tracker.points([Point(1_000_000 + step, step, {"train/loss": step + shift, "rate": 1e-3})])
+
+
+def test_steps_executed_again_after_a_resume_are_logged_once(uri: str) -> None:
+    first = open_tracker(uri)
+    train(first, range(1, 14))
+    assert first.close("KILLED") == 0
+    second = open_tracker(uri, run_id=first.run_id, attempt=2)
+    assert second.run_id == first.run_id
+    train(second, range(11, 21), shift=0.5)
+    assert second.close("FINISHED") == 0
+    steps = history(uri, first.run_id, "train/loss")
+    assert [step for step, _ in steps] == list(range(1, 21))
+    assert steps[12] == (13, 13.0) and steps[13] == (14, 14.5)
+
+
+def test_the_status_is_running_while_an_attempt_lives_and_honest_at_its_end(uri: str) -> None:
+    tracker = open_tracker(uri)
+    client = MlflowClient(uri)
+    assert client.get_run(tracker.run_id).info.status == "RUNNING"
+    tracker.close("FAILED")
+    assert client.get_run(tracker.run_id).info.status == "FAILED"
+    again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    assert client.get_run(tracker.run_id).info.status == "RUNNING"
+    again.close("FINISHED")
+    again.close("FAILED")
+    assert client.get_run(tracker.run_id).info.status == "FINISHED"
+
+
+def test_a_run_whose_driver_was_killed_is_repaired_with_what_it_could_not_send(uri: str, tmp_path: Path) -> None:
+    outbox = Storage(str(tmp_path))
+    tracker = open_tracker(uri, outbox=outbox)
+    tracker.drain()
+    (tmp_path / "outbox.json").write_text(
+        json.dumps(
+            {
+                "operations": [{"kind": "tags", "args": {"tags": {"late": "yes"}}}],
+                "points": [[5, 1, {"train/loss": 1.0}]],
+            }
+        )
+    )
+    journal = [Point(5, 1, {"train/loss": 1.0}), Point(6, 2, {"train/loss": 2.0})]
+    assert repair(uri, tracker.run_id, status="KILLED", points=journal, outbox=outbox) == "KILLED"
+    run = MlflowClient(uri).get_run(tracker.run_id)
+    assert run.data.tags["late"] == "yes"
+    assert history(uri, tracker.run_id, "train/loss") == [(1, 1.0), (2, 2.0)]
+    assert not (tmp_path / "outbox.json").exists()
+
+
+def test_a_status_that_could_not_be_sent_outranks_the_repairers_guess(uri: str, tmp_path: Path) -> None:
+    tracker = open_tracker(uri)
+    tracker.drain()
+    (tmp_path / "outbox.json").write_text('{"operations": [{"kind": "status", "args": {"status": "FINISHED"}}]}')
+    assert repair(uri, tracker.run_id, status="KILLED", outbox=Storage(str(tmp_path))) == "FINISHED"
+
+
+def test_a_stale_status_does_not_end_a_new_attempt(uri: str, tmp_path: Path) -> None:
+    tracker = open_tracker(uri)
+    tracker.close("FAILED")
+    (tmp_path / "outbox.json").write_text('{"operations": [{"kind": "status", "args": {"status": "FAILED"}}]}')
+    again = open_tracker(uri, run_id=tracker.run_id, attempt=2, outbox=Storage(str(tmp_path)))
+    assert again.drain() == 0
+    assert MlflowClient(uri).get_run(tracker.run_id).info.status == "RUNNING"
+    again.close("FINISHED")
+
+
+def test_a_finished_run_is_left_alone_by_repair_and_an_unknown_one_is_said_to_be(uri: str) -> None:
+    tracker = open_tracker(uri)
+    tracker.close("FINISHED")
+    assert repair(uri, tracker.run_id, status="KILLED") == "FINISHED"
+    assert repair(uri, "0" * 32, status="KILLED") == "UNKNOWN"
+
+
+def test_params_changed_between_attempts_become_tags(uri: str) -> None:
+    first = open_tracker(uri, params={"train": {"epochs": 1, "lr": 0.1}, "layers": [8, 8]})
+    first.close("KILLED")
+    second = open_tracker(uri, run_id=first.run_id, attempt=2, params={"train": {"epochs": 5, "lr": 0.1}, "note": "x" * 7000})
+    second.close("FINISHED")
+    data = MlflowClient(uri).get_run(first.run_id).data
+    assert data.params["train.epochs"] == "1" and data.params["layers"] == "[8, 8]"
+    assert data.tags["spec.train.epochs.attempt_2"] == "5" and "spec.train.lr.attempt_2" not in data.tags
+    assert len(data.params["note"]) == 6000 and "7000 characters" in data.params["note"]
+    assert data.tags["penstock.attempt"] == "2"
+
+
+def test_secrets_reach_neither_params_nor_tags_nor_artifacts(uri: str, tmp_path: Path) -> None:
+    spec = {
+        "storage": "s3://user:hunter2@bucket/x",
+        "params": {"api_key": "hunter2", "max_tokens": 8},
+        "env": {"AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_ACCESS_KEY_ID": "AKIAABCDEFGHIJKLMNOP"},
+    }
+    tracker = open_tracker(uri, params=spec, tags={"source": "https://user:hunter2@host/x"})
+    tracker.log_json("spec.json", spec)
+    tracker.log_text("notes/spec.yaml", "url: http://user:hunter2@host/\nkey: AKIAABCDEFGHIJKLMNOP\n")
+    assert tracker.close("FINISHED") == 0
+    client = MlflowClient(uri)
+    data = client.get_run(tracker.run_id).data
+    seen = json.dumps([data.params, data.tags])
+    for name in ("spec.json", "notes/spec.yaml"):
+        seen += Path(client.download_artifacts(tracker.run_id, name, str(tmp_path))).read_text()
+    assert "hunter2" not in seen and "AKIAABCDEFGHIJKLMNOP" not in seen
+    assert data.params["params.max_tokens"] == "8"
+
+
+def test_names_mlflow_refuses_are_rewritten_instead_of_spoiling_their_batch(uri: str) -> None:
+    tracker = open_tracker(uri)
+    tracker.log_metrics({"recall@5": 0.5, "a//b": 1.0, "x" * 300: 2.0, "nan": math.nan}, step=3)
+    assert tracker.close("FINISHED") == 0
+    metrics = MlflowClient(uri).get_run(tracker.run_id).data.metrics
+    assert metrics["recall_5"] == 0.5 and metrics["a/b"] == 1.0 and math.isnan(metrics["nan"])
+    assert len(metrics) == 4
+
+
+def test_a_checkpoint_is_a_logged_model_linked_to_its_step_once(uri: str, tmp_path: Path) -> None:
+    tracker = open_tracker(uri)
+    train(tracker, range(1, 5))
+    saved = checkpoint_at(4, {"train/loss": 4.0, "train/nan": None})
+    tracker.checkpoint(saved)
+    tracker.checkpoint(saved)
+    assert tracker.close("KILLED") == 0
+    again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    again.checkpoint(saved)
+    again.checkpoints([saved])
+    assert again.close("FINISHED") == 0
+    client = MlflowClient(uri)
+    (model,) = client.search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
+    assert model.model_type == "checkpoint" and model.status == "READY"
+    assert model.params == {"step": "4", "epoch": "1", "uri": "/ckpt/step-4"}
+    assert "penstock.deleted" not in model.tags
+    assert {(m.key, m.step, m.value) for m in model.metrics} == {("train/loss", 4, 4.0)}
+    outputs = client.get_run(tracker.run_id).outputs.model_outputs
+    assert [(output.model_id, output.step) for output in outputs] == [(model.model_id, 4)]
+    assert [step for step, _ in history(uri, tracker.run_id, "train/loss")] == [1, 2, 3, 4]
+    assert [file.path for file in client.list_logged_model_artifacts(model.model_id)] == ["manifest.json"]
+
+
+def test_checkpoints_a_killed_attempt_wrote_or_deleted_in_silence_are_put_right_by_the_next(uri: str) -> None:
+    tracker = open_tracker(uri)
+    for step in (2, 4):
+        tracker.checkpoint(checkpoint_at(step))
+    assert tracker.close("KILLED") == 0
+    again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    again.checkpoints([checkpoint_at(6), checkpoint_at(4)])
+    assert again.close("FINISHED") == 0
+    found = MlflowClient(uri).search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
+    assert {model.name: "penstock.deleted" in model.tags for model in found} == {
+        "step-2": True,
+        "step-4": False,
+        "step-6": False,
+    }
+
+
+def test_the_dataset_is_an_input_of_the_run_with_the_digest_of_its_content(uri: str) -> None:
+    schema = FeedSchema(
+        columns=(ColumnInfo(name="image", dtype="uint8", shape=(28, 28)), ColumnInfo(name="label", dtype="int64")),
+        label="label",
+    )
+    manifest = DatasetManifest(
+        key="k" * 32, feed_schema=schema, rows={"train": 9}, shards=(), units=(), content_digest="d" * 32
+    )
+    tracker = open_tracker(uri)
+    tracker.log_dataset(manifest, name="fashion", uri="s3://bucket/fashion/train/")
+    assert tracker.close("FINISHED") == 0
+    run = MlflowClient(uri).get_run(tracker.run_id)
+    (given,) = run.inputs.dataset_inputs
+    assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == ("fashion", "d" * 32, "s3")
+    assert json.loads(given.dataset.source)["uri"] == "s3://bucket/fashion/train/" and "image" in given.dataset.schema
+    assert run.data.tags["penstock.data.digest"] == "d" * 32
+
+
+def test_artifacts_lie_beside_the_database(uri: str) -> None:
+    tracker = open_tracker(uri)
+    tracker.log_figure("figures/confusion.png", b"png")
+    tracker.log_json("data/manifest.json", {})
+    assert tracker.close("FINISHED") == 0
+    root = Path(uri.removeprefix("sqlite:///")).parent / "artifacts" / tracker.run_id / "artifacts"
+    assert sorted(str(path.relative_to(root)) for path in root.rglob("*.*")) == ["data/manifest.json", "figures/confusion.png"]
+
+
+def test_system_metrics_go_on_counting_in_the_next_attempt(uri: str) -> None:
+    run_id = None
+    for attempt in (1, 2):
+        tracker = open_tracker(uri, run_id=run_id, attempt=attempt, system_metrics_every_s=0.01)
+        run_id = tracker.run_id
+        wanted = 3 * attempt
+        for _ in range(2000):
+            if tracker.drain(0.05) == 0 and len(history(uri, run_id, "system/cpu_utilization_percentage")) >= wanted:
+                break
+        assert tracker.close("KILLED") == 0
+    steps = [step for step, _ in history(uri, str(run_id), "system/cpu_utilization_percentage")]
+    assert len(steps) >= 6 and steps == list(range(len(steps)))
+
+
+def test_a_run_deleted_in_between_is_replaced_by_a_new_one(uri: str) -> None:
+    tracker = open_tracker(uri)
+    tracker.close("KILLED")
+    MlflowClient(uri).delete_run(tracker.run_id)
+    again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    assert again.run_id != tracker.run_id
+    again.close("FINISHED")
+
+
+def test_a_server_that_does_not_answer_is_refused_before_anything_is_spent() -> None:
+    with pytest.raises(ServiceError, match=r"MLflow at http://127\.0\.0\.1:9 does not answer"):
+        open_tracker("http://127.0.0.1:9")
+
+
+def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
+    script = "import sys; from penstock.training.tracking.mlflow_backend import connect; connect(sys.argv[1], 'demo')"
+    environment = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}  # no database to copy
+    child = subprocess.Popen([sys.executable, "-c", script, uri], cwd=ROOT, env=environment)
+    making = tmp_path / "mlflow" / "mlflow.db.making"
+    while not (making.exists() and making.stat().st_size > 50_000):  # some tables are there, most are not
+        assert child.poll() is None, "the database was made before it could be killed"
+    child.kill()
+    child.wait()
+    assert not (tmp_path / "mlflow" / "mlflow.db").exists()
+    tracker = open_tracker(uri)
+    train(tracker, range(1, 3))
+    assert tracker.close("FINISHED") == 0
+    assert [step for step, _ in history(uri, tracker.run_id, "train/loss")] == [1, 2]
+    assert not making.exists()
+
+
+def test_an_empty_database_is_made_once_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+
+    def made(name: str) -> set[str]:
+        database = tmp_path / name / "mlflow.db"
+        tracker = open_tracker(f"sqlite:///{database}")
+        train(tracker, range(1, 3))
+        assert tracker.close("FINISHED") == 0
+        places = [place for (place,) in execute(database, "SELECT artifact_location FROM experiments")]
+        assert len(places) == 2 and not any("first" in place for place in places if name != "first")
+        return tables_of(database)
+
+    tables = made("first")
+    marked(tmp_path / "cache", empty="runs")
+    assert made("second") == tables | {MARK}
+
+
+def test_a_database_that_fails_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = open_client(f"sqlite:///{tmp_path}/mlflow.db")
+    run = client.create_run(client.create_experiment("e")).info.run_id
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("DROP TABLE metrics")
+    with pytest.raises(MlflowException, match="no such table: metrics"):
+        client.log_metric(run, "loss", 1.0)
+    assert not [record for record in caplog.records if record.exc_info], "MLflow's traceback of hundreds of lines"

@@ -1,0 +1,123 @@
+"""Will a continued run give the bits of an uninterrupted one? Compares what a checkpoint was made with to what is here now."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import PIL
+import ray
+import torch
+
+import penstock
+from penstock.errors import ResumeError
+from penstock.ingest.schema import FeedSchema
+from penstock.training.checkpoint.manifest import CheckpointFacts
+
+__all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge", "told_of_chance", "with_reason"]
+
+
+BIT_EXACT = "bit-exact"
+
+_SAME_ORDER = "same-order: "
+
+_NOT_DETERMINISTIC = " does not have a deterministic implementation"
+
+_DECISIVE = {"torch": "torch", "device": "device", "cpu": "CPU", "threads": "torch threads", "cuda": "CUDA", "images": "Pillow"}
+"""The parts of the environment that floating-point results depend on, by the words a user reads."""
+
+
+def environment_of(device: torch.device, schema: FeedSchema | None = None) -> dict[str, str]:
+    """Versions and hardware of this process that bits may depend on, for the manifest.
+
+    Args:
+        schema: of the rows; None where no image is decoded in training.
+    """
+    decodes = schema is not None and any(column.encoded for column in schema.columns)
+    is_gpu = device.type == "cuda"
+    return {
+        "penstock": penstock.__version__,
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
+        "cuda": str(torch.version.cuda) if is_gpu else "none",
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(torch.get_num_threads()),
+        **({"images": PIL.__version__} if decodes else {}),
+    }
+
+
+def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """`bit-exact`, or `same-order: ` and what changed since the checkpoint was made.
+
+    A run that was continued under other conditions once stays `same-order`: its weights have left the uninterrupted run's path.
+    """
+    changes = []
+    if facts.world_size != world_size:
+        changes.append(f"workers {facts.world_size} -> {world_size}")
+    for key, name in _DECISIVE.items():
+        before, now = facts.environment.get(key), environment.get(key)
+        if before != now:
+            changes.append(f"{name} {before} -> {now}")
+    for path in sorted({*facts.settings, *settings}):
+        before, now = facts.settings.get(path), settings.get(path)
+        if isinstance(before, dict) and isinstance(now, dict):
+            names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+            changes += [f"{path} ({', '.join(names)})"] if names else []
+        elif before != now:
+            changes.append(f"{path} {before} -> {now}")
+    exactness = facts.exactness
+    for change in changes:
+        exactness = with_reason(exactness, change)
+    return exactness
+
+
+def with_reason(exactness: str, reason: str) -> str:
+    """`same-order: `, what is said already, and why else bits may differ."""
+    said = [] if exactness == BIT_EXACT else exactness.removeprefix(_SAME_ORDER).split(", ")
+    return exactness if reason in said else _SAME_ORDER + ", ".join([*said, reason])
+
+
+@contextmanager
+def told_of_chance(tell: Callable[[str], None]) -> Iterator[None]:
+    """Call `tell` whenever an operation runs in the block that torch has no deterministic form of, with the operation's name.
+
+    It is called where torch would warn, in any thread of this process. The warning itself is shown once for each operation.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=f".*{_NOT_DETERMINISTIC}")
+        show, shown = warnings.showwarning, set[str]()
+
+        def told(message: Warning | str, *others: Any, **more: Any) -> None:
+            operation, found, _ = str(message).partition(_NOT_DETERMINISTIC)
+            if found:
+                tell(operation)
+            if not found or operation not in shown:
+                shown.add(operation)
+                show(message, *others, **more)
+
+        warnings.showwarning = told
+        yield
+
+
+def check_identity(facts: CheckpointFacts, identity: Mapping[str, str], checkpoint: str) -> None:
+    """Refuse to continue on other data, in another order, or with other batches.
+
+    Raises:
+        ResumeError: a value differs; all of them are listed.
+    """
+    problems = [
+        f"{name}: the checkpoint has {facts.identity.get(name)}, this run has {identity.get(name)}"
+        for name in sorted({*facts.identity, *identity})
+        if facts.identity.get(name) != identity.get(name)
+    ]
+    if problems:
+        raise ResumeError(
+            f"checkpoint {checkpoint} belongs to another training",
+            problems=problems,
+            next_step="undo the change, or start over with `penstock run FILE --fresh`",
+        )

@@ -1,0 +1,79 @@
+"""What does a checkpoint say about itself?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from penstock.config import Section
+from penstock.storage import Storage
+from penstock.training.state import TrainState
+
+if TYPE_CHECKING:
+    pass
+
+
+__all__ = ["MODEL", "TRAINING", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest"]
+
+
+VERSION: Literal[4] = 4
+
+MODEL, TRAINING, MANIFEST = "model.safetensors", "training.safetensors", "manifest.json"
+
+
+class StoredFile(Section):
+    """One file of a checkpoint."""
+
+    size_bytes: int
+    digest: str
+
+
+class CheckpointFacts(Section):
+    """What a checkpoint says about itself, besides its files."""
+
+    step: int
+    epoch: int
+    position: int
+    """Rows of `epoch` consumed by all ranks together."""
+    world_size: int
+    identity: dict[str, str] = Field(default_factory=dict)
+    """Values that must be equal to continue: dataset, sample order, batch size."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings that may change between attempts but cost bit-exactness."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Versions and hardware that bits depend on."""
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """Measured on exactly these weights; None stands for a value that is not finite."""
+    exactness: str = "bit-exact"
+    """Whether these weights equal those of a run that was never interrupted, or why not."""
+
+
+class CheckpointManifest(CheckpointFacts):
+    """`manifest.json`."""
+
+    version: Literal[4] = VERSION
+    weights_digest: str
+    created: str
+    files: dict[str, StoredFile]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.size_bytes for file in self.files.values())
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint."""
+
+    name: str
+    manifest: CheckpointManifest
+    storage: Storage
+    """Rooted at the checkpoint's folder."""
+
+    @property
+    def state(self) -> TrainState:
+        """Where training stood."""
+        return TrainState(self.manifest.step, self.manifest.epoch, self.manifest.position)

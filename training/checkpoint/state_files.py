@@ -1,0 +1,54 @@
+"""What lies in the files of a checkpoint, and how does it become tensors again?
+
+Both are safetensors files. That of the weights holds them by name. That of the training state holds blocks of bytes: `training`
+and `tree`, what training/checkpoint/packed.py makes of it, and `ranks`, the random generators as training/rng.py captures them.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from penstock.training.checkpoint.manifest import MODEL, TRAINING, Checkpoint
+from penstock.training.checkpoint.packed import unpack
+from penstock.training.checkpoint.weights import NamedTensors
+
+__all__ = ["training_file", "training_of", "weights_of"]
+
+
+def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
+    """What the training state's file holds.
+
+    Args:
+        training: optimizer, scheduler, gradient scaler and extra state, packed.
+        ranks: each rank's random generators, uint8[ranks, n].
+    """
+    tree = _saved(pickle.dumps({name: training[name] for name in ("tree", "layout")}))
+    return NamedTensors({"training": training["bytes"], "tree": tree, "ranks": ranks.contiguous()})
+
+
+def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights, on the CPU."""
+    return safetensors.torch.load(checkpoint.storage.read_bytes(MODEL))
+
+
+def training_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU."""
+    blocks = safetensors.torch.load(checkpoint.storage.read_bytes(TRAINING))
+    tree = torch.load(io.BytesIO(blocks["tree"].numpy().tobytes()), map_location="cpu", weights_only=True)
+    return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
+
+
+@functools.lru_cache(maxsize=1)
+def _saved(pickled: bytes) -> Tensor:
+    """What torch.save makes of what this process has pickled: often the same as before, and it takes fifty times as long."""
+    stream = io.BytesIO()
+    torch.save(pickle.loads(pickled), stream)
+    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)

@@ -1,0 +1,325 @@
+"""What is a checkpoint on storage, when does it count, and which one does a run continue from?
+
+    checkpoints/step-0000000400-7f3a91/
+        model.safetensors     the weights, readable without penstock
+        training.safetensors  optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators
+        manifest.json         written last: sizes and hashes of the others; without it the folder does not count
+
+state_files.py beside this says what lies in the two. Nothing here loads torch: commands that only look do without it.
+
+Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
+the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint. Source: the manifest
+as the commit point follows OLMo-core's `.metadata` file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from penstock.digest import file_digest
+from penstock.errors import CheckpointError, PenstockError
+from penstock.storage import Storage
+from penstock.training.checkpoint.manifest import (
+    MANIFEST,
+    MODEL,
+    TRAINING,
+    VERSION,
+    Checkpoint,
+    CheckpointFacts,
+    CheckpointManifest,
+    StoredFile,
+)
+from penstock.training.spec import BestSpec
+
+if TYPE_CHECKING:
+    from penstock.training.checkpoint.weights import NamedTensors
+
+
+__all__ = ["CheckpointStore", "Snapshot"]
+
+
+FOLDER = "checkpoints"
+
+_NEARLY_FULL_BYTES = 16 << 20
+
+_NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint is written from: copies, so that training goes on meanwhile."""
+
+    facts: CheckpointFacts
+    model: NamedTensors
+    training: NamedTensors
+    """As `penstock.training.checkpoint.state_files.training_file` makes it."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        storage: rooted at the run; checkpoints lie in `checkpoints/` below it.
+        keep: how many of the newest `prune` leaves.
+        best: by which metric one more is kept.
+    """
+
+    def __init__(self, storage: Storage, keep: int = 3, best: BestSpec | None = None) -> None:
+        self._storage = storage.child(FOLDER)
+        self._keep = keep
+        self._best = best
+
+    def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
+        """Write and commit a checkpoint; it counts from the moment this returns.
+
+        Args:
+            snapshot: what to write.
+            before_commit: called when all files are durable and the manifest is not there yet.
+
+        Raises:
+            CheckpointError: the storage refuses (full, gone, no permission).
+        """
+        name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
+        folder = self._storage.child(name)
+        try:
+            with _as_checkpoint_error(folder, snapshot.model.size_bytes + snapshot.training.size_bytes):
+                files = {MODEL: _put(folder, MODEL, snapshot.model), TRAINING: _put(folder, TRAINING, snapshot.training)}
+                manifest = CheckpointManifest(
+                    **snapshot.facts.model_dump(),
+                    weights_digest=snapshot.model.digest(),
+                    created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    files=files,
+                )
+                before_commit()
+                folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
+        except Exception:  # whatever failed, and it is raised again
+            with contextlib.suppress(Exception):
+                folder.delete("")  # it holds nothing of use, and may fill what is left of the disk
+            raise
+        return Checkpoint(name, manifest, folder)
+
+    def committed(self) -> list[Checkpoint]:
+        """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
+        return [found for _, found in self._newest_first() if isinstance(found, Checkpoint)]
+
+    def get(self, name: str) -> Checkpoint:
+        """The committed checkpoint `name`.
+
+        Raises:
+            CheckpointError: it is not there, or its manifest cannot be read.
+        """
+        found = self._read_manifest(name)
+        if isinstance(found, Checkpoint):
+            return found
+        known = [checkpoint.name for checkpoint in self.committed()]
+        raise CheckpointError(f"checkpoint {self._storage.uri(name)}: {found}", next_step=f"use one of {known or 'none'}")
+
+    def problem(self, name: str, *, deep: bool = True) -> str | None:
+        """What is wrong with a checkpoint, checked down to the hash of every file; None if it can be trusted.
+
+        Args:
+            deep: without it, files are only known to be there with their sizes.
+        """
+        found = self._read_manifest(name)
+        return _damage(found, deep) if isinstance(found, Checkpoint) else found or f"{MANIFEST} is missing"
+
+    def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint whose files match its manifest, and a warning for each newer one that cannot be used.
+
+        Returns (None, []) for a run without checkpoints.
+
+        Raises:
+            CheckpointError: there are committed checkpoints and none can be trusted, or one is of another version.
+        """
+        damaged: dict[str, str] = {}
+        for name, found in self._newest_first():
+            problem = _damage(found) if isinstance(found, Checkpoint) else found
+            if isinstance(found, Checkpoint) and problem is None:
+                return found, [_lost(bad, why, found.manifest) for bad, why in damaged.items()]
+            damaged[name] = str(problem)
+        if damaged:
+            raise CheckpointError(
+                f"none of the {len(damaged)} checkpoints in {self._storage.uri()} can be trusted",
+                problems=[f"{name}: {why}" for name, why in damaged.items()],
+                next_step="restore one of them from a backup, or start over with `penstock run FILE --fresh`",
+            )
+        return None, []
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the best value of the configured metric, the earliest of equals; None without one."""
+        return _best(self.committed(), self._best)
+
+    def prune(self) -> list[str]:
+        """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm."""
+        committed = self.committed()
+        kept = {checkpoint.name for checkpoint in committed[: self._keep]}
+        best = _best(committed, self._best)
+        if best is not None:
+            kept.add(best.name)
+        dropped = [checkpoint.name for checkpoint in committed if checkpoint.name not in kept]
+        for name in dropped:
+            self._remove(name)
+        return dropped
+
+    def clean(self, newest: Checkpoint | None) -> None:
+        """Remove what no run can use: folders without a manifest, and damaged checkpoints newer than `newest`.
+
+        Rank 0 calls it before the first write of a worker group; nobody else may be writing.
+        """
+        for name in self._names():
+            found = self._read_manifest(name)
+            newer = newest is None or _step_of(name) > newest.manifest.step
+            same_step = newest is not None and _step_of(name) == newest.manifest.step and name != newest.name
+            if found is None or newer or (same_step and self.problem(name) is not None):
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        # The manifest goes first: a folder that lost some files must not look committed.
+        self._storage.delete(f"{name}/{MANIFEST}")
+        self._storage.delete(name)
+
+    def _newest_first(self) -> list[tuple[str, Checkpoint | str]]:
+        """(name, checkpoint or what is wrong with its manifest) of every folder with a manifest.
+
+        A folder without one was never committed: nothing was promised, so nothing is lost with it.
+        """
+        found = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
+
+        def age(entry: tuple[str, Checkpoint | str]) -> tuple[int, str]:
+            name, item = entry
+            return _step_of(name), item.manifest.created if isinstance(item, Checkpoint) else ""
+
+        return sorted(found, key=age, reverse=True)
+
+    def _names(self) -> list[str]:
+        if self._storage.is_local and self._storage.local_path().is_file():
+            raise CheckpointError(
+                f"{self._storage.uri()} is a file, and should be the folder of the run's checkpoints",
+                next_step="put the folder back, or start over with `penstock run FILE --fresh`",
+            )
+        return [name for name in self._storage.list() if _NAME.match(name)]
+
+    def _read_manifest(self, name: str) -> Checkpoint | str | None:
+        """The checkpoint, or why its manifest cannot be used, or None where there is no manifest."""
+        folder = self._storage.child(name)
+        try:
+            content = folder.read_bytes(MANIFEST)
+        except FileNotFoundError:
+            return None
+        with contextlib.suppress(ValidationError):
+            return Checkpoint(name, CheckpointManifest.model_validate_json(content), folder)
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            return f"{MANIFEST} is no JSON ({error})"
+        version = data.get("version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version != VERSION:
+            fresh = "start over with `penstock run FILE --fresh`"
+            raise CheckpointError(
+                f"checkpoint {folder.uri()} has version {version}, this penstock reads version {VERSION}",
+                next_step=fresh if version < VERSION else f"run with the penstock that wrote it, or {fresh}",
+            )
+        try:
+            return Checkpoint(name, CheckpointManifest.model_validate(data), folder)
+        except ValidationError as error:
+            first = error.errors()[0]
+            return f"{MANIFEST} is incomplete: {'.'.join(map(str, first['loc'])) or 'top level'}: {first['msg']}"
+
+
+@contextlib.contextmanager
+def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
+    """Tell a user what failed. `size_bytes`: about how much is written in the block."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:  # safetensors and torch report a full disk with classes of their own
+        reason = _full_disk(folder, size_bytes) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"cannot write checkpoint {folder.uri()}: {reason}",
+            next_step="free space or restore access, then run the same command: it continues from the checkpoint before, "
+            "or begins again where there is none",
+        ) from error
+
+
+def _put(folder: Storage, file: str, tensors: NamedTensors) -> StoredFile:
+    with _place(folder, file) as path:
+        tensors.save(path)
+        stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
+        folder.put_file(path, file)
+    return stored
+
+
+@contextlib.contextmanager
+def _place(folder: Storage, file: str) -> Iterator[Path]:
+    """Where a file is made. On a local disk at its own place: until its folder has a manifest, nobody reads it."""
+    if folder.is_local:
+        folder.local_path().mkdir(parents=True, exist_ok=True)
+        yield folder.local_path(file)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        yield Path(temporary, file)
+
+
+def _damage(checkpoint: Checkpoint, deep: bool = True) -> str | None:
+    for file, expected in checkpoint.manifest.files.items():
+        try:
+            size_bytes = checkpoint.storage.size(file)
+            if size_bytes != expected.size_bytes:
+                return f"{file} has {size_bytes:,} bytes, the manifest says {expected.size_bytes:,}"
+            if not deep:
+                continue
+            with checkpoint.storage.open(file) as stream:
+                if file_digest(stream) != expected.digest:
+                    return f"the content of {file} does not match the manifest's hash"
+        except FileNotFoundError:
+            return f"{file} is missing"
+    return None
+
+
+def _full_disk(folder: Storage, size_bytes: int) -> str:
+    """That the disk is full, if it is: what torch says of it names offsets in a file.
+
+    What did not fit may be gone by now, so free space is compared with what was to be written.
+    """
+    if not folder.is_local or not folder.local_path().exists():
+        return ""
+    free = shutil.disk_usage(folder.local_path()).free
+    needed = _NEARLY_FULL_BYTES + size_bytes
+    return f"no space left on its disk ({free / 1e6:,.0f} MB free)" if free < needed else ""
+
+
+def _lost(name: str, why: str, used: CheckpointManifest) -> str:
+    steps = _step_of(name) - used.step
+    again = "1 step is" if steps == 1 else f"{steps:,} steps are"
+    cost = f"{again} trained again" if steps else "no step is lost"
+    return f"checkpoint {name} is damaged ({why}); continuing from step {used.step:,} instead: {cost}"
+
+
+def _step_of(name: str) -> int:
+    match = _NAME.match(name)
+    return int(match[1]) if match else -1
+
+
+def _best(checkpoints: list[Checkpoint], rule: BestSpec | None) -> Checkpoint | None:
+    if rule is None:
+        return None
+    sign = 1.0 if rule.mode == "min" else -1.0
+    rated = [
+        (sign * value, item.manifest.step, item)
+        for item in checkpoints
+        if (value := item.manifest.metrics.get(rule.metric)) is not None
+    ]
+    return min(rated, key=lambda entry: entry[:2])[2] if rated else None

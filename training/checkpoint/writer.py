@@ -1,0 +1,94 @@
+"""How is a checkpoint written while training goes on? By one background thread of rank 0, one checkpoint at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from penstock.errors import CheckpointError
+from penstock.training.checkpoint.journal import JournalWriter
+from penstock.training.checkpoint.store import CheckpointStore, Snapshot
+from penstock.training.events import CheckpointCommitted, Event, Point
+from penstock.training.not_a_number import check_weights
+
+__all__ = ["CheckpointWriter"]
+
+
+class CheckpointWriter:
+    """Writes and commits checkpoints, and tells of each. Called from the training thread of rank 0.
+
+    What a write raises is raised by the next call, because training that cannot save itself must stop and not merely complain.
+
+    Args:
+        store: where to.
+        journal: where metric points are sealed.
+        post: takes the news.
+        refuses_nan: a weight that is not a number is an error, and nothing is written.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, journal: JournalWriter, post: Callable[[Event], None], refuses_nan: bool = False
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._post = post
+        self._refuses_nan = refuses_nan
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-checkpoint")
+        self._running: Future[str] | None = None
+        self._last: str | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._running is not None and not self._running.done()
+
+    def submit(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> None:
+        """Start writing; waits for the one before. Who waits before copying holds at most one copy of the model.
+
+        Args:
+            completed: gives what to write; called in the background, as it waits for copies and for what others still send.
+            points: the metric points up to the snapshot's step that no earlier checkpoint sealed.
+
+        Raises:
+            CheckpointError: the one before failed.
+            TrainingError: the one before had a weight that is not a number.
+            RuntimeError: a rank was lost before it had sent its part of the one before.
+        """
+        self.wait()
+        self._running = self._executor.submit(self._write, completed, points)
+
+    def check(self) -> None:
+        """Raise the error of a write that failed; returns at once."""
+        if self._running is not None and self._running.done():
+            self.wait()
+
+    def wait(self) -> str | None:
+        """Wait until nothing is being written; the name of the last checkpoint."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            self._last = running.result()
+        return self._last
+
+    def close(self) -> None:
+        """End the thread, after the checkpoint in hand. Never raises: the caller has its own error to report by now."""
+        self._executor.shutdown(wait=True)
+
+    def _write(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> str:
+        snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
+        step = snapshot.facts.step
+        if self._refuses_nan:
+            check_weights(snapshot.model.tensors, step)
+
+        def seal() -> None:
+            # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.
+            for point in points:
+                self._journal.add(point)
+            self._journal.seal(step)
+
+        name = self._store.write(snapshot, seal).name
+        try:
+            self._store.prune()
+        except Exception as error:  # every store has errors of its own
+            raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
+        self._post(CheckpointCommitted(name=name, step=step))
+        return name

@@ -1,0 +1,4 @@
+"""How good is a model, while it trains and when it is done?
+
+Public: `metrics`, `validation` (inside training), `evaluate` (a finished model), `figures`.
+"""

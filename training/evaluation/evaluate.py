@@ -1,0 +1,190 @@
+"""How good is a finished model on held-out rows? Metrics, figures and tables of one checkpoint, in one process.
+
+Rows are streamed; kept in memory are only a class-by-class count, the bins of a calibration curve, and per row one number and
+its label where a curve needs them (two classes, or a regression).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import DataError, ResumeError
+from penstock.ingest.schema import FeedSchema, Split
+from penstock.progress import Progress, silent
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.state_files import training_of, weights_of
+from penstock.training.evaluation.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
+from penstock.training.evaluation.validation import run_over
+from penstock.training.job import TrainJob
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.recipe import load_recipe
+
+__all__ = ["EvaluationResult", "Findings", "evaluate"]
+
+
+CALIBRATION_BINS = 15
+
+MAX_MATRIX_CLASSES = 200
+"""With more classes a confusion matrix is neither readable nor small."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What was found. Picklable.
+
+    Attributes:
+        metrics: `<split>/<metric>` to value; `<split>/loss` is always there.
+        figures: file name (`test-confusion_matrix.png`) to PNG.
+        tables: file name without suffix to columns, such as precision and recall per class.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, bytes] = field(default_factory=dict)
+    tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+
+
+def evaluate(
+    job: TrainJob,
+    weights: Checkpoint,
+    *,
+    splits: Sequence[Split] = ("test",),
+    metrics: Iterable[str] | None = None,
+    figures: bool = True,
+    progress: Progress = silent,
+) -> EvaluationResult:
+    """Measure a checkpoint on held-out splits. Runs in any process; uses a GPU if this one has it.
+
+    Args:
+        job: the training: its dataset, recipe and batch size.
+        weights: the checkpoint to measure.
+        splits: which splits, of those that have rows.
+        metrics: names from training/evaluation/metrics.py; None takes the recipe's own, else those that fit the label.
+        figures: draw figures.
+        progress: told rows done.
+
+    Raises:
+        SpecError: a metric is unknown or does not fit.
+        TrainingError: the recipe fails.
+        DataError: a shard is damaged, or a split has no rows.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    schema, rows_of = job.manifest.feed_schema, job.manifest.rows
+    recipe = load_recipe(job.code, job.spec.params)
+    names = None if metrics is None else list(metrics)
+    make_metrics(names, schema, recipe)  # before any work: a typo should not cost a pass over the rows
+    model = recipe.build_model(schema)
+    try:
+        model.load_state_dict({**weights_of(weights), **training_of(weights)["extra"]})
+    except RuntimeError as error:
+        raise ResumeError(f"checkpoint {weights.name} does not fit the recipe's model: {error}") from error
+    model.to(device).eval()
+    result = EvaluationResult()
+    total = sum(rows_of.get(split, 0) for split in splits)
+    done = 0
+    for split in splits:
+        if not rows_of.get(split):
+            raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
+        feed = open_job_feed(job, split, 0, 1, device)
+        measured = make_metrics(names, schema, recipe).to(device)
+        findings = Findings(schema)
+
+        def observe(columns: dict[str, Tensor], output: Tensor, findings: Findings = findings) -> None:
+            nonlocal done
+            done += len(output)
+            findings.add(columns, output)
+            progress(done, total, "rows")
+
+        loss, count = run_over(recipe, model, feed, device, measured, observe if figures else None)
+        values = {"loss": loss / count, **measured.compute()}
+        result.metrics.update({f"{split}/{name}": value for name, value in values.items()})
+        if figures and recipe.can_predict:
+            result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
+            result.tables.update({f"{split}-{name}": table for name, table in findings.tables().items()})
+    return result
+
+
+class Findings:
+    """What figures and tables are drawn from, collected batch by batch."""
+
+    def __init__(self, schema: FeedSchema) -> None:
+        self._schema = schema
+        self._kind = label_kind(schema)
+        classes = schema.num_classes or 0
+        self._names = list(schema.classes or [str(index) for index in range(classes)])
+        self._confusion = np.zeros((classes, classes) if classes <= MAX_MATRIX_CLASSES else (0, 0), dtype=np.int64)
+        self._bins = np.zeros((3, CALIBRATION_BINS))
+        """Per bin of confidence: rows, sum of confidence, rows predicted rightly."""
+        self._scores: list[np.ndarray] = []
+        self._targets: list[np.ndarray] = []
+
+    def add(self, columns: dict[str, Tensor], output: Tensor) -> None:
+        """Count in a batch of predictions."""
+        if self._kind == "none":
+            return
+        prediction = prepare_predictions(output, self._schema).cpu().numpy()
+        target = prepare_target(columns[str(self._schema.label)], self._schema).cpu().numpy()
+        if self._kind == "regression":
+            self._keep(prediction, target)
+            return
+        chosen = prediction.argmax(axis=1)
+        confidence = prediction.max(axis=1)
+        np.add.at(self._confusion, (target, chosen), 1) if self._confusion.size else None
+        index = np.minimum((confidence * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+        for row, values in enumerate((np.ones_like(confidence), confidence, (chosen == target).astype(np.float64))):
+            np.add.at(self._bins[row], index, values)
+        if self._schema.num_classes == 2:
+            self._keep(prediction[:, 1], target)
+
+    def figures(self, split: str) -> dict[str, bytes]:
+        """PNG by name."""
+        if self._kind == "none":
+            return {}
+        # Here, because matplotlib would cost every command half a second.
+        from penstock.training.evaluation import figures as draw
+
+        scores, targets = self._kept()
+        label = str(self._schema.label)
+        if self._kind == "regression":
+            drawn = {
+                "predicted_true": draw.predicted_true_figure(scores, targets, label, f"Predicted and true: {split}"),
+                "errors": draw.residuals_figure(scores, targets, label, f"Errors: {split}"),
+            }
+            return {name: draw.figure_png(figure) for name, figure in drawn.items()}
+        counts, confidence, right = self._bins
+        curve = draw.calibration_figure(counts.astype(np.int64), confidence, right.astype(np.int64), f"Calibration: {split}")
+        drawn = {"calibration": curve}
+        if self._confusion.size:
+            drawn["confusion_matrix"] = draw.confusion_figure(self._confusion, self._names, f"Confusion matrix: {split}")
+        if self._schema.num_classes == 2:
+            positive, hits = self._names[1], targets.astype(np.int64)
+            drawn["roc"] = draw.roc_figure(scores, hits, positive, f"ROC curve: {split}")
+            drawn["precision_recall"] = draw.precision_recall_figure(scores, hits, positive, f"Precision and recall: {split}")
+        return {name: draw.figure_png(figure) for name, figure in drawn.items()}
+
+    def tables(self) -> dict[str, dict[str, list[Any]]]:
+        """Columns by table name."""
+        if not self._confusion.size:
+            return {}
+        right = np.diag(self._confusion).astype(np.float64)
+        true, predicted = self._confusion.sum(axis=1), self._confusion.sum(axis=0)
+        precision = right / np.maximum(predicted, 1)
+        recall = right / np.maximum(true, 1)
+        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+        columns = {"class": self._names, "rows": true.tolist(), "predicted": predicted.tolist()}
+        scores = {"precision": precision, "recall": recall, "f1": f1}
+        return {"classes": columns | {name: [round(float(v), 6) for v in values] for name, values in scores.items()}}
+
+    def _keep(self, scores: np.ndarray, targets: np.ndarray) -> None:
+        self._scores.append(scores.astype(np.float64))
+        self._targets.append(targets.astype(np.float64))
+
+    def _kept(self) -> tuple[np.ndarray, np.ndarray]:
+        if not self._scores:
+            return np.empty(0), np.empty(0)
+        return np.concatenate(self._scores), np.concatenate(self._targets)

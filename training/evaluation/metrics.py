@@ -1,0 +1,321 @@
+"""Which metrics can be asked for by name, what does each need, and how do predictions and labels get into them?
+
+Names stand for torchmetrics classes. Classification metrics see class probabilities, so a recipe may return logits or
+probabilities.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from penstock.errors import SpecError, TrainingError
+from penstock.ingest.schema import FeedSchema
+from penstock.training.determinism import any_algorithm
+from penstock.training.recipe import Recipe
+from penstock.training.spec import BestSpec
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+__all__ = [
+    "CLASSIFICATION",
+    "REGRESSION",
+    "MetricSet",
+    "label_kind",
+    "make_metrics",
+    "prepare_predictions",
+    "prepare_target",
+    "validation_metrics",
+]
+
+
+LabelKind = Literal["classification", "regression", "none"]
+
+MANY_CLASSES = 30
+"""Above this, areas under curves are computed at fixed thresholds instead of keeping every row's probabilities."""
+
+
+def _torchmetrics() -> Any:
+    """The library, loaded when the first metric is made: it brings scipy and matplotlib, which cost every process 2 s."""
+    import torchmetrics.classification
+
+    return torchmetrics
+
+
+def _new(kind: str, *arguments: Any, **options: Any) -> Metric:
+    library = _torchmetrics()
+    made: Metric = (getattr(library.classification, kind, None) or getattr(library, kind))(*arguments, **options)
+    return made
+
+
+def _mean(kind: str, classes: int, **options: Any) -> Metric:
+    """A metric of each class, as the mean over the classes that have rows."""
+    made: Metric = _mean_kind(kind)(classes, average="none", **options)
+    return made
+
+
+@cache
+def _mean_kind(kind: str) -> Any:
+    base: Any = getattr(_torchmetrics().classification, kind)
+    from torchmetrics.utilities import dim_zero_cat
+
+    class MeanOfClasses(base):  # type: ignore[misc]
+        """torchmetrics takes 0 for a class that no row has; a perfect model would then seem to fail."""
+
+        def compute(self) -> Tensor:
+            """The mean, a scalar; 0 of no rows."""
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # about those classes
+                values: Tensor = super().compute()
+            if kind == "MulticlassAccuracy":
+                rows = self.tp + self.fn
+            elif self.thresholds is not None:
+                rows = self.confmat[0, :, 1].sum(-1)
+            else:
+                rows = torch.bincount(dim_zero_cat(self.target), minlength=len(values))
+            return values[rows > 0].mean() if bool(rows.any()) else values.new_zeros(())
+
+    return MeanOfClasses
+
+
+CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
+    "accuracy": lambda n: _new("MulticlassAccuracy", n, average="micro"),
+    "balanced_accuracy": lambda n: _mean("MulticlassAccuracy", n),
+    "f1": lambda n: _new("BinaryF1Score") if n == 2 else _new("MulticlassF1Score", n, average="macro"),
+    "precision": lambda n: _new("BinaryPrecision") if n == 2 else _new("MulticlassPrecision", n, average="macro"),
+    "recall": lambda n: _new("BinaryRecall") if n == 2 else _new("MulticlassRecall", n, average="macro"),
+    "auroc": lambda n: _new("BinaryAUROC") if n == 2 else _mean("MulticlassAUROC", n, thresholds=_thresholds(n)),
+    "average_precision": lambda n: (
+        _new("BinaryAveragePrecision") if n == 2 else _mean("MulticlassAveragePrecision", n, thresholds=_thresholds(n))
+    ),
+    "mcc": lambda n: _new("MulticlassMatthewsCorrCoef", n),
+    "calibration_error": lambda n: _new("MulticlassCalibrationError", n, n_bins=15),
+}
+"""Name to constructor, given the number of classes. With two classes f1, precision, recall and the areas look at class 1."""
+
+REGRESSION: dict[str, Callable[[], Metric]] = {
+    "mse": lambda: _new("MeanSquaredError"),
+    "rmse": lambda: _new("MeanSquaredError", squared=False),
+    "mae": lambda: _new("MeanAbsoluteError"),
+    "r2": lambda: _new("R2Score"),
+}
+
+DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1"),
+    "regression": ("mae", "rmse", "r2"),
+    "none": (),
+}
+
+_SUMS_FLOATS = frozenset({"calibration_error"})
+"""In an order that a GPU leaves to chance; the others count."""
+
+_NEEDS_CLASS_1 = frozenset({"f1", "precision", "recall", "auroc", "average_precision"})
+
+
+def _thresholds(classes: int) -> int | None:
+    return 200 if classes > MANY_CLASSES else None
+
+
+def label_kind(schema: FeedSchema) -> LabelKind:
+    """What the label is: a class index, a number, or not there."""
+    if schema.label is None:
+        return "none"
+    return "classification" if schema.num_classes is not None else "regression"
+
+
+@dataclass
+class MetricSet:
+    """Metrics of one split. `loss` is measured elsewhere and is not in it."""
+
+    makers: Mapping[str, Callable[[], Metric]]
+    """What constructs each metric, when the first one is needed: torchmetrics takes two seconds to load."""
+    schema: FeedSchema
+    raw: bool
+    """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""
+    device: torch.device | None = None
+    """Where the accumulators are; None leaves them where they are made."""
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics by name."""
+        return {name: make().to(self.device) for name, make in self.makers.items()}
+
+    def to(self, device: torch.device) -> MetricSet:
+        """The same metrics, with accumulators on `device`; nothing is made yet."""
+        return replace(self, device=device)
+
+    def update(self, output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """Count in one batch's predictions.
+
+        Raises:
+            TrainingError: the predictions' shape does not fit the label.
+        """
+        if not self.makers:
+            return
+        target = batch[str(self.schema.label)]
+        if self.raw:
+            for name, metric in self.metrics.items():
+                _update(name, metric, output, target)
+            return
+        prediction = prepare_predictions(output, self.schema)
+        target = prepare_target(target, self.schema)
+        for name, metric in self.metrics.items():
+            binary = self.schema.num_classes == 2 and name in _NEEDS_CLASS_1
+            _update(name, metric, prediction[:, 1] if binary else prediction, target)
+
+    def compute(self) -> dict[str, float]:
+        """The values over all rows of all ranks; resets the accumulators. A collective: torchmetrics gathers over the ranks."""
+        values: dict[str, float] = {}
+        for name, metric in self.metrics.items():
+            value = metric.compute()
+            values.update(_scalars(name, value))
+            metric.reset()
+        return values
+
+
+def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
+    """Choose the metrics to measure.
+
+    Args:
+        names: as in `evaluate.metrics`; None takes the recipe's own `metrics()`, else those that fit the label.
+        schema: of the dataset.
+        recipe: whether it can predict decides whether anything but the loss can be measured.
+
+    Raises:
+        SpecError: a name is unknown, does not fit the label, or the recipe cannot predict; all problems at once.
+    """
+    kind = label_kind(schema)
+    if names is None:
+        own = recipe.metrics()
+        if own is not None:
+            _check_own(own, schema, recipe)
+            return MetricSet({name: partial(own.__getitem__, name) for name in own}, schema, raw=True)
+        names = DEFAULTS[kind] if recipe.can_predict else ()
+    wanted = [name for name in dict.fromkeys(names) if name != "loss"]
+    problems = [problem for name in wanted if (problem := _problem(name, kind, schema, recipe))]
+    if problems:
+        raise SpecError(
+            "evaluate.metrics cannot be measured",
+            problems=problems,
+            next_step=f"choose from {['loss', *_fitting(kind)]}",
+        )
+    makers: dict[str, Callable[[], Metric]] = {}
+    for name in wanted:
+        makers[name] = partial(CLASSIFICATION[name], schema.num_classes or 0) if kind == "classification" else REGRESSION[name]
+    return MetricSet(makers, schema, raw=False)
+
+
+def validation_metrics(best: BestSpec | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
+    """Make what validation measures: the recipe's own metrics, or those that fit the label and the one that picks the best.
+
+    Raises:
+        SpecError: `train.checkpoint.best` names a metric that cannot be measured here.
+    """
+    usual = make_metrics(None, schema, recipe)
+    if best is None:
+        return usual
+    name = best.metric.removeprefix("val/")
+    if name == "loss" or name in usual.makers:
+        return usual
+    if not usual.raw and name in _fitting(label_kind(schema)):
+        return make_metrics([*usual.makers, name], schema, recipe)
+    own = usual.makers if usual.raw else _fitting(label_kind(schema))
+    raise SpecError(
+        f"train.checkpoint.best.metric is {best.metric!r}, which validation does not measure",
+        next_step=f"choose one of {[f'val/{known}' for known in ('loss', *own)]}",
+    )
+
+
+def prepare_predictions(output: Tensor, schema: FeedSchema) -> Tensor:
+    """Bring what `predict` returned into one form.
+
+    Returns:
+        Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows].
+
+    Raises:
+        TrainingError: the shape does not fit the label.
+    """
+    output = output.detach().float()
+    if schema.num_classes is None:
+        if output.ndim == 2 and output.shape[1] == 1:
+            output = output[:, 0]
+        if output.ndim != 1:
+            raise TrainingError(f"predict returned shape {list(output.shape)}; a regression needs [rows]")
+        return output
+    classes = schema.num_classes
+    if classes == 2 and (output.ndim == 1 or output.shape[1:] == (1,)):
+        positive = torch.sigmoid(output.reshape(-1))
+        return torch.stack([1.0 - positive, positive], dim=1)
+    if output.ndim != 2 or output.shape[1] != classes:
+        raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [rows, {classes}]")
+    # Logits that happen to be non-negative and to sum to one in every row of a batch are probabilities for all we can tell.
+    sums = output.sum(dim=1)
+    if len(output) and bool((output >= 0).all()) and bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all()):
+        return output
+    return torch.softmax(output, dim=1)
+
+
+def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:
+    """The label column as torchmetrics wants it: int64 [rows] for classes, float32 [rows] for numbers."""
+    target = target.reshape(len(target))
+    return target.long() if schema.num_classes is not None else target.float()
+
+
+def _fitting(kind: LabelKind) -> list[str]:
+    names: dict[LabelKind, list[str]] = {"classification": [*CLASSIFICATION], "regression": [*REGRESSION], "none": []}
+    return sorted(names[kind])
+
+
+def _problem(name: str, kind: LabelKind, schema: FeedSchema, recipe: Recipe) -> str | None:
+    known = {**CLASSIFICATION, **REGRESSION}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+        return f"{name!r} is unknown" + (f"; did you mean {' or '.join(map(repr, close))}?" if close else "")
+    if kind == "none":
+        return f"{name!r} needs a label; set data.label"
+    if name not in _fitting(kind):
+        needed = "classes" if name in CLASSIFICATION else "numbers"
+        fact = f"{schema.num_classes} classes" if kind == "classification" else "a number"
+        return f"{name!r} is for labels that are {needed}; {schema.label!r} is {fact}"
+    return None if recipe.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
+
+
+def _check_own(own: Mapping[str, Any], schema: FeedSchema, recipe: Recipe) -> None:
+    kind = _torchmetrics().Metric
+    problems = [f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, kind)]
+    if own and schema.label is None:
+        problems.append("they compare predictions with a label; set data.label")
+    if own and not recipe.can_predict:
+        problems.append("they need a method predict(model, batch)")
+    if problems:
+        raise SpecError("the recipe's metrics() cannot be measured", problems=problems)
+
+
+def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor) -> None:
+    exact = prediction.device.type == "cpu" or (name in CLASSIFICATION and name not in _SUMS_FLOATS)
+    try:
+        # In deterministic mode torchmetrics counts by a table of [rows, classes * classes].
+        with any_algorithm() if exact else nullcontext():
+            metric.update(prediction, target)
+    except (ValueError, RuntimeError) as error:
+        shapes = f"predictions {list(prediction.shape)} {prediction.dtype}, labels {list(target.shape)} {target.dtype}"
+        raise TrainingError(f"metric {name!r} cannot be updated with {shapes}: {error}") from error
+
+
+def _scalars(name: str, value: Any) -> dict[str, float]:
+    """A metric's value by name: one number, or one per class or per entry of a dict."""
+    if isinstance(value, Mapping):
+        return {f"{name}_{key}": float(item) for key, item in value.items()}
+    if isinstance(value, Tensor) and value.numel() > 1:
+        return {f"{name}_{index}": float(item) for index, item in enumerate(value.reshape(-1).tolist())}
+    return {name: float(value)}

@@ -1,0 +1,67 @@
+"""How good is the model on a held-out split right now? Every row is counted once, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from penstock.ingest.feed.batch import Feed
+from penstock.training.evaluation.metrics import MetricSet
+from penstock.training.ranks import Group
+from penstock.training.recipe import Recipe
+from penstock.training.rng import capture_rng, restore_rng
+from penstock.training.step.learner import Learner
+
+__all__ = ["run_over", "validate"]
+
+
+Observer = Callable[[dict[str, Tensor], Tensor], None]
+"""Called per batch with (batch, predictions)."""
+
+
+def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, group: Group) -> dict[str, float]:
+    """Measure loss and metrics over the feed's split. A collective; training goes on afterwards as if it had not happened.
+
+    Returns:
+        `val/loss` and `val/<metric>`, the same on every rank.
+    """
+    rng = capture_rng(group.device)
+    learner.sync_buffers()
+    learner.model.eval()
+    try:
+        with learner.autocast():
+            loss, rows = run_over(recipe, learner.callee, feed, group.device, metrics)
+        total, count = group.sum([loss, float(rows)])
+        values = {"loss": total / max(count, 1.0), **metrics.compute()}
+    finally:
+        learner.model.train()
+        # How often one validates must not change the weights, so a predict() that draws random numbers draws them for free.
+        restore_rng(rng, group.device)
+    return {f"val/{name}": value for name, value in values.items()}
+
+
+@torch.no_grad()
+def run_over(
+    recipe: Recipe, model: nn.Module, feed: Feed, device: torch.device, metrics: MetricSet, observe: Observer | None = None
+) -> tuple[float, int]:
+    """Run the model over this rank's part of a split, updating `metrics`. The model is in eval mode already.
+
+    Returns:
+        (sum of the rows' losses, rows).
+    """
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    rows = 0
+    for batch in feed.batches(0):
+        if batch.rows == 0:
+            continue
+        columns = batch.columns
+        total += recipe.loss(model, columns).double() * batch.rows
+        rows += batch.rows
+        if recipe.can_predict and (metrics.metrics or observe):
+            output = recipe.predict(model, columns, batch.rows)
+            metrics.update(output, columns)
+            if observe:
+                observe(columns, output)
+    return float(total), rows

@@ -1,0 +1,106 @@
+"""What happens while training runs, as the driver hears it?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from pydantic import ConfigDict
+
+from penstock.config import Section
+
+__all__ = [
+    "CheckpointCommitted",
+    "Event",
+    "Failure",
+    "Point",
+    "Progress",
+    "Resumed",
+    "Saving",
+    "StopAsked",
+    "Warned",
+    "WorkerStarted",
+    "now_ms",
+]
+
+
+class Point(NamedTuple):
+    """Metric values of one step, with the time they were measured. The time is part of a point's identity on the server."""
+
+    t_ms: int
+    """Wall clock, milliseconds since 1970."""
+    step: int
+    """Optimizer steps done."""
+    values: Mapping[str, float]
+
+
+class Progress(Section):
+    """How far training is, a few times a second."""
+
+    step: int
+    total_steps: int | None
+    epoch: int
+    rows_per_s: float
+
+
+class CheckpointCommitted(Section):
+    """A checkpoint's manifest is in place: from now on a kill loses nothing before `step`."""
+
+    name: str
+    step: int
+
+
+class Saving(Section):
+    """Rank 0 has copied the state of `step` and is writing it; large models take a while from here to `CheckpointCommitted`."""
+
+    step: int
+
+
+class StopAsked(Section):
+    """The driver has asked the workers to save and stop. Made by the driver itself."""
+
+
+class Resumed(Section):
+    """Training continues from a checkpoint."""
+
+    step: int
+    checkpoint: str
+    exactness: str
+    warnings: tuple[str, ...] = ()
+
+
+class WorkerStarted(Section):
+    """A rank's process is up; `restart` counts the worker groups before this one within the attempt."""
+
+    rank: int
+    host: str
+    pid: int
+    restart: int
+
+
+class Warned(Section):
+    """Something a user should know that does not stop training."""
+
+    message: str
+
+
+class Failure(Section):
+    """A rank is about to die from an exception. `error` is set where it is an error a user can act on."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    rank: int
+    t_ms: int
+    final: bool
+    """Whether a restart would only fail again, as with a bug in the recipe or a bad row."""
+    text: str
+    error: Exception | None = None
+
+
+Event = Point | Progress | Saving | CheckpointCommitted | StopAsked | Resumed | WorkerStarted | Warned | Failure
+
+
+def now_ms(clock: Callable[[], float] = time.time) -> int:
+    """Wall-clock milliseconds since 1970."""
+    return int(clock() * 1000)

@@ -1,0 +1,59 @@
+"""How do rank 0's events reach the driver without a step waiting for the network?"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from penstock.training.events import Event, Progress
+
+__all__ = ["Courier", "MailboxClient"]
+
+
+PUT_INTERVAL_S = 0.3
+"""How often rank 0 delivers events and learns about a stop."""
+
+
+class MailboxClient(Protocol):
+    """What a rank needs to reach the driver; tests give a list."""
+
+    def put(self, events: list[Event]) -> bool:
+        """Deliver events; True when training should stop."""
+
+
+class Courier:
+    """Collects rank 0's events and delivers them from a background thread, so that no step waits for the network."""
+
+    def __init__(self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S) -> None:
+        self.stop_requested = threading.Event()
+        self._client = client
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._deliver_until_closed, name="penstock-courier", daemon=True)
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Queue an event; returns at once."""
+        with self._lock:
+            if isinstance(event, Progress):  # only the latest is of interest
+                self._events = [waiting for waiting in self._events if not isinstance(waiting, Progress)]
+            self._events.append(event)
+
+    def close(self) -> None:
+        """Deliver what is left and end the thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _deliver_until_closed(self) -> None:
+        closing = False
+        while not closing:
+            closing = self._closing.wait(self._interval_s)
+            self._deliver()
+
+    def _deliver(self) -> None:
+        with self._lock:
+            events, self._events = self._events, []
+        if self._client.put(events):
+            self.stop_requested.set()

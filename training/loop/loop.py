@@ -1,0 +1,131 @@
+"""How does training run, from a state to the end? One linear loop, the same on every rank.
+
+Everything a restart needs is in the checkpoint; nothing here remembers anything else. At an epoch's end the state moves to
+(epoch + 1, 0) before it is saved, after validation: whoever continues from it never validates that epoch again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from penstock.errors import DataError
+from penstock.ingest.feed.batch import Batch, Feed
+from penstock.training.evaluation.metrics import MetricSet
+from penstock.training.evaluation.validation import validate
+from penstock.training.events import now_ms
+from penstock.training.job import TrainJob
+from penstock.training.loop.observer import Observer, StepTimes
+from penstock.training.loop.step_sync import Exchange
+from penstock.training.not_a_number import not_a_number
+from penstock.training.ranks import Group
+from penstock.training.recipe import Recipe
+from penstock.training.state import TrainState
+from penstock.training.step.learner import Learner
+
+__all__ = ["LoopEnd", "Parts", "run_loop"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with."""
+
+    job: TrainJob
+    group: Group
+    recipe: Recipe
+    learner: Learner
+    feed: Feed
+    validation: Feed | None
+    metrics: MetricSet
+    observer: Observer
+
+
+@dataclass(frozen=True)
+class LoopEnd:
+    """How the loop ended; a checkpoint of `state` is being written, unless it was there before."""
+
+    status: Literal["finished", "interrupted"]
+    state: TrainState
+
+
+def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
+    """Train from `state` to the end of the spec, or until the observer wants to stop. A collective."""
+    spec, feed, learner, observer = parts.job.spec, parts.feed, parts.learner, parts.observer
+    exchange = Exchange(parts.group, observer.wants)
+    times: list[StepTimes] = []
+
+    while not _finished(parts.job, state):
+        started_at = state
+        asked_s = time.perf_counter()
+        for batch in feed.batches(state.epoch, state.position):
+            got_s = time.perf_counter()
+            observer.batch(state.step, state.epoch, batch)
+            learning_rate = learner.learning_rate
+            exchange.record(_learn(parts, batch))
+
+            epoch = state.epoch
+            state = state.after_batch(batch.position)
+            epoch_done = batch.position >= feed.num_rows
+            if epoch_done:
+                learner.end_epoch()
+                state = state.next_epoch()
+            done_s = time.perf_counter()
+            times.append(StepTimes(now_ms(), done_s - asked_s, got_s - asked_s, batch.global_rows, learning_rate, epoch))
+            asked_s = done_s
+
+            last = _finished(parts.job, state)
+            validate_now = parts.validation is not None and (
+                epoch_done or last or _every(spec.validate_every_steps, state.step)
+            )
+            # What is the best must not hang on when the clock asked for a checkpoint: every validated state is a candidate.
+            candidate = validate_now and spec.checkpoint.best is not None
+            on_epoch = epoch_done and spec.checkpoint.every_epoch
+            save_now = last or candidate or on_epoch or _every(spec.checkpoint.every_steps, state.step)
+            if not (exchange.due or validate_now or save_now):
+                continue
+
+            decision = exchange.meet()
+            observer.steps(state.step, times, decision.losses)
+            # Every rank has the same losses, and nothing has been saved since the last time they were looked at.
+            _check_finite(parts.job, state, decision.losses)
+            times.clear()
+            measured = {"train/loss": decision.losses[-1]}
+            if validate_now and parts.validation is not None:
+                values = validate(learner, parts.recipe, parts.validation, parts.metrics, parts.group)
+                observer.validated(state.step, values)
+                measured |= values
+            if save_now or decision.save or decision.stop:
+                observer.save(state, measured)
+            if decision.stop and not last:
+                return LoopEnd("interrupted", state)
+            if last or epoch_done:
+                break
+            asked_s = time.perf_counter()
+        if state == started_at:  # asking again would give nothing again, for ever
+            raise DataError(
+                f"the train feed gave no batch at row {state.position:,} of {feed.num_rows:,} in epoch {state.epoch}"
+            )
+    return LoopEnd("finished", state)
+
+
+def _check_finite(job: TrainJob, state: TrainState, losses: list[float]) -> None:
+    bad = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if bad is not None and job.spec.on_nan == "stop":
+        raise not_a_number(f"the training loss is {losses[bad]} at step {state.step - len(losses) + 1 + bad:,}")
+
+
+def _learn(parts: Parts, batch: Batch) -> Tensor:
+    return parts.learner.step(batch.columns, batch.rows, batch.global_rows)
+
+
+def _finished(job: TrainJob, state: TrainState) -> bool:
+    out_of_steps = job.spec.max_steps is not None and state.step >= job.spec.max_steps
+    return out_of_steps or state.epoch >= job.spec.epochs
+
+
+def _every(steps: int | None, step: int) -> bool:
+    return steps is not None and step % steps == 0

@@ -1,0 +1,176 @@
+"""What does a rank do besides learning? It takes part in a save; rank 0 charts, writes checkpoints and obeys a stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from typing import IO
+
+from penstock.training.checkpoint.exactness import with_reason
+from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.state_files import training_file
+from penstock.training.checkpoint.store import CheckpointStore, Snapshot
+from penstock.training.checkpoint.weights import NamedTensors
+from penstock.training.checkpoint.writer import CheckpointWriter
+from penstock.training.events import Point, Progress, Resumed, Saving, Warned, now_ms
+from penstock.training.job import TrainJob
+from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.loop.observer import RankObserver, StepTimes
+from penstock.training.ranks import Group
+from penstock.training.state import TrainState
+from penstock.training.step.learner import Learner
+
+__all__ = ["FirstRank", "rank_observer"]
+
+
+class FirstRank(RankObserver):
+    """Rank 0's observer.
+
+    Args:
+        job: what is trained.
+        group: the ranks.
+        courier: takes events to the driver.
+        writer: writes checkpoints in the background.
+        learner: what is saved.
+        facts: what is the same in every checkpoint of this worker group.
+        rows_file: as for every rank.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        group: Group,
+        courier: Courier,
+        writer: CheckpointWriter,
+        learner: Learner,
+        facts: CheckpointFacts,
+        rows_file: IO[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(group, rows_file)
+        self._job, self._courier, self._writer, self._learner, self._facts = job, courier, writer, learner, facts
+        self._clock = clock
+        self._saved_s = clock()
+        self._unsealed: list[Point] = []
+        self._warned_not_finite = False
+
+    def resumed(self, checkpoint: Checkpoint, warnings: list[str]) -> None:
+        """Tell the driver."""
+        step, name = checkpoint.manifest.step, checkpoint.name
+        self._courier.post(Resumed(step=step, checkpoint=name, exactness=self._facts.exactness, warnings=tuple(warnings)))
+
+    @property
+    def exactness(self) -> str:
+        """What the next checkpoint says of itself."""
+        return self._facts.exactness
+
+    def chance(self, operation: str) -> None:
+        """Let checkpoints say so from now on, and tell the driver once."""
+        exactness = with_reason(self._facts.exactness, f"{operation} is not deterministic")
+        if exactness != self._facts.exactness:
+            self._facts = self._facts.model_copy(update={"exactness": exactness})
+            self._courier.post(
+                Warned(message=f"torch has no deterministic {operation} for this device: weights may differ in their last bits")
+            )
+
+    def wants(self) -> tuple[bool, bool]:
+        """A stop when the driver asked for one, a save when the time has come and the writer is free."""
+        self._writer.check()
+        every_s = self._job.spec.checkpoint.every_s
+        due = every_s is not None and self._clock() - self._saved_s >= every_s
+        return self._courier.stop_requested.is_set(), due and not self._writer.busy
+
+    def steps(self, last_step: int, times: list[StepTimes], losses: list[float]) -> None:
+        """Turn steps into points and progress."""
+        first = last_step - len(times) + 1
+        for step, (time_, loss) in enumerate(zip(times, losses, strict=True), start=first):
+            values = {
+                "train/loss": loss,
+                "train/lr": time_.learning_rate,
+                "train/rows_per_s": time_.global_rows / max(time_.step_s, 1e-9),
+                "train/step_s": time_.step_s,
+                "train/data_wait_s": time_.data_wait_s,
+                "train/epoch": float(time_.epoch),
+            }
+            self._add(Point(time_.t_ms, step, values))
+            warns = self._job.spec.on_nan == "warn"
+            if warns and not math.isfinite(loss) and not self._warned_not_finite:
+                self._warned_not_finite = True
+                self._courier.post(Warned(message=f"the training loss is {loss} at step {step:,}"))
+        seconds = sum(time_.step_s for time_ in times)
+        rows_per_s = sum(time_.global_rows for time_ in times) / max(seconds, 1e-9)
+        total = self._job.total_steps
+        self._courier.post(Progress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))
+
+    def validated(self, step: int, metrics: dict[str, float]) -> None:
+        """Turn a validation into a point."""
+        self._add(Point(now_ms(), step, metrics))
+
+    def save(self, state: TrainState, measured: dict[str, float]) -> None:
+        """Copy this rank's part to memory and have it written in the background. A collective.
+
+        Raises:
+            CheckpointError, RuntimeError, TrainingError: of the one before, as `CheckpointWriter.submit`.
+        """
+        self._writer.wait()  # before the copy: at most one is held
+        generators = self._generators()
+        weights, training = self._learner.copy_weights(), self._learner.copy_training()
+        update = {
+            "step": state.step,
+            "epoch": state.epoch,
+            "position": state.position,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in measured.items()},
+        }
+        facts = self._facts.model_copy(update=update)
+        points, self._unsealed = self._unsealed, []
+        self._courier.post(Saving(step=state.step))
+
+        def completed() -> Snapshot:
+            return Snapshot(facts, NamedTensors(weights()), training_file(training(), generators()))
+
+        self._writer.submit(completed, points)
+        self._saved_s = self._clock()
+
+    def finish(self) -> str | None:
+        """Wait for the last checkpoint to be committed.
+
+        Raises:
+            CheckpointError, RuntimeError, TrainingError: as `CheckpointWriter.submit`, of the last one.
+        """
+        return self._writer.wait()
+
+    def _add(self, point: Point) -> None:
+        self._unsealed.append(point)
+        self._courier.post(point)
+
+
+@contextmanager
+def rank_observer(
+    job: TrainJob, group: Group, client: MailboxClient, learner: Learner, facts: CheckpointFacts
+) -> Iterator[RankObserver]:
+    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error."""
+    with ExitStack() as closes:
+        rows_file = closes.enter_context(_rows_file(job, group.rank))
+        if not group.is_first:
+            yield RankObserver(group, rows_file)
+            return
+        # What was sealed beyond the checkpoint belongs to steps that are now executed again.
+        truncate_journal(job.run_storage, facts.step)
+        courier = closes.enter_context(closing(Courier(client)))
+        store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
+        journal = JournalWriter(job.run_storage, job.attempt)
+        writer = CheckpointWriter(store, journal, courier.post, refuses_nan=job.spec.on_nan == "stop")
+        closes.enter_context(closing(writer))
+        yield FirstRank(job, group, courier, writer, learner, facts, rows_file)
+
+
+def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:
+    if not job.record_rows:
+        return nullcontext(None)
+    path = job.run_storage.local_path(f"rows/{job.attempt}-{rank}.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "a", encoding="utf-8")

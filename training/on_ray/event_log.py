@@ -1,0 +1,125 @@
+"""What has the driver heard from the workers, and what does it add up to: an outcome, or the first cause of a failure?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from penstock.errors import Interrupted, PenstockError, TrainingError
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.events import Event, Failure, Resumed, Saving, Warned, WorkerStarted
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.on_ray.worker import RankResult
+
+__all__ = ["Attempt"]
+
+
+_log = logging.getLogger("penstock.train")
+
+
+class Attempt:
+    """Collects the events of one attempt and passes them on.
+
+    Args:
+        job: what is trained.
+        listener: gets the events; if it raises, training goes on and a warning says so.
+    """
+
+    def __init__(self, job: TrainJob, listener: Callable[[list[Event]], None]) -> None:
+        self._job = job
+        self._listener = listener
+        self._listener_failed = False
+        self._warnings: list[str] = []
+        self._failures: dict[int, Failure] = {}
+        """Of the newest worker group, by rank."""
+        self._resumed: Resumed | None = None
+        """The first resume of the attempt; later ones are restarts."""
+        self._restarts = 0
+        self.saves = 0
+        """Checkpoints that were begun."""
+
+    def hear(self, events: list[Event]) -> None:
+        """Take in events, in order, and pass them on."""
+        for event in events:
+            if isinstance(event, Warned):
+                self._warnings.append(event.message)
+            elif isinstance(event, Resumed):
+                self._warnings.extend(event.warnings)
+                self._resumed = self._resumed or event
+            elif isinstance(event, Saving):
+                self.saves += 1
+            elif isinstance(event, Failure):
+                self._failures.setdefault(event.rank, event)
+            elif isinstance(event, WorkerStarted) and event.restart > self._restarts:
+                self._restarts = event.restart
+                self._failures.clear()
+        if not events:
+            return
+        try:
+            self._listener(events)
+        except Interrupted:
+            raise
+        except Exception as error:  # whoever only listens must not stop training
+            if not self._listener_failed:
+                _log.warning("the listener of training events fails: %s", error, exc_info=True)
+                self._warnings.append(f"training events could not be passed on: {type(error).__name__}: {error}")
+            self._listener_failed = True
+
+    @property
+    def final_failure(self) -> PenstockError | None:
+        """The error of a rank that a restart would only repeat, the earliest first."""
+        ordered = sorted(self._failures.values(), key=lambda failure: failure.t_ms)
+        return next((failure.error for failure in ordered if isinstance(failure.error, PenstockError)), None)
+
+    def outcome(self, result: RankResult | None) -> TrainOutcome:
+        """Say what came of it, from the checkpoints on storage. `result` is None when the workers had to be killed."""
+        spec = self._job.spec
+        store = CheckpointStore(self._job.run_storage, spec.checkpoint.keep, spec.checkpoint.best)
+        newest, best = next(iter(store.committed()), None), store.best()
+        chosen = best or newest
+        metrics = newest.manifest.metrics if newest else {}
+        return TrainOutcome(
+            status=result.status if result is not None else "interrupted",
+            step=newest.manifest.step if newest else 0,
+            epoch=newest.manifest.epoch if newest else 0,
+            position=newest.manifest.position if newest else 0,
+            checkpoint=newest.name if newest else None,
+            best_checkpoint=best.name if best else None,
+            weights_digest=chosen.manifest.weights_digest if chosen else "",
+            metrics={name: value for name, value in metrics.items() if value is not None},
+            exactness=result.exactness if result is not None else newest.manifest.exactness if newest else "bit-exact",
+            resumed_from_step=self._resumed.step if self._resumed else None,
+            restarts=self._restarts,
+            warnings=self._warnings,
+            world_size=spec.workers,
+        )
+
+    def error(self, raised: Exception | None) -> PenstockError:
+        """The first cause: a rank's own finding, else a process that died without a word, else the first exception.
+
+        Args:
+            raised: what Ray Train's `fit` raised.
+        """
+        final = self.final_failure
+        if final is not None:
+            return final
+        reported: Mapping[int, Exception] = getattr(raised, "worker_failures", {})
+        silent = sorted(rank for rank in reported if rank not in self._failures)
+        first = min(self._failures.values(), key=lambda failure: failure.t_ms, default=None)
+        details: list[str] = []
+        if silent:
+            cause = f"the process of rank {silent[0]} died; it was killed, by somebody or for its memory, or it crashed"
+            details = [line.strip() for line in str(reported[silent[0]]).splitlines() if line.strip()][:3]
+        elif first is not None:
+            lines = first.text.strip().splitlines()
+            cause, details = f"rank {first.rank}: {lines[-1]}", lines[-7:-1]
+        else:
+            cause = f"{type(raised).__name__}: {raised}"
+        others = len({*reported, *self._failures}) - 1
+        more = f" ({others} other rank{'s' if others > 1 else ''} failed with it)" if others > 0 else ""
+        tries = f" after {self._restarts} restart{'s' if self._restarts > 1 else ''}" if self._restarts else ""
+        return TrainingError(
+            f"training failed{tries}: {cause}{more}",
+            problems=details,
+            next_step="run the same command again; it continues from the newest checkpoint",
+        )

@@ -1,0 +1,180 @@
+"""What does one training worker do? It sets up, continues from the newest checkpoint, and runs the loop to the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import ray
+import ray.train
+import ray.train.torch
+
+from penstock.errors import PenstockError, SpecError
+from penstock.ingest.feed.batch import Feed
+from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, told_of_chance
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.state_files import training_of, weights_of
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.determinism import in_the_mode, make_deterministic
+from penstock.training.evaluation.metrics import validation_metrics
+from penstock.training.events import Failure, now_ms
+from penstock.training.job import TrainJob
+from penstock.training.loop.event_sender import MailboxClient
+from penstock.training.loop.loop import Parts, run_loop
+from penstock.training.loop.rank_zero import rank_observer
+from penstock.training.on_ray.mailbox import RayMailboxClient
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.ranks import Group
+from penstock.training.recipe import load_recipe
+from penstock.training.rng import restore_rng, seed_rng
+from penstock.training.state import TrainState
+from penstock.training.step.learner import Learner
+
+__all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How a worker group's work ended. `checkpoint` is the newest one: rank 0 knows it, the others the one they began with."""
+
+    status: Literal["finished", "interrupted"]
+    state: TrainState
+    exactness: str
+    resumed_from_step: int | None
+    checkpoint: str | None
+
+
+def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
+    """Entry point of Ray Train on every rank.
+
+    Args:
+        config: `job` (TrainJob) and `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox).
+    """
+    job, mailbox = config["job"], config["mailbox"]
+    group = Group.current(ray.train.torch.get_device())
+    worker = ray.get_runtime_context().current_actor
+    greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), worker))
+    client = RayMailboxClient(mailbox)
+    try:
+        return run_rank(job, group, client, stop=greeting["stop"])
+    except BaseException as error:
+        client.put([_failure(group.rank, error)])
+        raise
+
+
+def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False) -> RankResult:
+    """Train as one rank of `group`. A collective.
+
+    Args:
+        job: what to train.
+        group: the ranks.
+        client: how rank 0 reaches the driver.
+        stop: a stop was requested before this worker started.
+    """
+    make_deterministic(job.spec.cpus_per_worker)
+    # One answer for all: a rank that left alone would let the others wait for it.
+    stop = group.from_first(stop)
+    feed = open_job_feed(job, "train", group.rank, group.world_size, group.device)
+    validation = None
+    if job.manifest.rows.get("validation"):
+        validation = open_job_feed(job, "validation", group.rank, group.world_size, group.device)
+    # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
+    seed_rng(job.seed)
+    recipe = load_recipe(job.code, job.spec.params)
+    if recipe.can_augment:
+        feed.augment_with(in_the_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
+    learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed)
+    metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
+    _check_validates(job, validation)
+    seed_rng(job.seed, group.rank)
+
+    store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
+    checkpoint, warnings = _agree_on_checkpoint(store, group)
+    state, facts = _continue_from(checkpoint, job, group, learner)
+    resumed_from = state.step if checkpoint is not None else None
+    name = checkpoint.name if checkpoint is not None else None
+    start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
+    if stop:
+        return start
+
+    with rank_observer(job, group, client, learner, facts) as observer:
+        if checkpoint is not None:
+            observer.resumed(checkpoint, warnings)
+
+        def tell(operation: str) -> None:
+            if learner.model.training:  # what validation does changes no weight
+                observer.chance(operation)
+
+        with told_of_chance(tell):
+            end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
+        written = observer.finish()
+    exactness = observer.exactness or start.exactness
+    return replace(start, status=end.status, state=end.state, exactness=exactness, checkpoint=written or start.checkpoint)
+
+
+def _continue_from(
+    checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner
+) -> tuple[TrainState, CheckpointFacts]:
+    """Put the learner and this rank's generators where the checkpoint was.
+
+    Returns:
+        (state, facts): where to go on, and what checkpoints written from here say about themselves.
+
+    Raises:
+        ResumeError: the checkpoint is from another training.
+    """
+    environment = environment_of(group.device, job.manifest.feed_schema)
+    state, exactness = TrainState(), BIT_EXACT
+    if checkpoint is not None:
+        check_identity(checkpoint.manifest, job.identity, checkpoint.name)
+        exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
+        state = checkpoint.state
+        training = training_of(checkpoint)
+        learner.restore(weights_of(checkpoint), training)
+        if checkpoint.manifest.world_size == group.world_size:
+            restore_rng(training["ranks"][group.rank], group.device)
+    facts = CheckpointFacts(
+        step=state.step,
+        epoch=state.epoch,
+        position=state.position,
+        world_size=group.world_size,
+        identity=job.identity,
+        settings=job.settings,
+        environment=environment,
+        exactness=exactness,
+    )
+    return state, facts
+
+
+def _check_validates(job: TrainJob, validation: Feed | None) -> None:
+    best = job.spec.checkpoint.best
+    if best is not None and validation is None:
+        raise SpecError(
+            f"train.checkpoint.best.metric is {best.metric!r}, and the validation split holds no rows",
+            next_step="give the data a larger validation split: data.validation",
+        )
+
+
+def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoint | None, list[str]]:
+    """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
+    found: tuple[Checkpoint | None, list[str]] | PenstockError = (None, [])
+    if group.is_first:
+        try:
+            found = store.newest_valid()
+            store.clean(found[0])
+        except PenstockError as error:
+            found = error
+    found = group.from_first(found)
+    if isinstance(found, PenstockError):
+        raise found
+    return found
+
+
+def _failure(rank: int, error: BaseException) -> Failure:
+    final = isinstance(error, PenstockError)
+    text = "".join(traceback.format_exception(error)[-12:])
+    return Failure(rank=rank, t_ms=now_ms(), final=final, text=text, error=error if isinstance(error, PenstockError) else None)

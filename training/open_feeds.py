@@ -1,0 +1,89 @@
+"""Which feed does a rank read?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import ray
+import torch
+
+from penstock.ingest.feed.batch import Feed, LastBatch
+from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.memory import MemoryFeed
+from penstock.ingest.feed.stream import StreamFeed, stream_tasks, streamed
+from penstock.ingest.materialize.without_disk import MemoryDataset, RowSource
+from penstock.ingest.schema import Split
+from penstock.ingest.shuffle.order import Order, make_order
+from penstock.ingest.spec import ShuffleSpec
+from penstock.training.job import TrainJob
+
+__all__ = ["MemoryFeeds", "StreamFeeds", "open_job_feed"]
+
+
+def open_job_feed(job: TrainJob, split: Split, rank: int, world_size: int, device: torch.device) -> Feed:
+    """Open this rank's feed of a split, with batches on `device`: the train split in the job's order, others as stored."""
+    feed = (job.open_feeds or _open_cached)(job, split, rank, world_size)
+    feed.deliver_to(device)
+    return feed
+
+
+def _open_cached(job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
+    return open_feed(
+        job.data_storage,
+        job.manifest,
+        split,
+        batch_rows=job.spec.batch_rows,
+        order=_order(job, split),
+        rank=rank,
+        world_size=world_size,
+        last=_last(job, split),
+    )
+
+
+@dataclass(frozen=True)
+class MemoryFeeds:
+    """Opens feeds of rows in Ray's object store (`cache: memory`)."""
+
+    datasets: Mapping[Split, MemoryDataset]
+
+    def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
+        """Open a rank's feed; in any process of the Ray cluster that holds the rows."""
+        order, batch_rows = _order(job, split), job.spec.batch_rows
+        return MemoryFeed(
+            self.datasets[split], batch_rows=batch_rows, order=order, rank=rank, world_size=world_size, last=_last(job, split)
+        )
+
+
+@dataclass(frozen=True)
+class StreamFeeds:
+    """Opens feeds that prepare their rows anew each epoch (`cache: none`)."""
+
+    source: RowSource
+
+    def __call__(self, job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
+        """Open a rank's feed; in any process connected to Ray."""
+        free_cpus = ray.cluster_resources().get("CPU", 0.0) - world_size * job.spec.cpus_per_worker
+        rows_of = partial(self.source.tables, split)
+        return StreamFeed(
+            streamed(self.source.units(split), rows_of, tasks=stream_tasks(world_size, free_cpus)),
+            job.manifest.feed_schema,
+            split,
+            content=job.manifest.content_digest,
+            batch_rows=job.spec.batch_rows,
+            order=_order(job, split),
+            rank=rank,
+            world_size=world_size,
+        )
+
+
+def _last(job: TrainJob, split: Split) -> LastBatch:
+    return job.spec.last_batch if split == "train" else "keep"
+
+
+def _order(job: TrainJob, split: Split) -> Order:
+    if split == "train":
+        return job.order
+    # As stored, but for what a step may hold: what is too large to learn is too large to predict.
+    return make_order(ShuffleSpec(mode="none", by_length=job.order.by_length), job.manifest.rows[split])

@@ -1,0 +1,250 @@
+"""How does a trained model become a version in MLflow's registry, once, with everything needed to load it elsewhere?
+
+The model is a pyfunc "from code": source text, JSON and safetensors. Each step looks first whether an earlier try has done
+it, so a kill between any two of them leads to one version, not two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import numpy as np
+import pandas as pd
+from mlflow.entities import LoggedModel, LoggedModelOutput
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model, ModelSignature
+from mlflow.pyfunc import PythonModelContext
+from mlflow.tracking import MlflowClient
+from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
+
+from penstock.config import Section
+from penstock.ingest.schema import FeedSchema
+from penstock.own_code import PACKAGE_DIR
+from penstock.training.registry.serving import ServedModel, ServedSpec
+from penstock.training.tracking.mlflow_backend import patiently
+from penstock.training.tracking.tracker import Tracker
+from penstock.usercode.capture import UserCode
+
+__all__ = ["Registered", "register_model"]
+
+
+KEY_TAG = "penstock.register_key"
+
+MODEL_TAG = "penstock.model_id"
+"""On the version, because the registry of some stores does not give the logged model back."""
+
+_ENTRY = """from mlflow.models import set_model
+
+from penstock.training.registry.serving import ServedModel
+
+set_model(ServedModel())
+"""
+
+_REQUIRED = ("blake3", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
+"""Distributions that training/registry/serving.py reaches; user code adds its own."""
+
+_EXAMPLE_BYTES = 1 << 20
+
+
+class Registered(Section):
+    """A version in the registry."""
+
+    name: str
+    version: str
+    uri: str
+    """`models:/<name>/<version>`."""
+    alias: str | None
+    model_id: str
+    """MLflow's logged model behind the version."""
+    run_id: str
+
+
+def register_model(
+    tracker: Tracker,
+    *,
+    name: str,
+    alias: str | None,
+    key: str,
+    weights_path: Path,
+    code: UserCode,
+    params: Mapping[str, Any],
+    schema: FeedSchema,
+    fitted_json: Mapping[str, Any],
+    example: Mapping[str, np.ndarray],
+    tags: Mapping[str, str],
+) -> Registered:
+    """Log the model to the tracker's run, register it, set the alias. A second call with `key` returns the same version.
+
+    Args:
+        tracker: of the run that trained the model.
+        name: of the registered model; made if absent.
+        alias: moved to this version; None for none.
+        key: the register stage's key.
+        weights_path: a local safetensors file. Linked, not copied, where its disk allows.
+        code: the recipe.
+        params: the recipe's constructor arguments.
+        schema: of the dataset; its feature columns become the model's inputs.
+        fitted_json: the fitted preprocessing, kept with the model.
+        example: some rows of every feature column, rows first; at most 1 MB of them is kept.
+        tags: set on the version, such as the dataset's digest and URI and the code's version.
+
+    Raises:
+        ServiceError: MLflow does not answer for two minutes, or refuses.
+        TrainingError: the recipe cannot predict the example rows.
+    """
+    client = tracker.client
+    all_tags = {**tags, KEY_TAG: key}
+    version = patiently("search the registry", lambda: _find_version(client, name, key, tracker.run_id))
+    if version is None:
+        model = patiently("search logged models", lambda: _find_model(client, tracker, key))
+        if model is None or str(model.status) != "READY":
+            spec = ServedSpec(code=_portable(code), params=dict(params), feed_schema=schema, fitted=dict(fitted_json))
+            with _model_folder(spec, weights_path, example, key) as folder:
+                model = patiently("log the model", lambda: _log_model(client, tracker, name, all_tags, folder, model))
+        logged = model
+        version = patiently("register the model", lambda: _create_version(client, name, logged, tracker.run_id, all_tags))
+    number = str(version.version)
+    if alias is not None:
+        patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, number))
+    uri = f"models:/{name}/{number}"
+    tracker.set_tags({"penstock.model": uri})
+    model_id = version.tags[MODEL_TAG]
+    return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
+
+
+def _find_version(client: MlflowClient, name: str, key: str, run_id: str) -> ModelVersion | None:
+    found = client.search_model_versions(f"name = '{name}' AND tag.`{KEY_TAG}` = '{key}'")
+    return next((version for version in found if version.run_id == run_id), None)
+
+
+def _find_model(client: MlflowClient, tracker: Tracker, key: str) -> LoggedModel | None:
+    wanted = f"source_run_id = '{tracker.run_id}' AND tags.`{KEY_TAG}` = '{key}'"
+    found = client.search_logged_models([tracker.experiment_id], filter_string=wanted)
+    return max(found, key=lambda model: str(model.status) == "READY", default=None)
+
+
+def _log_model(
+    client: MlflowClient, tracker: Tracker, name: str, tags: Mapping[str, str], folder: Path, begun: LoggedModel | None
+) -> LoggedModel:
+    """Upload the folder as a logged model of the run; one that an earlier try began is completed."""
+    model = begun or client.create_logged_model(
+        tracker.experiment_id, name, source_run_id=tracker.run_id, tags=dict(tags), model_type="penstock"
+    )
+    description = Model.load(str(folder))
+    description.model_id = description.model_uuid = model.model_id
+    description.run_id = tracker.run_id
+    description.artifact_path = model.artifact_location
+    description.save(str(folder / "MLmodel"))
+    client.log_model_artifacts(model.model_id, str(folder))
+    outputs = client.get_run(tracker.run_id).outputs
+    if outputs is None or all(output.model_id != model.model_id for output in outputs.model_outputs):
+        client.log_outputs(tracker.run_id, [LoggedModelOutput(model.model_id, max(0, tracker.complete_step() + 1))])
+    return client.finalize_logged_model(model.model_id, "READY")
+
+
+def _create_version(client: MlflowClient, name: str, model: LoggedModel, run_id: str, tags: Mapping[str, str]) -> ModelVersion:
+    with contextlib.suppress(MlflowException):  # it exists, or the next call says what is wrong
+        client.create_registered_model(name)
+    # A request whose answer was lost may have made the version already.
+    made = _find_version(client, name, tags[KEY_TAG], run_id)
+    return made or client.create_model_version(
+        name, model.artifact_location, run_id=run_id, tags={**tags, MODEL_TAG: model.model_id}, model_id=model.model_id
+    )
+
+
+@contextlib.contextmanager
+def _model_folder(spec: ServedSpec, weights: Path, example: Mapping[str, np.ndarray], key: str) -> Iterator[Path]:
+    """Build the model's folder beside the weights, so that they can be linked instead of copied."""
+    with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=weights.parent) as folder:
+        work = Path(folder)
+        entry, spec_file, placeholder = work / "penstock_model.py", work / "model.json", work / "model.safetensors"
+        entry.write_text(_ENTRY)
+        spec_file.write_text(spec.model_dump_json(indent=1))
+        placeholder.touch()
+        rows = _few_rows(example)
+        ours = shutil.copytree(PACKAGE_DIR, work / "penstock", ignore=_not_for_models)
+        mlflow.pyfunc.save_model(
+            str(work / "model"),
+            python_model=str(entry),
+            artifacts={"spec": str(spec_file), "weights": str(placeholder)},
+            code_paths=[str(ours)],
+            signature=ModelSignature(_inputs(spec.feed_schema), _outputs(spec, spec_file, weights, rows)),
+            input_example=rows,
+            pip_requirements=_requirements(spec.code),
+            metadata={KEY_TAG: key},
+        )
+        target = work / "model" / "artifacts" / placeholder.name
+        target.unlink()
+        try:
+            os.link(weights, target)
+        except OSError:
+            shutil.copyfile(weights, target)
+        yield work / "model"
+
+
+def _not_for_models(folder: str, names: list[str]) -> set[str]:
+    """What of penstock no model needs: the command and the stages."""
+    unneeded = {"flows", "tasks", "__main__.py"} if Path(folder) == PACKAGE_DIR else set()
+    return unneeded.intersection(names) | {name for name in names if name == "__pycache__"}
+
+
+def _few_rows(example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    rows = min(len(values) for values in example.values())
+    row_bytes = max(1, sum(values[:1].nbytes for values in example.values()))
+    kept = max(1, min(rows, _EXAMPLE_BYTES // row_bytes))
+    return {name: np.ascontiguousarray(values[:kept]) for name, values in example.items()}
+
+
+def _inputs(schema: FeedSchema) -> Schema:
+    """Lists are given padded, with their lengths, whatever the recipe takes: MLflow knows no other."""
+    columns: list[ColSpec | TensorSpec] = []
+    for column in schema.features:
+        shape = (-1, *column.shape) if column.ragged is None else (-1, -1)
+        columns.append(TensorSpec(np.dtype(column.dtype), shape, name=column.name))
+        if column.ragged is not None:
+            columns.append(TensorSpec(np.dtype(np.int64), (-1,), name=f"{column.name}_length"))
+    return Schema(columns)
+
+
+def _outputs(spec: ServedSpec, spec_file: Path, weights: Path, rows: dict[str, np.ndarray]) -> Schema | None:
+    """Describe what the model answers, by asking it: this also proves that it can be rebuilt from what is stored."""
+    model = ServedModel()
+    context = PythonModelContext(artifacts={"spec": str(spec_file), "weights": str(weights)}, model_config={})
+    model.load_context(context)
+    if not model.can_predict:
+        return None
+    answer = model.predict(context, rows)
+    if isinstance(answer, pd.DataFrame):
+        kind = DataType.long if spec.feed_schema.classes is None else DataType.string
+        return Schema(
+            [
+                ColSpec(kind, "prediction"),
+                ColSpec(DataType.double, "probability"),
+                ColSpec(Array(DataType.double), "probabilities"),
+            ]
+        )
+    return Schema([TensorSpec(answer.dtype, (-1, *answer.shape[1:]))])
+
+
+def _requirements(code: UserCode) -> list[str]:
+    """Exact versions of what is installed here, without build tags such as `+cpu`, which no index knows."""
+    installed = {name: importlib.metadata.version(name) for name in _REQUIRED}
+    for name, version in code.versions.items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(name)
+            installed.setdefault(name, version)
+    return [f"{name}=={version.split('+', 1)[0]}" for name, version in sorted(installed.items())]
+
+
+def _portable(code: UserCode) -> UserCode:
+    """Without the folder it came from, which says nothing on another machine."""
+    return code.model_copy(update={"origin": ""})

@@ -1,0 +1,198 @@
+"""How does one optimizer step happen, the same on one rank or many, and what of it must be saved?
+
+The global batch is cut into one part per rank. Parts may differ by a row or be empty, so each rank's mean loss is weighted by
+`rows * world_size / global_rows`: after DDP has averaged over the ranks, the gradient is that of the mean over the global
+batch.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.errors import ResumeError, TrainingError
+from penstock.ingest.feed.lists import batch_rows_of
+from penstock.training.checkpoint.host_copy import copied, once_there
+from penstock.training.checkpoint.packed import pack
+from penstock.training.checkpoint.weights import tensors_of
+from penstock.training.ranks import Group
+from penstock.training.recipe import Columns, Recipe
+from penstock.training.spec import TrainSpec
+from penstock.training.step.gradients import Gradients, MeanGradients
+
+__all__ = ["Learner"]
+
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Learner:
+    """Model, optimizer, scheduler and gradient scaler of one rank.
+
+    Args:
+        recipe: the user's.
+        model: as `build_model` returned it.
+        spec: precision, accumulation, clipping, learning rate.
+        group: the ranks that train together.
+        packed: columns of lists that batches hold packed.
+    """
+
+    def __init__(self, recipe: Recipe, model: nn.Module, spec: TrainSpec, group: Group, packed: Collection[str] = ()) -> None:
+        self._spec = spec
+        self._packed = packed
+        self._recipe = recipe
+        self._group = group
+        self.model = model.to(group.device)
+        # dynamic=False: one kernel per shape. A resumed process must not get other kernels than one that has already seen
+        # the short last batch of an epoch.
+        self.callee: nn.Module = torch.compile(self.model, dynamic=False) if spec.compile else self.model  # type: ignore[assignment]
+        self.optimizer = recipe.optimizer(self.model, spec.learning_rate)
+        self.scheduler: Any = recipe.scheduler(self.optimizer)
+        _check_loadable("optimizer", self.optimizer, self.optimizer.state_dict())
+        if self.scheduler is not None:
+            _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
+        self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
+        kind = MeanGradients if group.world_size > 1 else Gradients
+        self._gradients = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
+
+    def autocast(self) -> Any:
+        """The context of the forward pass."""
+        enabled = self._spec.precision != "fp32"
+        return torch.autocast(self._group.device.type, dtype=_DTYPES[self._spec.precision]) if enabled else nullcontext()
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
+        """Learn one global batch. A collective.
+
+        Args:
+            batch: this rank's rows, on its device.
+            rows: how many; may be 0.
+            global_rows: of all ranks.
+
+        Returns:
+            This rank's summand of the global mean loss, a scalar on the device.
+        """
+        self.model.train()
+        parts = _micro_batches(batch, rows, self._spec.accumulate, self._packed)
+        total = torch.zeros((), device=self._group.device)
+        for index, (part, part_rows) in enumerate(parts):
+            weight = part_rows * self._group.world_size / global_rows
+            loss = self._gradients.add(part, weight, last=index == len(parts) - 1)
+            total += loss * (part_rows / global_rows)
+        if self._spec.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._spec.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.scheduler is not None and self._recipe.scheduler_every == "step":
+            self.scheduler.step()
+        return total
+
+    def end_epoch(self) -> None:
+        """Step a scheduler that counts epochs."""
+        if self.scheduler is not None and self._recipe.scheduler_every == "epoch":
+            self.scheduler.step()
+
+    def sync_buffers(self) -> None:
+        """Give every rank rank 0's buffers (batch norm's running statistics), which are those that are saved. A collective."""
+        self._group.copy_first(list(self.model.buffers()))
+
+    def copy_weights(self) -> Callable[[], dict[str, Tensor]]:
+        """Begin to copy the weights to the CPU; later steps do not change the copy.
+
+        Returns:
+            A function that waits for the copy and gives it. Any thread may call it.
+        """
+        weights = {name: copied(value) for name, value in tensors_of(self.model.state_dict()).items()}
+        return once_there(weights, self._group.device)
+
+    def copy_training(self) -> Callable[[], dict[str, Any]]:
+        """As `copy_weights`, everything else that must be saved, packed."""
+        state_dict = self.model.state_dict()
+        weights = tensors_of(state_dict)
+        training = {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "scaler": self.scaler.state_dict(),
+            "extra": {name: value for name, value in state_dict.items() if name not in weights},
+            "learning_rate": self._spec.learning_rate,
+        }
+        return once_there(pack(training), self._group.device)
+
+    def restore(self, weights: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
+        """Put copied weights and the unpacked rest back.
+
+        To the default optimizer a changed `train.learning_rate` is applied, in proportion.
+
+        Raises:
+            ResumeError: the checkpoint is from another model or optimizer.
+        """
+        try:
+            self.model.load_state_dict({**weights, **training["extra"]})
+            self.optimizer.load_state_dict(training["optimizer"])
+            self._keep_dtypes(training["optimizer"])
+            if self.scheduler is not None and training["scheduler"] is not None:
+                self.scheduler.load_state_dict(training["scheduler"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ResumeError(
+                f"the checkpoint does not fit the recipe's model or optimizer: {error}",
+                next_step="undo the change of the recipe, or start over with `penstock run FILE --fresh`",
+            ) from error
+        if training["scaler"]:
+            self.scaler.load_state_dict(training["scaler"])
+        ratio = self._spec.learning_rate / training["learning_rate"]
+        if ratio != 1.0 and not self._recipe.has_optimizer:
+            self._scale_learning_rate(ratio)
+
+    def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
+        """Undo torch's cast of optimizer state to the weights' dtype: float32 averages of bfloat16 weights would lose bits."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for index, values in saved["state"].items():
+            state = self.optimizer.state[parameters[index]]
+            for name, value in values.items():
+                if isinstance(value, Tensor) and state[name].dtype != value.dtype:
+                    state[name] = value.to(state[name].device)
+
+    def _scale_learning_rate(self, ratio: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] *= ratio
+            if "initial_lr" in group:
+                group["initial_lr"] *= ratio
+        if self.scheduler is not None:
+            self.scheduler.base_lrs = [rate * ratio for rate in self.scheduler.base_lrs]
+
+
+def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str] = ()) -> list[tuple[Columns | None, int]]:
+    """Cut a rank's rows into at most `count` contiguous parts; the number of parts may differ between ranks."""
+    if rows == 0:
+        return [(None, 0)]
+    count = min(count, rows)
+    edges = [index * rows // count for index in range(count + 1)]
+    if count == 1:
+        return [(batch, rows)]
+    return [(batch_rows_of(batch, a, b, packed), b - a) for a, b in itertools.pairwise(edges)]
+
+
+def _check_loadable(name: str, owner: object, state: dict[str, Any]) -> None:
+    """Refuse, before the first step, a state that could be saved but not be read back without unpickling code."""
+    stream = io.BytesIO()
+    try:
+        torch.save(state, stream)
+        stream.seek(0)
+        torch.load(stream, weights_only=True)
+    except Exception as error:  # torch refuses unknown types with several classes
+        raise TrainingError(
+            f"the state of the recipe's {name} {type(owner).__name__} cannot be kept in a checkpoint: {error}",
+            next_step=f"use a {name} whose state_dict() holds tensors, numbers, strings, lists and dicts only",
+        ) from error

@@ -1,0 +1,387 @@
+"""How does penstock speak to MLflow? Only through `MlflowClient` with explicit ids, never through its process-wide current run.
+
+Source: the choice of calls follows measurements on MLflow 3.17: a logged model costs 0.06 s this way, and an equal
+(name, time, step, value) is stored once, which makes every resend harmless.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import importlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import mlflow
+import numpy as np
+from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.tracking import MlflowClient
+from mlflow.types.schema import ColSpec, Schema, TensorSpec
+
+from penstock.empty_database import copy_database, keep_database
+from penstock.errors import Interrupted, ServiceError
+from penstock.ingest.schema import FeedSchema
+from penstock.training.events import Point
+from penstock.training.tracking.mlflow_limits import fit_key, fit_value
+from penstock.training.tracking.relocate_mlflow import artifacts_beside, database_of, follow_its_folder
+from penstock.training.tracking.sender import Operation, Trouble
+
+__all__ = [
+    "MlflowTransport",
+    "OpenRun",
+    "connect",
+    "dataset_schema",
+    "describe_run",
+    "ensure_run",
+    "load_sqlite",
+    "open_client",
+    "patiently",
+    "probe",
+    "version_exists",
+]
+
+
+T = TypeVar("T")
+
+_FINAL_CODES = frozenset(
+    {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"}
+)
+
+_DELETED = "penstock.deleted"
+"""Tag of a checkpoint whose files the retention rule removed."""
+
+_PER_REQUEST = 100
+"""Parameters or tags in one request: MLflow's limit."""
+
+
+class OpenRun(NamedTuple):
+    """A run that accepts metrics, and what the server already knows of it."""
+
+    client: MlflowClient
+    run_id: str
+    experiment_id: str
+    params: dict[str, str]
+    last_step: dict[str, int]
+    """Highest step per metric."""
+
+
+def open_client(tracking_uri: str) -> MlflowClient:
+    """A client that fails fast, because retrying is the sender's work. A caller's own settings win."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    # Where tqdm is installed, MLflow draws bars of its own into ours.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
+    # A traceback of hundreds of lines at each try; the sender says in one what failed, and tries again.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+
+
+def load_sqlite() -> None:
+    """Load what the first client of a SQLite store loads: half a second, which may pass while something else is waited for."""
+    importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+
+
+def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowClient, str]:
+    """Reach the server (or open the database) and find or create the experiment. Returns (client, experiment id).
+
+    Raises:
+        ServiceError: no answer after `tries`, or the server refuses.
+    """
+    for attempt in range(1, tries + 1):
+        try:
+            with _database_lock(tracking_uri):
+                _make_database(tracking_uri)
+                if (database := database_of(tracking_uri)) is not None:
+                    follow_its_folder(database)
+                client = open_client(tracking_uri)
+                return client, _experiment_id(client, tracking_uri, experiment)
+        except Interrupted:
+            raise
+        except Exception as error:  # MLflow's own, requests' and SQLAlchemy's; `_judge` tells them apart
+            if attempt < tries and _judge(error) is Trouble.PASSING:
+                time.sleep(0.5 * attempt)
+                continue
+            raise ServiceError(
+                f"MLflow at {tracking_uri} does not answer: {str(error).splitlines()[0][:300]}",
+                next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
+            ) from error
+    raise AssertionError("unreachable")
+
+
+def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
+    """Reopen `run_id` (status RUNNING), or, if an earlier attempt has `begun`, the run of that name, or create one.
+
+    Names are unique: they are penstock's ids of runs. A driver killed before it could note the new run's id leaves one to be
+    found.
+    """
+    run: Run | None = None
+    if run_id is not None:
+        with contextlib.suppress(MlflowException):
+            found = client.get_run(run_id)
+            run = found if found.info.lifecycle_stage == "active" else None
+    if run is None and begun:
+        named = client.search_runs([experiment_id], f"attributes.run_name = '{run_name}'", max_results=1)
+        run = next(iter(named), None)
+    if run is None:
+        run = client.create_run(experiment_id, run_name=run_name)
+    elif run.info.status != "RUNNING":
+        client.update_run(run.info.run_id, status="RUNNING")
+    return describe_run(client, run)
+
+
+def describe_run(client: MlflowClient, run: Run) -> OpenRun:
+    """What the server knows of `run`."""
+    # the latest values carry their steps; asking for whole histories would cost seconds on a long run
+    last_step = {metric.key: metric.step for metric in run.data._metric_objs}
+    return OpenRun(client, run.info.run_id, run.info.experiment_id, dict(run.data.params), last_step)
+
+
+def probe(run_id: str, tracking_uri: str) -> Callable[[], dict[str, float]]:
+    """MLflow's own probes of CPU, memory, disk, network and GPUs, as a callable that takes one sample."""
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
+    monitor = SystemMetricsMonitor(run_id, tracking_uri=tracking_uri)
+
+    def sample() -> dict[str, float]:
+        monitor.collect_metrics()
+        values = monitor.aggregate_metrics()
+        for part in monitor.monitors:
+            part.clear_metrics()
+        return {f"system/{name}": float(value) for name, value in values.items()}
+
+    return sample
+
+
+def dataset_schema(schema: FeedSchema) -> str:
+    """The columns as MLflow's JSON for tensor datasets; -1 stands for the number of rows."""
+    columns: list[ColSpec | TensorSpec] = [
+        TensorSpec(np.dtype(column.dtype), column.batch_shape, name=column.name) for column in schema.columns
+    ]
+    return json.dumps({"mlflow_tensorspec": {"features": Schema(columns).to_json(), "targets": None}})
+
+
+class MlflowTransport:
+    """Does what the sender's queue asks for, on one run."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._client = run.client
+        self._run_id = run.run_id
+        self._experiment_id = run.experiment_id
+        self._params = dict(run.params)
+        self._checkpoints: dict[str, LoggedModel] = {}
+
+    def send_points(self, points: list[Point]) -> None:
+        """One request for all points."""
+        metrics = [Metric(key, value, point.t_ms, point.step) for point in points for key, value in point.values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics, synchronous=True)
+
+    def perform(self, operation: Operation) -> None:
+        """Dispatch by kind to the method of that name."""
+        getattr(self, f"_do_{operation.kind}")(**operation.args)
+
+    def judge(self, error: Exception) -> Trouble:
+        """See `Trouble`."""
+        return _judge(error)
+
+    def _do_tags(self, tags: dict[str, str]) -> None:
+        entities = [RunTag(fit_key(key), fit_value(value, 8000)) for key, value in tags.items()]
+        for start in range(0, len(entities), _PER_REQUEST):
+            self._client.log_batch(self._run_id, tags=entities[start : start + _PER_REQUEST], synchronous=True)
+
+    def _do_params(self, params: dict[str, str], attempt: int) -> None:
+        """A parameter cannot change in MLflow: what another attempt set otherwise becomes a tag of this attempt."""
+        fitted = {fit_key(key): fit_value(value, 6000) for key, value in params.items()}
+        new = [Param(key, value) for key, value in fitted.items() if key not in self._params]
+        for start in range(0, len(new), _PER_REQUEST):
+            self._client.log_batch(self._run_id, params=new[start : start + _PER_REQUEST], synchronous=True)
+        changed = {f"{key}.attempt_{attempt}": value for key, value in fitted.items() if self._params.get(key, value) != value}
+        if changed:
+            self._do_tags({f"spec.{key.removeprefix('spec.')}": value for key, value in changed.items()})
+        self._params = {**fitted, **self._params}
+
+    def _do_artifact(self, name: str, content: str) -> None:
+        with _temporary_file(name, base64.b64decode(content)) as path:
+            self._client.log_artifact(self._run_id, str(path), os.path.dirname(name) or None)
+
+    def _do_dataset(self, name: str, digest: str, uri: str, schema: str, context: str) -> None:
+        kind = "s3" if uri.startswith("s3://") else "local"
+        dataset = Dataset(name[:500], digest[:36], kind, json.dumps({"uri": uri}), schema=schema)
+        tag = InputTag("mlflow.data.context", context)
+        self._client.log_inputs(self._run_id, [DatasetInput(dataset, [tag])])
+
+    def _do_checkpoint(
+        self, name: str, step: int, params: dict[str, str], metrics: list[dict[str, Any]], manifest: str, tags: dict[str, str]
+    ) -> None:
+        model = self._checkpoint(name)
+        if model is None:
+            model = self._client.create_logged_model(
+                self._experiment_id, name, source_run_id=self._run_id, params=params, tags=tags, model_type="checkpoint"
+            )
+        outputs = self._client.get_run(self._run_id).outputs
+        if outputs is None or all(output.model_id != model.model_id for output in outputs.model_outputs):
+            self._client.log_outputs(self._run_id, [LoggedModelOutput(model.model_id, step)])
+        linked = [m for m in map(self._known_metric, metrics) if m is not None]
+        if linked:
+            entities = [Metric(m.key, m.value, m.timestamp, m.step, model_id=model.model_id) for m in linked]
+            self._client.log_batch(self._run_id, metrics=entities, synchronous=True)
+        with _temporary_file("manifest.json", manifest.encode()) as path:
+            self._client.log_model_artifact(model.model_id, str(path))
+        self._checkpoints[name] = self._client.finalize_logged_model(model.model_id, "READY")
+
+    def _do_checkpoints(self, present: list[dict[str, Any]]) -> None:
+        found = self._find_checkpoints("")
+        for one in present:
+            model = found.pop(one["name"], None)
+            if model is None or str(model.status) != "READY":
+                self._do_checkpoint(**one)
+        for model in found.values():
+            if _DELETED not in model.tags:
+                self._client.set_logged_model_tags(model.model_id, {_DELETED: "true"})
+
+    def _do_status(self, status: str) -> None:
+        self._client.set_terminated(self._run_id, status)
+
+    def _checkpoint(self, name: str) -> LoggedModel | None:
+        if name not in self._checkpoints:
+            self._checkpoints.update(self._find_checkpoints(f" AND name = '{name}'"))
+        return self._checkpoints.get(name)
+
+    def _find_checkpoints(self, condition: str) -> dict[str, LoggedModel]:
+        """The run's checkpoints by name."""
+        wanted = f"source_run_id = '{self._run_id}'{condition}"
+        found: list[LoggedModel] = []
+        token: str | None = ""
+        while token is not None:
+            page = self._client.search_logged_models([self._experiment_id], filter_string=wanted, page_token=token or None)
+            found += page
+            token = page.token or None
+        return {model.name: model for model in found if model.model_type == "checkpoint"}
+
+    def _known_metric(self, metric: dict[str, Any]) -> Metric | None:
+        """The run's own point for a checkpoint's value: linking it must not add a second point to the run's history."""
+        if metric["t_ms"] is not None:
+            return Metric(metric["key"], metric["value"], metric["t_ms"], metric["step"])
+        history = [m for m in self._client.get_metric_history(self._run_id, metric["key"]) if m.step <= metric["step"]]
+        return max(history, key=lambda m: (m.step, m.timestamp), default=None)
+
+
+def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> bool:
+    """Whether the registry has that version, of that run. One that does not answer counts as having it."""
+    try:
+        return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
+    except MlflowException as error:
+        return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
+
+
+def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
+    """Call the server for something the caller must have, again and again while it is away, for `for_s` seconds.
+
+    Raises:
+        ServiceError: it did not answer in time, or it refused.
+    """
+    deadline = time.monotonic() + for_s
+    delay_s = 0.5
+    while True:
+        try:
+            with _long_requests():
+                return call()
+        except Interrupted:
+            raise
+        except Exception as error:  # MLflow and its HTTP library raise many kinds; `_judge` tells them apart
+            if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
+                time.sleep(delay_s)
+                delay_s = min(10.0, 2 * delay_s)
+                continue
+            raise ServiceError(
+                f"MLflow: cannot {what}: {(str(error).splitlines() or [repr(error)])[0][:300]}",
+                next_step="run the same command again, it continues with this step",
+            ) from error
+
+
+@contextlib.contextmanager
+def _long_requests() -> Iterator[None]:
+    """A model of gigabytes needs more than the seconds a metric may take."""
+    before = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "")
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "600"
+    try:
+        yield
+    finally:
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = before or "10"
+
+
+def _judge(error: Exception) -> Trouble:
+    if isinstance(error, MlflowException):
+        # a page of a proxy in front of a restarting server is no refusal, though it may say 404
+        from_proxy = "failed with error code" in str(error)
+        return Trouble.FINAL if error.error_code in _FINAL_CODES and not from_proxy else Trouble.PASSING
+    return Trouble.FINAL if isinstance(error, (TypeError, KeyError, AttributeError, FileNotFoundError)) else Trouble.PASSING
+
+
+def _experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=_artifact_location(tracking_uri)))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # somebody else was first
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
+
+
+def _artifact_location(tracking_uri: str) -> str | None:
+    """Beside the database in embedded mode, where MLflow's own default is `./mlruns`; a server decides by itself."""
+    database = database_of(tracking_uri)
+    return None if database is None else artifacts_beside(database).as_uri()
+
+
+@contextlib.contextmanager
+def _database_lock(tracking_uri: str) -> Iterator[None]:
+    """One process at a time creates the tables: two at once leave a half-migrated SQLite file."""
+    database = database_of(tracking_uri)
+    if database is None:
+        yield
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with open(database.with_suffix(".lock"), "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _make_database(tracking_uri: str) -> None:
+    """Create a SQLite store beside its place and rename it. The caller holds the lock.
+
+    MLflow runs dozens of migrations on a new file; killed among them, it can never open that file again.
+    """
+    database = database_of(tracking_uri)
+    if database is None or database.exists():
+        return
+    making = database.with_name(f"{database.name}.making")
+    for left in database.parent.glob(f"{making.name}*"):
+        left.unlink()
+    name = f"mlflow-{mlflow.__version__}"
+    if not copy_database(name, making):
+        open_client(f"sqlite:///{making}").search_experiments(max_results=1)
+        # MLflow makes its default experiment wherever it finds none; this one's path is of this place.
+        keep_database(name, making, before="DELETE FROM experiments")
+    os.replace(making, database)
+
+
+@contextlib.contextmanager
+def _temporary_file(name: str, content: bytes) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = Path(folder, os.path.basename(name))
+        path.write_bytes(content)
+        yield path
