@@ -1,0 +1,101 @@
+"""What has been added to penstock under a name: formats, transforms, frameworks, trackers, model registries?
+
+Each kind has one `Plugins` object beside its protocol. What penstock brings is named there, one line each; what an installed
+package of somebody else's adds is found by its entry points, and imported when it is used:
+
+    [project.entry-points."penstock.formats"]
+    fastq = "our_formats.fastq:FastqFormat"
+
+Imports nothing heavy, so that reading a pipeline file stays fast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from penstock.errors import PreflightError, SpecError
+
+__all__ = ["Plugins"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Plugins(Generic[T_co]):
+    """The things of one kind, by name.
+
+    Args:
+        what: one of them in words, for messages: `format`.
+        group: the entry-point group that adds more: `penstock.formats`.
+        own: name to `module:attribute`, of those that penstock brings. Their names cannot be taken by others.
+    """
+
+    def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
+        self.what, self.group = what, group
+        self._own = dict(own)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names: penstock's own in their order, then the added ones, sorted."""
+        return *self._own, *sorted(self._added)
+
+    def get(self, name: str) -> T_co:
+        """The thing of that name, imported on the first call.
+
+        Raises:
+            SpecError: no such name; it says which there are, and which is meant perhaps.
+            PreflightError: the package that adds it cannot be imported, or two packages add the name.
+        """
+        found: T_co = self._load(name)
+        return found
+
+    def origin(self, name: str) -> str | None:
+        """`distribution==version` of the package that adds the name, for keys and records; None for penstock's own."""
+        if name in self._own:
+            return None
+        dist = self._added[name].dist
+        return f"{dist.name}=={dist.version}" if dist is not None else self._added[name].value
+
+    @functools.cached_property
+    def _added(self) -> dict[str, EntryPoint]:
+        found: dict[str, EntryPoint] = {}
+        for entry in entry_points(group=self.group):
+            other = found.get(entry.name)
+            if entry.name in self._own or (other is not None and other.value != entry.value):
+                taken = "penstock itself" if other is None else f"{_package(other)} too"
+                raise PreflightError(
+                    f"the package {_package(entry)} adds a {self.what} {entry.name!r} ({self.group}), a name that {taken} has",
+                    next_step="uninstall one of them, or rename it in its package",
+                )
+            found[entry.name] = entry
+        return found
+
+    @functools.cache  # noqa: B019 - one object per kind, which lives as long as the process
+    def _load(self, name: str) -> Any:
+        if name in self._own:
+            module, _, attribute = self._own[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        if name not in self._added:
+            close = difflib.get_close_matches(name, self.names, 1)
+            raise SpecError(
+                f"there is no {self.what} {name!r}; there are {', '.join(self.names)}"
+                + (f"; did you mean {close[0]!r}?" if close else ""),
+                next_step=f"correct the name, or install the package that adds it (entry points of group {self.group})",
+            )
+        entry = self._added[name]
+        try:
+            return entry.load()
+        except Exception as error:  # somebody else's module: whatever it raises is told with its package
+            raise PreflightError(
+                f"the {self.what} {name!r} of package {_package(entry)} cannot be imported ({entry.value}): "
+                f"{type(error).__name__}: {error}",
+                next_step=f"repair or reinstall {_package(entry)}",
+            ) from error
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value

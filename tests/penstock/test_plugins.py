@@ -1,0 +1,62 @@
+"""What does a registry of named things find, and what does it say where it does not?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PreflightError, SpecError
+from penstock.plugins import Plugins
+from tests.plugin_package import install_package
+
+OWN = {"counter": "collections:Counter", "deque": "collections:deque"}
+
+
+def things(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> Plugins[type]:
+    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+    return Plugins("thing", "penstock.test_things", OWN)
+
+
+def test_an_own_thing_is_imported_by_name() -> None:
+    from collections import Counter
+
+    found: Plugins[type] = Plugins("thing", "penstock.test_things", OWN)
+    assert found.get("counter") is Counter
+    assert found.names == ("counter", "deque")
+    assert found.origin("counter") is None
+
+
+def test_an_installed_package_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install_package(tmp_path, "penstock.test_things", 'extra = "acme_extra:Extra"', "class Extra:\n    pass\n")
+    found = things(monkeypatch, site)
+    assert found.names == ("counter", "deque", "extra")
+    assert found.get("extra").__name__ == "Extra"
+    assert found.origin("extra") == "acme-penstock==1.2"
+
+
+def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+    with pytest.raises(SpecError, match=r"no thing 'counte'; there are counter, deque; did you mean 'counter'\?") as raised:
+        Plugins("thing", "penstock.test_things", OWN).get("counte")
+    assert "penstock.test_things" in raised.value.next_step
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install_package(tmp_path, "penstock.test_things", 'broken = "acme_broken:Thing"', "import no_such_module\n")
+    with pytest.raises(PreflightError, match=r"thing 'broken' of package acme-penstock .*no_such_module"):
+        things(monkeypatch, site).get("broken")
+
+
+def test_a_name_of_penstock_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install_package(tmp_path, "penstock.test_things", 'deque = "acme_deque:Thing"', "class Thing:\n    pass\n")
+    with pytest.raises(PreflightError, match="a name that penstock itself has"):
+        things(monkeypatch, site).names  # noqa: B018 - the property raises
+
+
+def test_a_name_that_two_packages_add_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = "penstock.test_things"
+    one = install_package(tmp_path / "1", group, 'extra = "acme_one:Thing"', "class Thing:\n    pass\n", name="acme-one")
+    two = install_package(tmp_path / "2", group, 'extra = "acme_two:Thing"', "class Thing:\n    pass\n", name="acme-two")
+    with pytest.raises(PreflightError, match=r"acme-two adds a thing 'extra'.*that acme-one too has"):
+        things(monkeypatch, one, two).names  # noqa: B018 - the property raises
