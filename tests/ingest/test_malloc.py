@@ -46,8 +46,8 @@ def test_it_is_asked_for_where_rows_are_learnt_from_and_where_they_are_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    for module in ("statistics", "materialize"):
-        monkeypatch.setattr(f"ingest.{module}.keep_freed_memory", partial(asked.append, module))
+    for module in ("preprocess.tallies", "materialize.build"):
+        monkeypatch.setattr(f"penstock.ingest.{module}.keep_freed_memory", partial(asked.append, module))
     files = {"train/a.parquet": pa.table({"x": [1.0, 2.0]})}
     Source.of(tmp_path, files, [{"standard_scaler": {"columns": ["x"]}}]).materialize()
-    assert asked == ["statistics", "materialize"]
+    assert asked == ["preprocess.tallies", "materialize.build"]

@@ -25,7 +25,6 @@ from penstock.ingest.feed.memory import MemoryFeed
 from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.feed.stream import StreamFeed, select_prepared, streamed
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import LengthSpec
@@ -314,14 +313,14 @@ def test_a_stream_by_length_holds_no_more_than_two_pools_and_none_in_the_end(mon
     order = Order(mode="none", rows=ROWS, by_length=LengthSpec(column="tokens", pool_batches=3))
     feed = StreamFeed(lambda: iter([lists_table(np.arange(ROWS))]), LISTS, "train", content="c", batch_rows=40, order=order)
     held: list[int] = []
-    let_go = Rows.let_go
+    let_go = RowGather.let_go
 
     def counted(rows: RowGather, before: int) -> None:
         held.append(len(rows._opened))
         let_go(rows, before)
         held.append(len(rows._opened))
 
-    monkeypatch.setattr(Rows, "let_go", counted)
+    monkeypatch.setattr(RowGather, "let_go", counted)
     batches = feed.batches(0)
     assert len(list(islice(batches, 10))) == 10
     batches.close()  # type: ignore[attr-defined]

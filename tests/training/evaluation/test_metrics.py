@@ -159,7 +159,7 @@ def test_predictions_of_another_shape_are_refused(shape: tuple[int, ...]) -> Non
 
 COUNTS = """
 import resource, torch
-from penstock.ingest.manifest import ColumnInfo, FeedSchema
+from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.training.evaluation.metrics import make_metrics
 from penstock.training.recipe import Recipe
 
