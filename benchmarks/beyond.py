@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks.cached_dataset import manifest
-from benchmarks.contenders import limit, penstock_feed
+from benchmarks.contenders import numpy_gather, penstock_feed
 from benchmarks.feed_data import Rows, arrays
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
@@ -25,7 +25,7 @@ from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, sav
 ROWS = Rows("beyond", 500_000, "uint8", (32, 32, 3))
 LIMIT_BYTES = 512 << 20
 VARIANTS = {
-    "limit: numpy gather of random rows": ("limit", 0),
+    "numpy gather of random rows": ("numpy", 0),
     "penstock, global": ("global", 0),
     "penstock, windowed, 65,536 rows": ("windowed", 1 << 16),
     "penstock, windowed, 16,384 rows": ("windowed", 1 << 14),
@@ -85,8 +85,8 @@ def _write(home: Path) -> None:
 
 def _rate(mode: str, window_rows: int, home: Path, seconds: float) -> float:
     """Rows per second of batches of 256, from the first row asked for."""
-    if mode == "limit":
-        batches = limit(ROWS, home / "arrays", 0, 1, 0)
+    if mode == "numpy":
+        batches = numpy_gather(ROWS, home / "arrays", 0, 1, 0)
     else:
         batches = penstock_feed(ROWS, home / "penstock", 0, 1, 0, mode=mode, prefetch=2, window_rows=window_rows or 1 << 18)
     began, count = time.perf_counter(), 0

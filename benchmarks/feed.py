@@ -1,15 +1,16 @@
-"""How fast does penstock's feed hand out rows, beside the memory's limit and everything else that one could use?
+"""How fast does penstock's feed hand out rows, beside numpy's gather and everything else that one could use?
 
     python -m benchmarks.feed [--rounds 5] [--seconds 3] [--only images] [--out benchmarks/results]
 
 Every contender delivers shuffled batches of 256 rows as torch tensors to 1 consumer process, and to 2 that get a half each. A
-round measures all of them one after the other; ratios are taken to the limit of the same round, and the median over rounds
-counts. In the first round one whole epoch is checked: every row comes exactly once.
+round measures all of them one after the other; ratios are taken to numpy's gather in the same
+round, and the median over rounds counts. In the first round one whole epoch is checked: every row comes exactly once.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from pathlib import Path
@@ -34,14 +35,24 @@ def main() -> None:
     parser = options_parser(5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", choices=sorted(TABLES))
-    parser.add_argument("--match", default="", help="only contenders whose name holds this text, and the limit")
+    parser.add_argument("--match", default="", help="only contenders whose name holds this text, and numpy's gather")
     options = parser.parse_args()
     machine = describe(VERSIONS)
     machine["versions"] |= mosaic_version()
     result: dict[str, Any] = {"machine": machine, "rounds": options.rounds, "seconds": options.seconds, "tables": {}}
     for name in [options.only] if options.only else TABLES:
         result["tables"][name] = _measure_table(TABLES[name], options)
-    save(options.out, "feed", result)
+    before = options.out / "feed.json"
+    save(options.out, "feed", _added(json.loads(before.read_text()), result) if options.match and before.exists() else result)
+
+
+def _added(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """The results of before, with those of a few contenders: their ratios count, to the gather of their own rounds."""
+    for name, table in part["tables"].items():
+        new = dict(list(table["contenders"].items())[1:])
+        whole["tables"][name]["contenders"] |= new
+        whole["tables"][name].setdefault("measured_later", {}).update(dict.fromkeys(new, part["machine"]["date"]))
+    return whole
 
 
 def _measure_table(rows: Rows, options: argparse.Namespace) -> dict[str, Any]:
@@ -75,7 +86,7 @@ def _measure_table(rows: Rows, options: argparse.Namespace) -> dict[str, Any]:
                 str(world): {
                     "rows_per_s": rates,
                     "median": statistics.median(rates),
-                    "of_limit": statistics.median(rate / one for rate, one in zip(rates, base[world], strict=True)),
+                    "of_gather": statistics.median(rate / one for rate, one in zip(rates, base[world], strict=True)),
                     "spread": [min(rates) / statistics.median(rates), max(rates) / statistics.median(rates)],
                 }
                 for world, rates in by_world.items()

@@ -15,30 +15,37 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 RESULTS, DOCS = Path("benchmarks/results"), Path("docs")
-OURS, LIMIT, OTHERS = "#1b62a5", "#444444", "#b8c4d0"
+OURS, BASE, OTHERS = "#1b62a5", "#444444", "#b8c4d0"
+GATHER = "numpy gather"
 
 PAGE = """\
 # Performance
 
-Made by `make bench`; every number here comes from `benchmarks/results/`. Ratios are taken to the limit measured in the same
-round, medians over the rounds; rates are for orientation, they belong to the machine that a section names.
+Made by `make bench`; every number here comes from `benchmarks/results/`. A ratio compares two programs
+within one round of one run; the table shows the median over the rounds. Rates belong to the machine that a section names.
 
 {machine}
 
 ## The feed
 
-Shuffled batches of 256 rows as torch tensors, to one consumer process and to two that get half of the rows each. The limit is
-numpy gathering random rows of a memory-mapped array into fresh tensors: what the memory allows a program that does nothing
-else. Who reads here does nothing with its batches: penstock notices, and gathers them without its thread, which would have
-nothing to do meanwhile ("always a thread" shows what it costs). In the first round a whole epoch of every contender but Ray's
-was checked: each row once. `benchmarks/contenders.py`, `benchmarks/ray_contenders.py` and `benchmarks/mosaic.py` hold each
-contender's settings. What a contender delivers differs: penstock's global order is exact to continue at any batch on any
-number of ranks; LitData, WebDataset and Ray's local shuffle mix rows of one shard or buffer; "numpy take into a reused buffer"
-hands out the same memory for every batch. MosaicML Streaming needs a huggingface_hub that Hugging Face datasets no longer
-works with, so `make bench` gives it an environment of its own, with the newest numpy that it allows. WebDataset is not
-measured on the table: a file in an archive for each row of 112 bytes is nobody's use of it.
+How many rows a second does each loader deliver, as shuffled batches of 256 rows in torch tensors? One consumer process reads
+all rows, or two read half of the rows each.
 
-![Share of the limit](images/feed.png)
+Everything is compared with *numpy's gather*: `array[row_ids]` on a memory-mapped array, into a fresh tensor for each batch.
+That is the shortest program that shuffles, and no limit: a loader that touches memory in a better order is faster. The memory's
+own rate stands beside it: *numpy copy in order* copies neighbouring rows and shuffles nothing.
+
+- The consumers do nothing with their batches. penstock notices that and gathers without its thread; "always a thread" shows
+  what the thread would cost.
+- In the first round a whole epoch of every contender but Ray's was checked: each row came once.
+- The contenders do not promise the same. penstock's global order continues exactly at any batch on any number of ranks.
+  LitData, WebDataset and Ray's local shuffle mix rows of one shard or buffer only. "numpy take into a reused buffer" hands out
+  the same memory for every batch.
+- Settings are in `benchmarks/contenders.py`, `benchmarks/ray_contenders.py` and `benchmarks/mosaic.py`. MosaicML Streaming and
+  Hugging Face datasets need different versions of huggingface_hub, so `make bench` gives MosaicML its own environment.
+- WebDataset is left out of the table: nobody stores a row of 112 bytes as one file of an archive.
+
+![Rows per second beside numpy's gather](images/feed.png)
 """
 
 LOOP = """\
@@ -120,13 +127,14 @@ def main() -> None:
         lines += [
             f"### {name}: {table['rows']:,} rows of {table['row']}, {feed['rounds']} rounds of {feed['seconds']:g} s",
             "",
-            "| contender | rows/s, 1 | of the limit | rows/s, 2 | of the limit |",
+            "| contender | rows/s, 1 consumer | of numpy's gather | rows/s, 2 consumers | of numpy's gather |",
             "|---|---|---|---|---|",
             *[_row(contender, found) for contender, found in _ranked(table)],
             "",
             *[f"{who} is left out: {why}\n" for who, why in table["left_out"].items()],
+            *[f"{who}: measured in a run of its own on {date}.\n" for who, date in table.get("measured_later", {}).items()],
         ]
-    lines += _section("beyond", BEYOND, "rows/s", "rows_per_s", "of the limit")
+    lines += _section("beyond", BEYOND, "rows/s", "rows_per_s", "of numpy's gather")
     lines += _section("loop", LOOP, "rows/s", "rows_per_s", "of by hand")
     lines += _section("gpu", GPU, "rows/s", "rows_per_s", "busy")
     lines += _section("gpu_loop", GPU_LOOP, "rows/s", "rows_per_s", "of none")
@@ -197,14 +205,14 @@ def _machine(machine: dict[str, Any]) -> str:
 
 def _ranked(table: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     named = {name.replace("as stored", "as stored (no shuffle)"): found for name, found in table["contenders"].items()}
-    return sorted(named.items(), key=lambda item: -item[1]["1"]["of_limit"])
+    return sorted(named.items(), key=lambda item: -item[1]["1"]["of_gather"])
 
 
 def _row(name: str, found: dict[str, Any]) -> str:
     cells = [
-        cell for world in ("1", "2") for cell in (f"{found[world]['median'] / 1e3:,.0f} k", f"{found[world]['of_limit']:.2f}")
+        cell for world in ("1", "2") for cell in (f"{found[world]['median'] / 1e3:,.0f} k", f"{found[world]['of_gather']:.2f}")
     ]
-    bold = "**" if name.startswith(("penstock", "limit")) else ""
+    bold = "**" if name.startswith(("penstock", GATHER)) else ""
     return f"| {bold}{name}{bold} | " + " | ".join(cells) + " |"
 
 
@@ -213,14 +221,14 @@ def _draw(feed: dict[str, Any]) -> None:
     figure, axes = plt.subplots(1, len(tables), figsize=(6.5 * len(tables), 5), layout="constrained", squeeze=False)
     for axis, (name, table) in zip(axes[0], tables.items(), strict=True):
         ranked = _ranked(table)[::-1]
-        colors = [OURS if who.startswith("penstock") else LIMIT if who.startswith("limit") else OTHERS for who, _ in ranked]
-        values = [found["1"]["of_limit"] for _, found in ranked]
+        colors = [OURS if who.startswith("penstock") else BASE if who.startswith(GATHER) else OTHERS for who, _ in ranked]
+        values = [found["1"]["of_gather"] for _, found in ranked]
         axis.barh([who for who, _ in ranked], values, color=colors)
         for place, value in enumerate(values):
             axis.text(value, place, f" {value:.2f}", va="center", fontsize=8)
         axis.axvline(1, color="#444444", linewidth=0.8, linestyle="--")
         axis.set_title(f"{name}: {table['rows']:,} rows, 1 consumer", loc="left", fontsize=10)
-        axis.set_xlabel("share of the limit")
+        axis.set_xlabel("rows per second, numpy's gather = 1")
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     (DOCS / "images").mkdir(parents=True, exist_ok=True)
