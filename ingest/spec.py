@@ -56,7 +56,8 @@ class TextOptions(Section):
 
 class ImagesOptions(Section):
     """How images in class folders become rows: column `image` holds the file's bytes, `label` the folder's name, `path` the
-    file's name. `decode_image` makes pixels of the bytes, and `drop` leaves `path` out of what is learned from."""
+    file's name. `decode_image` makes pixels of the bytes, and `drop` leaves `path` out of what is learned from.
+    """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
     """Resize to (height, width) pixels when decoding; without it all images must have one size."""

@@ -110,7 +110,7 @@ for _kind in (RaggedType(pa.int8(), "padded", 0), ImageType((1, 1, 3))):
 
 
 def as_numbers(array: pa.Array) -> np.ndarray:
-    """A primitive array without nulls as numpy sees it, without a copy. (Arrow's own `to_numpy` loads pandas, in 0.3 s.)"""
+    """A primitive array without nulls as numpy sees it, without a copy; Arrow's own `to_numpy` loads pandas, in 0.3 s."""
     values = np.frombuffer(array.buffers()[1] or b"", DTYPES[array.type])
     return values[array.offset : array.offset + len(array)]
 

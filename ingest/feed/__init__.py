@@ -10,4 +10,5 @@
 | pool | steps whose rows are sorted by length together | batches |
 
 Words: *epoch* and *position* (rows consumed by all ranks) say where a feed is; the *share* of a rank is its part of every
-global batch. Public: `batch` (what a feed gives), `cached`, `memory`, `stream` (three feeds), `cursor` (their state)."""
+global batch. Public: `batch` (what a feed gives), `cached`, `memory`, `stream` (three feeds), `cursor` (their state).
+"""

@@ -93,7 +93,7 @@ class _Memory:
 
 
 def bytes_at(address: int, size: int) -> NDArray[np.uint8]:
-    """The bytes at an address, not copied; whoever reads them keeps what lies there. (ctypes makes a type for each size.)"""
+    """The bytes at an address, not copied: the caller keeps what lies there alive. ctypes would make a type for each size."""
     return np.asarray(_Memory(address, size))
 
 

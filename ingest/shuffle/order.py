@@ -1,5 +1,6 @@
-"""In which order does training see the rows? Arithmetic on (seed, epoch, number of rows), and on nothing else unless rows are
-drawn in other shares than they are stored in (ingest/shuffle/sampling.py).
+"""In which order does training see the rows? In one that is arithmetic on (seed, epoch, number of rows).
+
+It depends on nothing else, unless rows are drawn in other shares than they are stored in (ingest/shuffle/sampling.py).
 
 The order knows neither ranks nor batches: rank r of W takes its share of each global batch, so another world size sees the
 same rows in the same order. There is no state to save but the position. A fingerprint over the parameters and over ids really

@@ -51,6 +51,7 @@ def executed_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def bound_names(statement: ast.stmt) -> set[str]:
+    """Names that the statement assigns or imports."""
     table = symtable.symtable(ast.unparse(statement), "<statement>", "exec")
     return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
 
@@ -118,6 +119,7 @@ def _docstring_body(node: ast.AST) -> list[ast.stmt]:
 
 
 def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements after the docstring, if there is one."""
     first = body[0] if body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return body[1:]
