@@ -31,6 +31,7 @@ from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
@@ -161,7 +162,7 @@ def _with_penstock(source: Path, out: Path, parallel: ParallelMap) -> None:
         }
     )
     data, steps = spec.data, list(spec.preprocess)
-    snapshot = read_source(data, list_source(data, out.parent), silent)
+    snapshot = read_source(data, list_source(data, out.parent, format_of(data).extensions), silent)
     fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=parallel)
     materialize(
         key="k",

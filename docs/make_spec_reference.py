@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from penstock.config import OnResume
+from penstock.ingest.formats.section import described_data_spec
+from penstock.ingest.spec import DataSpec
 from penstock.tasks.spec import PipelineSpec
 
 INTRO = """\
@@ -44,6 +46,7 @@ def main(target: Path) -> None:
 def reference() -> str:
     """The page's text."""
     sections: dict[type[BaseModel], list[str]] = {}
+    described = described_data_spec()
     queue: list[tuple[str, type[BaseModel]]] = [("", PipelineSpec)]
     while queue:
         path, model = queue.pop(0)
@@ -51,7 +54,7 @@ def reference() -> str:
             sections[model].append(path)
             for name, info in model.model_fields.items():
                 key = f"{path}.{info.alias or name}" if path else info.alias or name
-                queue += [(key, inner) for inner in _sections(info.annotation)]
+                queue += [(key, described if inner is DataSpec else inner) for inner in _sections(info.annotation)]
     return "\n".join([INTRO, *(line for model, paths in sections.items() for line in _section(paths, model))]) + "\n"
 
 

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.config import Section
 from penstock.errors import SpecError
+from penstock.ingest.formats.section import spec_class_for
+from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret
 from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec, cross_check
@@ -81,7 +83,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     try:
         spec = PipelineSpec.model_validate(data)
     except ValidationError as error:
-        problems += [_describe(item) for item in error.errors(include_url=False)]
+        problems += [_describe(item, data) for item in error.errors(include_url=False)]
     if spec is not None:
         problems += cross_check(spec)
         problems += _secrets(spec.model_dump(mode="json", by_alias=True))
@@ -198,12 +200,12 @@ def _apply(data: dict[str, Any], override: str, origins: dict[str, str]) -> list
     return []
 
 
-def _describe(item: Any) -> tuple[str, str]:
+def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
     location = tuple(part for part in item["loc"] if isinstance(part, int) or _is_key(part))
     path = _dotted(location)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
+        known = _known_keys(location[:-1], data)
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else (f"; known here: {', '.join(sorted(known))}" if known else "")
         return path, f"unknown key{hint}"
@@ -219,13 +221,15 @@ def _is_key(part: str) -> bool:
     return part not in {"SplitRule", "str", "none"} and not part.startswith(("function-", "literal[", "constrained-", "list["))
 
 
-def _known_keys(location: Path_) -> list[str]:
+def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:
     model: type[BaseModel] | None = PipelineSpec
     for part in location:
         if isinstance(part, int) or model is None:
             continue
         field = next((info for name, info in model.model_fields.items() if part in (name, info.alias)), None)
         model = _section(field.annotation) if field is not None else None
+        if model is DataSpec:
+            model = spec_class_for(data.get("data"))
     if model is None:
         return []
     return [info.alias or name for name, info in model.model_fields.items()]

@@ -17,7 +17,6 @@ __all__ = [
     "SampleSpec",
     "ShuffleSpec",
     "SplitRule",
-    "TextOptions",
     "check_split_rules",
 ]
 
@@ -45,18 +44,11 @@ HeldOut = Annotated[
 ]
 
 
-class TextOptions(Section):
-    """How a text file becomes rows: one column, `text`."""
-
-    rows: Literal["line", "file", "chunk"] = "line"
-    """One row per line, per file, or per fixed-length chunk of characters (the last, shorter one of a file is left out)."""
-    chunk_chars: PositiveInt = 128
-    """Length of a chunk in characters; only for `rows: chunk`."""
-
-
 class ImagesOptions(Section):
-    """How images in class folders become rows: column `image` holds the file's bytes, `label` the folder's name, `path` the
-    file's name. `decode_image` makes pixels of the bytes, and `drop` leaves `path` out of what is learned from.
+    """How encoded images become pixels.
+
+    With `format: images` a row is a file: column `image` holds its bytes, `label` its folder's name, `path` its name. After the
+    steps `image` is decoded and `path` left out, unless a step has changed them.
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
@@ -68,10 +60,9 @@ class ImagesOptions(Section):
 class DataSpec(Section):
     """Where the rows are."""
 
-    format: Literal["parquet", "csv", "json", "arrow", "images", "text"]
-    """Format of every source file. `parquet` (.parquet, .pq, .parq), `csv` (.csv with commas, .tsv or .tab with tabs), `json`
-    (.json, .jsonl, .ndjson: one object per line), `arrow` (.arrow, .arrows, .feather, .ipc), `images` (.jpg, .jpeg, .png, .bmp)
-    or `text` (.txt, .text). csv, json and text may be compressed (.gz, .bz2, .zst, .lz4)."""
+    # A pipeline file's section is checked, and has the options of its format besides: penstock.ingest.formats.section.
+    format: str
+    """Format of every source file."""
     train: str
     """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file. A
     directory is read with those below it; names that begin with `.` or `_`, and files named like `README`, `LICENSE` or
@@ -90,8 +81,6 @@ class DataSpec(Section):
     """What happens to a row with a null, NaN or infinite value, a class the train split lacks, or an image that cannot be
     decoded: stop, or leave it out and count it. An integer label beyond those of the train split always stops. Steps
     that learn something have learnt from the other values of a row that is left out."""
-    text: TextOptions = TextOptions()
-    """Options of `format: text`."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from penstock.config import Section
 from penstock.digest import digest_of
+from penstock.ingest.formats.registry import format_origin
 from penstock.tasks.project import Project
 from penstock.tasks.spec import STAGES
 
@@ -103,17 +104,18 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     data, train = spec.data, spec.train
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
-    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images") and k not in ("label", "invalid")}
+    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in ("label", "invalid")}
     result = {
         "read": {
             **read,
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
             "version.pyarrow": _version("pyarrow"),
+            **({"version.format": added} if (added := format_origin(data)) else {}),
         },
         "preprocess": {
             "data.label": data.label,
             "data.invalid": data.invalid,
-            **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images")},
+            **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **code,
             **code_versions,

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock.ingest.files.listing import SourceFile, list_source
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.tasks.spec import PipelineSpec
@@ -43,7 +44,7 @@ class Project:
     @cached_property
     def files(self) -> list[SourceFile]:
         """The source files as they are now. Raises DataError, ServiceError."""
-        return list_source(self.spec.data, self.base_dir)
+        return list_source(self.spec.data, self.base_dir, format_of(self.spec.data).extensions)
 
     @cached_property
     def recipe(self) -> UserCode:

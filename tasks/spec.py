@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock.config import OnResume, Section
+from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.steps import PreprocessStep
-from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec, SplitRule
+from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrainSpec
 
 __all__ = ["STAGES", "PipelineSpec", "cross_check"]
@@ -24,7 +25,7 @@ class PipelineSpec(Section):
     """Name of the pipeline: lower-case letters, digits, `-` and `_`. Runs, the experiment and the model carry it."""
     storage: str = ".penstock"
     """Where state, cached data and checkpoints live: a directory beside the pipeline file, or a URL such as s3://bucket/prefix."""
-    data: DataSpec
+    data: DataSection
     """Where the rows are."""
     preprocess: list[PreprocessStep] = Field(default_factory=list)
     """Steps applied to every row, in order; those that learn something learn it from the train split only."""

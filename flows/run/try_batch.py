@@ -19,6 +19,7 @@ from penstock.ingest.feed.batch import Batch, FeedShare
 from penstock.ingest.feed.cached import open_feed, open_parts
 from penstock.ingest.feed.lists import batch_rows_of
 from penstock.ingest.files.listing import SourceFile, list_source
+from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.preprocess.fit import fit_preprocess
@@ -65,11 +66,12 @@ def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> d
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
     spec = project.spec
     files = [file for file in project.files if file.location == "train"]
+    a_row_each = reader_of(spec.data).one_row_per_file
     if snapshot is None:
-        files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else 1)
+        files = _spread(files, SAMPLE_ROWS if a_row_each else 1)
         snapshot = read_source(project.source, files, silent)
     else:
-        files = _spread(files, SAMPLE_ROWS if spec.data.format == "images" else SAMPLE_FILES)
+        files = _spread(files, SAMPLE_ROWS if a_row_each else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))
     first = (next(iterate_rows(spec.data, snapshot, [file], share), None) for file in files)
     tables = [batch.table for batch in first if batch is not None]
@@ -101,15 +103,10 @@ def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile]
 
 def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest]:
     spec = project.spec
-    # As Parquet the sample keeps the types it was read with, whatever the source's format.
-    data = DataSpec(
-        format="parquet",
-        train=str(folder / "rows"),
-        label=spec.data.label,
-        invalid=spec.data.invalid,
-        images=spec.data.images,
-    )
-    listed = read_source(data.model_copy(update={"label": None}), list_source(data, folder), silent)
+    # As Parquet the sample keeps the types it was read with, whatever the source's format, which still says what columns mean.
+    rows = DataSpec(format="parquet", train=str(folder / "rows"))
+    listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions), silent)
+    data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None})
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))
     manifest = materialize(

@@ -24,17 +24,8 @@ from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["EXTENSIONS", "SourceFile", "capped", "extension_of", "list_source"]
+__all__ = ["SourceFile", "capped", "extension_of", "list_source"]
 
-
-EXTENSIONS: dict[str, tuple[str, ...]] = {
-    "parquet": (".parquet", ".pq", ".parq"),
-    "csv": (".csv", ".tsv", ".tab"),
-    "json": (".json", ".jsonl", ".ndjson"),
-    "arrow": (".arrow", ".arrows", ".feather", ".ipc"),
-    "images": (".jpg", ".jpeg", ".png", ".bmp"),
-    "text": (".txt", ".text"),
-}
 
 _MARKERS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
@@ -58,8 +49,12 @@ class SourceFile(Section):
     """None until the file was read."""
 
 
-def list_source(data: DataSpec, base_dir: Path) -> list[SourceFile]:
+def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> list[SourceFile]:
     """List the files of every location, in the order train, validation, test, each by name. Local ones are read through once.
+
+    Args:
+        base_dir: where relative paths start.
+        extensions: those of the format (penstock.ingest.formats.format), in lower case and with the dot.
 
     Raises:
         SpecError: the split rules contradict each other.
@@ -71,7 +66,7 @@ def list_source(data: DataSpec, base_dir: Path) -> list[SourceFile]:
     for split in SPLITS:
         location = getattr(data, split)
         if isinstance(location, str):
-            files += _list_location(data, split, location, base_dir)
+            files += _list_location(data.format, extensions, split, base_dir, location)
     _refuse_shared_files(files)
     return files
 
@@ -87,7 +82,7 @@ def capped(lines: list[str], limit: int = 20) -> list[str]:
     return lines if len(lines) <= limit else [*lines[:limit], f"... and {len(lines) - limit} more"]
 
 
-def _list_location(data: DataSpec, split: Split, location: str, base_dir: Path) -> list[SourceFile]:
+def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_dir: Path, location: str) -> list[SourceFile]:
     uri = os.path.abspath(base_dir / os.path.expanduser(location)) if "://" not in location else location
     probe_endpoint(uri)
     try:
@@ -102,7 +97,7 @@ def _list_location(data: DataSpec, split: Split, location: str, base_dir: Path) 
                 fingerprint=_fingerprint(full, info),
             )
             for full, info in found.items()
-            if _is_wanted(posixpath.relpath(full, root), data.format, named=full == path, globbed=glob.has_magic(path))
+            if _is_wanted(posixpath.relpath(full, root), extensions, named=full == path, globbed=glob.has_magic(path))
         ]
     except Interrupted:
         raise
@@ -111,7 +106,7 @@ def _list_location(data: DataSpec, split: Split, location: str, base_dir: Path) 
     if not files:
         skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in sorted(found)]
         raise DataError(
-            f"data.{split}: no {data.format} file in {uri}, which takes {' '.join(EXTENSIONS[data.format])}",
+            f"data.{split}: no {format} file in {uri}, which takes {' '.join(extensions)}",
             problems=capped(skipped, 5),
             next_step=f"correct data.{split} or data.format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
@@ -154,7 +149,7 @@ def _before_wildcard(path: str) -> str:
     return "/".join(parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
 
 
-def _is_wanted(name: str, format: str, *, named: bool, globbed: bool) -> bool:
+def _is_wanted(name: str, extensions: tuple[str, ...], *, named: bool, globbed: bool) -> bool:
     if named:
         return True
     # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata, _temporary): nobody keeps rows there.
@@ -163,7 +158,7 @@ def _is_wanted(name: str, format: str, *, named: bool, globbed: bool) -> bool:
     last = posixpath.basename(name).lower()
     if any(fnmatch.fnmatchcase(last, marker) for marker in _MARKERS):
         return False
-    return globbed or extension_of(name) in ("", *EXTENSIONS[format])
+    return globbed or extension_of(name) in ("", *extensions)
 
 
 def _fingerprint(path: str, info: dict[str, Any]) -> str:

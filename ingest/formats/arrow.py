@@ -10,16 +10,25 @@ import pyarrow.ipc as ipc
 
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input
-from penstock.ingest.formats.reader import FileFacts, conform, declared_columns, not_readable
+from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, not_readable
+from penstock.ingest.spec import DataSpec
 
-__all__ = ["ArrowReader"]
+__all__ = ["ArrowFormat", "ArrowReader"]
 
 
-class ArrowReader:
+class ArrowFormat(Format):
+    """IPC files and streams, Feather version 2 among them."""
+
+    extensions = (".arrow", ".arrows", ".feather", ".ipc")
+
+    def reader(self, data: DataSpec, options: None) -> ArrowReader:
+        """Read record batches."""
+        return ArrowReader()
+
+
+class ArrowReader(Reader):
     """Arrow IPC files and streams, Feather version 2 among them."""
-
-    one_row_per_file = False
-    missing_is_null = False
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read every batch, since only the batches know their row counts."""
@@ -33,10 +42,6 @@ class ArrowReader:
             for batch in batches:
                 yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
                 first_row += batch.num_rows
-
-    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Types are declared, not found: there is no first row to name."""
-        return ""
 
 
 @contextmanager

@@ -19,12 +19,13 @@ from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.files.listing import SourceFile, capped, extension_of
 from penstock.ingest.files.opening import open_stream, read_problem
 from penstock.ingest.formats.cell_types import CellTypes, without_null_words
-from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, looks_like
+from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, Reader, looks_like
 from penstock.ingest.formats.text_bytes import bad_utf8
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
-__all__ = ["CsvReader"]
+__all__ = ["CsvFormat", "CsvReader"]
 
 
 _BLOCK_BYTES = 4 << 20
@@ -32,11 +33,18 @@ _BLOCK_BYTES = 4 << 20
 _MAX_FIELD_CHARS = (1 << 31) - 1
 
 
-class CsvReader:
-    """CSV with a header line; `.tsv` and `.tab` files are separated by tabs."""
+class CsvFormat(Format):
+    """A header line, then commas, or tabs in .tsv and .tab; may be compressed (.gz, .bz2, .zst, .lz4)."""
 
-    one_row_per_file = False
-    missing_is_null = False
+    extensions = (".csv", ".tsv", ".tab")
+
+    def reader(self, data: DataSpec, options: None) -> CsvReader:
+        """Read text, typed here."""
+        return CsvReader(data)
+
+
+class CsvReader(Reader):
+    """CSV with a header line; `.tsv` and `.tab` files are separated by tabs."""
 
     def __init__(self, data: DataSpec) -> None:
         self._types = data.types

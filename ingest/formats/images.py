@@ -12,10 +12,11 @@ from PIL import Image
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes, read_problem
-from penstock.ingest.formats.reader import FileFacts, looks_like
+from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["ImageReader", "class_of"]
+__all__ = ["ImageReader", "ImagesFormat", "class_of"]
 
 
 _FORMATS = ("JPEG", "PNG", "BMP")
@@ -23,11 +24,26 @@ _FORMATS = ("JPEG", "PNG", "BMP")
 _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 
 
-class ImageReader:
+class ImagesFormat(Format):
+    """One image a file, in folders named after their classes."""
+
+    extensions = (".jpg", ".jpeg", ".png", ".bmp")
+    # The folders of images are their classes, whatever signs are in the names.
+    folder_columns = False
+    # One picture in two folders is still one picture: held out and trained on, it would leak.
+    identity = ("image",)
+    encoded_images = ("image",)
+    not_features = ("path",)
+
+    def reader(self, data: DataSpec, options: None) -> ImageReader:
+        """Read a file a row."""
+        return ImageReader(data)
+
+
+class ImageReader(Reader):
     """One row per image file: `image` (its bytes), `label` (its folder's name, null at the root) and `path`."""
 
     one_row_per_file = True
-    missing_is_null = False
 
     def __init__(self, data: DataSpec) -> None:
         self._needs_class = data.label == "label"
@@ -52,10 +68,6 @@ class ImageReader:
         if "image" in schema.names:
             row["image"] = _content(file)  # type: ignore[assignment]
         yield pa.table([pa.array([row[field.name]], field.type) for field in schema], schema=schema)
-
-    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """There is one type per column only."""
-        return ""
 
 
 def class_of(file: SourceFile) -> str | None:

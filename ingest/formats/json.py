@@ -18,21 +18,31 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
-from penstock.ingest.formats.reader import FileFacts, looks_like
+from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
-__all__ = ["JsonReader"]
+__all__ = ["JsonFormat", "JsonReader"]
 
 
 _BLOCK_BYTES = 4 << 20
 
 
-class JsonReader:
+class JsonFormat(Format):
+    """One object a line; may be compressed."""
+
+    extensions = (".json", ".jsonl", ".ndjson")
+
+    def reader(self, data: DataSpec, options: None) -> JsonReader:
+        """Read lines."""
+        return JsonReader(data)
+
+
+class JsonReader(Reader):
     """One JSON object per line. A missing key is null; text stays text, also where it looks like a time."""
 
-    one_row_per_file = False
     missing_is_null = True
 
     def __init__(self, data: DataSpec) -> None:

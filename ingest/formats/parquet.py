@@ -10,16 +10,25 @@ import pyarrow.parquet as pq
 
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
-from penstock.ingest.formats.reader import FileFacts, conform, declared_columns, not_readable
+from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, not_readable
+from penstock.ingest.spec import DataSpec
 
-__all__ = ["ParquetReader"]
+__all__ = ["ParquetFormat", "ParquetReader"]
 
 
-class ParquetReader:
+class ParquetFormat(Format):
+    """Columns with their types; encoded images too, as structs with the field `bytes`."""
+
+    extensions = (".parquet", ".pq", ".parq")
+
+    def reader(self, data: DataSpec, options: None) -> ParquetReader:
+        """Read row groups."""
+        return ParquetReader()
+
+
+class ParquetReader(Reader):
     """Parquet files, one row group after the other."""
-
-    one_row_per_file = False
-    missing_is_null = False
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the footer."""
@@ -42,10 +51,6 @@ class ParquetReader:
                         f"{file.uri}: row group {group} (rows {start} to {start + rows - 1}) cannot be read: {error}",
                         next_step="the file is damaged: write it again or restore it",
                     ) from error
-
-    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Types are declared, not found: there is no first row to name."""
-        return ""
 
 
 @contextmanager

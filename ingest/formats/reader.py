@@ -61,21 +61,44 @@ class FileFacts(NamedTuple):
 
 
 class Reader(Protocol):
-    """One file format. Readers hold no open files, and may be used from several threads at once."""
+    """Reads the files of one pipeline in one format. Derive from it, so that what you leave out has its default.
 
-    one_row_per_file: bool
-    """Whether each file is one row: then many small files are batched together."""
-    missing_is_null: bool
+    A reader holds no open file, and is used by several threads at once. The driver inspects every file once; Ray workers make
+    readers of their own, and read each file once for every pass over the rows.
+    """
+
+    one_row_per_file: bool = False
+    """Whether each file is one row: then rows of many files are read together."""
+    missing_is_null: bool = False
     """Whether a column that a file does not have is null there, rather than an error."""
 
     def inspect(self, file: SourceFile) -> FileFacts:
-        """Look through the file. Raises DataError naming the place of the first thing wrong."""
+        """Look through a file that is not empty, in bounded memory: its columns, in canonical types, and its number of rows.
+
+        Raises:
+            DataError: the file is damaged or of another kind; names the place of the first thing wrong. Of several files with
+                problems all are reported.
+            ServiceError: a store stopped answering (`read_problem` of penstock.ingest.files.opening tells which it is).
+        """
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
-        """Yield the rows in order as tables of exactly `schema`, of any sizes. Raises DataError naming file and row."""
+        """Yield all rows in the order of the file, the same each time, in bounded memory.
+
+        Args:
+            schema: columns and types of every table, which may be fewer columns than the file has, and wider types.
+            batch_rows: a good number of rows for a table; any other is allowed.
+
+        Raises:
+            DataError: a value does not fit the schema, or the file is damaged; names file, row and value.
+            ServiceError: a store stopped answering.
+        """
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """Say where the first value of `column` is that does not read as `kind`, and what it holds; empty if unknown."""
+        """Say where the first value of `column` is that does not read as `kind`, and what it holds: `line 3 holds 'x'`.
+
+        It is called where files disagree on a type. Empty if there is no such place, as where the files declare their types.
+        """
+        return ""
 
 
 def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int) -> pa.Table:

@@ -1,31 +1,65 @@
-"""Which reader reads a pipeline's format?"""
+"""Which formats are there, and what reads a pipeline's files?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from penstock.ingest.formats.arrow import ArrowReader
-from penstock.ingest.formats.csv import CsvReader
-from penstock.ingest.formats.images import ImageReader
-from penstock.ingest.formats.json import JsonReader
-from penstock.ingest.formats.parquet import ParquetReader
+from penstock.errors import PreflightError
+from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Reader
-from penstock.ingest.formats.text import TextReader
 from penstock.ingest.spec import DataSpec
+from penstock.plugins import Plugins
 
-__all__ = ["reader_of"]
-
-
-_READERS: dict[str, Callable[[DataSpec], Reader]] = {
-    "parquet": lambda data: ParquetReader(),
-    "arrow": lambda data: ArrowReader(),
-    "csv": CsvReader,
-    "json": JsonReader,
-    "images": ImageReader,
-    "text": TextReader,
-}
+__all__ = ["FORMATS", "format_named", "format_of", "format_origin", "reader_of"]
 
 
-def reader_of(data: DataSpec) -> Reader:
-    """The reader of `data.format`, with the options of `data`."""
-    return _READERS[data.format](data)
+FORMATS: Plugins[type[Format]] = Plugins(
+    "format",
+    "penstock.formats",
+    {
+        "parquet": "penstock.ingest.formats.parquet:ParquetFormat",
+        "csv": "penstock.ingest.formats.csv:CsvFormat",
+        "json": "penstock.ingest.formats.json:JsonFormat",
+        "arrow": "penstock.ingest.formats.arrow:ArrowFormat",
+        "images": "penstock.ingest.formats.images:ImagesFormat",
+        "text": "penstock.ingest.formats.text:TextFormat",
+    },
+)
+"""Name in `data.format` to the format's class."""
+
+
+def format_named(name: str) -> Format:
+    """The format of that name.
+
+    Raises:
+        SpecError: there is none; the message lists those there are.
+        PreflightError: its package cannot be imported, or adds something else than a format.
+    """
+    found = FORMATS.get(name)
+    if Format not in getattr(found, "__mro__", ()):
+        raise PreflightError(
+            f"the format {name!r} of {FORMATS.origin(name)} is {found!r}, not a class derived from {Format.__module__}.Format",
+            next_step=f"correct the entry point {name!r} of the group {FORMATS.group}, or the class",
+        )
+    return found()
+
+
+def format_of(data: DataSpec) -> Format:
+    """The format of `data.format`. Raises as `format_named`."""
+    return format_named(data.format)
+
+
+def format_origin(data: DataSpec) -> str | None:
+    """`distribution==version` of the package that adds `data.format`, for keys; None for a format of penstock itself."""
+    return FORMATS.origin(data.format)
+
+
+def reader_of(data: DataSpec, format: str | None = None) -> Reader:
+    """The reader of `data.format`, with its options. Raises as `format_named`.
+
+    Args:
+        format: read the files as another format than that of `data`, with its default options.
+    """
+    name = data.format if format is None else format
+    found = format_named(name)
+    if found.Options is None:
+        return found.reader(data, None)
+    return found.reader(data, data.__dict__[name] if name in data.__dict__ else found.Options())

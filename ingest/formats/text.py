@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pyarrow as pa
+from pydantic import PositiveInt
 
+from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
-from penstock.ingest.formats.reader import FileFacts, looks_like
+from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["TextReader"]
+__all__ = ["TextFormat", "TextOptions", "TextReader"]
 
 
 _BLOCK_BYTES = 4 << 20
 
 
-class TextReader:
+class TextOptions(Section):
+    """How a text file becomes rows: one column, `text`."""
+
+    rows: Literal["line", "file", "chunk"] = "line"
+    """One row per line, per file, or per fixed-length chunk of characters (the last, shorter one of a file is left out)."""
+    chunk_chars: PositiveInt = 128
+    """Length of a chunk in characters; only for `rows: chunk`."""
+
+
+class TextFormat(Format):
+    """UTF-8 text in one column, `text`; may be compressed."""
+
+    extensions = (".txt", ".text")
+    Options = TextOptions
+    folder_columns = False
+
+    def reader(self, data: DataSpec, options: TextOptions) -> TextReader:
+        """Read lines, files or chunks."""
+        return TextReader(options)
+
+
+class TextReader(Reader):
     """UTF-8 text in one column `text`. Lines end with \\n or \\r\\n; empty lines are rows too."""
 
-    missing_is_null = False
-
-    def __init__(self, data: DataSpec) -> None:
-        self._options = data.text
-        self.one_row_per_file = data.text.rows == "file"
+    def __init__(self, options: TextOptions) -> None:
+        self._options = options
+        self.one_row_per_file = options.rows == "file"
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Decode the whole file and count its rows."""
@@ -43,10 +66,6 @@ class TextReader:
         kinds = [field.type for field in schema]
         for texts in self._rows(file):
             yield pa.table([pa.array(texts, kind) for kind in kinds], schema=schema)
-
-    def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
-        """There is one type only."""
-        return ""
 
     def _rows(self, file: SourceFile) -> Iterator[list[str]]:
         if self._options.rows == "line":

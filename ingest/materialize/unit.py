@@ -25,6 +25,7 @@ from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.formats.registry import format_origin
 from penstock.ingest.manifest import ShardInfo
 from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
 from penstock.ingest.preprocess.chain import grows, prepared_rows
@@ -107,14 +108,14 @@ def unit_key(job: UnitJob) -> str:
     """
     data = job.data
     rules = {name: value.model_dump() for name in ("validation", "test") if isinstance(value := getattr(data, name), SplitRule)}
-    read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "text", "images"})
+    read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
     return digest_of(
         {
             "format": FORMAT,
             "pyarrow": pa.__version__.split(".")[0],
             "files": [[file.location, file.name, file.size_bytes, file.fingerprint] for file in job.files],
             "schema": [[column.name, column.type] for column in job.snapshot.columns],
-            "read": read,
+            "read": read | ({"version": version} if (version := format_origin(data)) else {}),
             "rules": rules,
             "fitted": job.fitted.digest,
             "code": {target: user.digest for target, user in sorted(job.code.items())},

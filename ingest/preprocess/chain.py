@@ -14,6 +14,7 @@ from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, is_text
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.preprocess.apply_steps import apply_step, ragged_error
 from penstock.ingest.preprocess.decode_images import decode_images
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
@@ -102,8 +103,7 @@ class Transform:
         return rows
 
     def _finish(self, rows: Rows) -> None:
-        if self._data.format == "images":
-            _finish_images(rows, self._data)
+        _finish_format(rows, self._data)
         label = self._data.label
         names = rows.table.column_names
         if label is not None and label not in names:
@@ -139,12 +139,15 @@ def run_steps(rows: Rows, steps: Sequence[FittedStep], data: DataSpec, functions
         apply_step(rows, step, data, functions)
 
 
-def _finish_images(rows: Rows, data: DataSpec) -> None:
-    """What `format: images` means without a step that says so: pixels, and no file names among the features."""
-    if "path" in rows.table.column_names and is_text(rows.table.schema.field("path").type):
-        rows.table = rows.table.drop_columns(["path"])
-    if "image" in rows.table.column_names and pa.types.is_binary(rows.table.schema.field("image").type):
-        decode_images(rows, "image", data.images.size, data.images.mode)
+def _finish_format(rows: Rows, data: DataSpec) -> None:
+    """What the format's columns mean without a step that says so: pixels, and no file names among the features."""
+    meaning = format_of(data)
+    for name in meaning.not_features:
+        if name in rows.table.column_names and is_text(rows.table.schema.field(name).type):
+            rows.table = rows.table.drop_columns([name])
+    for name in meaning.encoded_images:
+        if name in rows.table.column_names and pa.types.is_binary(rows.table.schema.field(name).type):
+            decode_images(rows, name, data.images.size, data.images.mode)
 
 
 def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
@@ -195,7 +198,7 @@ def split_rows(
 def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
     """Whether rows hold images that the steps decode."""
     images = any(holds_images(field.type) for field in snapshot.arrow_schema())
-    return images or data.format == "images" or any(step.decode_image is not None for step in steps)
+    return images or bool(format_of(data).encoded_images) or any(step.decode_image is not None for step in steps)
 
 
 def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> int:

@@ -122,12 +122,13 @@ def iterate_rows(
 ) -> Iterator[RowBatch]:
     """Yield the rows of `files` in their order, up to `batch_rows` at a time, in bounded memory.
 
+    The files are read in the snapshot's format; that of `data` says what their columns mean.
     A batch never mixes locations. It holds rows of one file, except where a file is one row (see `RowBatch.files`).
 
     Raises:
         DataError: a damaged file, a value that does not fit its column's type, or a file that changed since the snapshot.
     """
-    reader = reader_of(data)
+    reader = reader_of(data, snapshot.format)
     if reader.one_row_per_file:
         yield from _grouped(reader, snapshot, files, batch_rows)
         return

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import DataError
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.read.row_hash import hash_columns, unit_interval
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, SplitRule, check_split_rules, split_rules
@@ -48,8 +49,7 @@ def split_codes(data: DataSpec, table: pa.Table, location: Split) -> np.ndarray:
 def _positions(data: DataSpec, table: pa.Table, split: str, rule: SplitRule) -> np.ndarray:
     names = table.column_names
     if rule.by == "row":
-        # One picture in two folders is still one picture: held out and trained on, it would leak.
-        identity = ["image"] if data.format == "images" and "image" in names else names
+        identity = [name for name in format_of(data).identity if name in names] or names
     else:
         identity = [_group_column(table, split, rule.by)]
     try:

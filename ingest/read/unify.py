@@ -14,6 +14,7 @@ from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.files.folder_columns import folder_columns
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["UnifiedColumn", "given_types", "unify"]
@@ -52,7 +53,10 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         DataError: files disagree; every disagreement is listed with the files and the cure.
     """
     in_files = {name for fact in facts for name in fact.columns}
-    columns_of = [_with_folders(data, file, fact, in_files) for file, fact in zip(files, facts, strict=True)]
+    with_folders = format_of(data).folder_columns
+    columns_of = [
+        _with_folders(file, fact, in_files) if with_folders else fact.columns for file, fact in zip(files, facts, strict=True)
+    ]
     present = dict.fromkeys(name for columns in columns_of for name in columns)
     _check_names(data, list(present))
     types = given_types(data)
@@ -90,10 +94,8 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     return unified
 
 
-def _with_folders(data: DataSpec, file: SourceFile, facts: FileFacts, in_files: set[str]) -> Mapping[str, pa.DataType]:
-    # The folders of images are their classes, whatever signs are in the names.
-    names = folder_columns(file) if data.format not in ("images", "text") else {}
-    added = {name: pa.string() for name in names if name not in in_files}
+def _with_folders(file: SourceFile, facts: FileFacts, in_files: set[str]) -> Mapping[str, pa.DataType]:
+    added = {name: pa.string() for name in folder_columns(file) if name not in in_files}
     return {**facts.columns, **added} if added else facts.columns
 
 

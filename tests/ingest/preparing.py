@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.shard_file import open_shard
@@ -24,7 +24,7 @@ from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.usercode.capture import UserCode, capture
-from tests.ingest.reading import write_files
+from tests.ingest.reading import listed, write_files
 
 __all__ = ["ONE_FILE_PER_UNIT", "Source", "counting_code", "transform_table"]
 
@@ -43,7 +43,8 @@ class Source:
     def of(cls, folder: Path, files: Mapping[str, Any] | None = None, steps: Sequence[Any] = (), **data: Any) -> Source:
         """Write `files` and parse `steps` and `data` as a pipeline file would give them."""
         write_files(folder, files or {})
-        spec = DataSpec.model_validate({"format": "parquet", "train": "train", **data})
+        section = {"format": "parquet", "train": "train", **data}
+        spec = spec_class_for(section).model_validate(section)
         return cls(folder, spec, [PreprocessStep.model_validate(step) for step in steps])
 
     @property
@@ -52,7 +53,7 @@ class Source:
         return {target: capture(target, self.folder) for target in targets}
 
     def snapshot(self) -> SourceSnapshot:
-        return read_source(self.data, list_source(self.data, self.folder), silent)
+        return read_source(self.data, listed(self.data, self.folder), silent)
 
     def fit(self, parallel: ParallelMap = local_map) -> FittedPreprocess:
         return fit_preprocess(self.data, self.steps, self.snapshot(), self.code, silent, parallel=parallel)

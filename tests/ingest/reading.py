@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.ingest.files.listing import list_source
+from penstock.ingest.files.listing import SourceFile, list_source
+from penstock.ingest.formats.registry import format_of
+from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
 
-__all__ = ["read_rows", "read_snapshot", "write_files"]
+__all__ = ["listed", "read_rows", "read_snapshot", "write_files"]
 
 
 def write_files(folder: Path, files: Mapping[str, str | bytes | pa.Table]) -> Path:
@@ -29,10 +31,16 @@ def write_files(folder: Path, files: Mapping[str, str | bytes | pa.Table]) -> Pa
     return folder
 
 
+def listed(data: DataSpec, folder: Path) -> list[SourceFile]:
+    """The files of `data`, whose paths start at `folder`."""
+    return list_source(data, folder, format_of(data).extensions)
+
+
 def read_snapshot(folder: Path, format: str, **options: Any) -> tuple[DataSpec, SourceSnapshot]:
     """List and check the files of `folder`, or of `train=` below it."""
-    data = DataSpec.model_validate({"format": format, "train": ".", **options})
-    return data, read_source(data, list_source(data, folder), silent)
+    section = {"format": format, "train": ".", **options}
+    data = spec_class_for(section).model_validate(section)
+    return data, read_source(data, listed(data, folder), silent)
 
 
 def read_rows(folder: Path, format: str, batch_rows: int = 4096, **options: Any) -> pa.Table:

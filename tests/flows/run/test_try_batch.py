@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from penstock.errors import DataError, SpecError, TrainingError
 from penstock.flows.run.try_batch import try_one_batch
@@ -155,3 +156,31 @@ def test_what_a_transform_does_to_a_row_is_told_of_the_users_file(tmp_path: Path
 def test_a_transform_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="scale"):
         try_one_batch(project(tmp_path, transform="def other(batch): return batch\n"))
+
+
+PIXELS = """\
+import torch
+
+
+class Pixels:
+    def build_model(self, schema):
+        return torch.nn.Linear(48, schema.num_classes)
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(model(batch["image"].flatten(1).float()), batch["label"])
+"""
+
+
+def test_image_files_are_decoded_in_the_sample_as_in_the_run(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / "data" / label / f"{number}.png")
+    (tmp_path / "model.py").write_text(PIXELS)
+    (tmp_path / "pipeline.yaml").write_text(
+        "name: pixels\ndata: {format: images, train: data, label: label, validation: {fraction: 0.2}}\n"
+        "preprocess: [label_encoder]\ntrain: {recipe: model.py:Pixels, batch_rows: 8}\n"
+    )
+    loaded = load_spec(tmp_path)
+    found = try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+    assert found["columns"] == {"image": "uint8[4, 4, 3]", "label": "int64"}

@@ -17,6 +17,7 @@ from penstock.errors import SpecError
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import TEMPLATES, create_project
 from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.registry import format_of
 from penstock.usercode.capture import capture
 
 ALL = sorted(TEMPLATES)
@@ -42,7 +43,7 @@ def test_the_pipeline_file_is_valid_and_names_all_the_data_and_code_that_exists(
     projects: dict[str, Path], template: str
 ) -> None:
     loaded = load_spec(projects[template] / "pipeline.yaml")
-    listed = list_source(loaded.spec.data, loaded.base_dir)
+    listed = list_source(loaded.spec.data, loaded.base_dir, format_of(loaded.spec.data).extensions)
     assert {Path(file.uri) for file in listed} == {path for path in (projects[template] / "data").rglob("*") if path.is_file()}
     assert capture(loaded.spec.train.recipe, loaded.base_dir).digest
 

@@ -13,10 +13,10 @@ from penstock.errors import DataError
 from penstock.ingest.files import content_digests as source_digests
 from penstock.ingest.files import listing as source
 from penstock.ingest.files.content_digests import content_digests
-from penstock.ingest.files.listing import list_source
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
+from tests.ingest.reading import listed
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fingerprints(folder: Path) -> list[str]:
-    return [file.fingerprint for file in list_source(DataSpec(format="csv", train="rows/"), folder)]
+    return [file.fingerprint for file in listed(DataSpec(format="csv", train="rows/"), folder)]
 
 
 def make_rows(folder: Path) -> Path:
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_read_through_is_left_to_the_reader_to_name(
     monkeypatch.setattr(source, "content_digests", gone_meanwhile)
     data = DataSpec(format="csv", train="rows/")
     with pytest.raises(DataError, match=r"rows/a\.csv"):
-        read_source(data, list_source(data, folder), silent)
+        read_source(data, listed(data, folder), silent)
 
 
 def test_a_file_that_has_settled_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

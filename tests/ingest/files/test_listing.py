@@ -8,14 +8,13 @@ import fsspec
 import pytest
 
 from penstock.errors import DataError, ServiceError, SpecError
-from penstock.ingest.files.listing import list_source
 from penstock.ingest.spec import DataSpec
-from tests.ingest.reading import write_files
+from tests.ingest.reading import listed, write_files
 
 
 def names(folder: Path, format: str = "csv", train: str = ".", **options: object) -> list[str]:
     data = DataSpec.model_validate({"format": format, "train": train, **options})
-    return [file.name for file in list_source(data, folder)]
+    return [file.name for file in listed(data, folder)]
 
 
 def test_a_directory_gives_the_files_of_the_format_in_order_of_name(tmp_path: Path) -> None:
@@ -54,9 +53,9 @@ def test_a_name_with_brackets_is_a_name_where_it_exists(tmp_path: Path) -> None:
 def test_files_carry_size_and_a_fingerprint_that_follows_the_content(tmp_path: Path) -> None:
     write_files(tmp_path, {"a.csv": "x\n1\n"})
     data = DataSpec(format="csv", train="a.csv")
-    before = list_source(data, tmp_path)[0]
+    before = listed(data, tmp_path)[0]
     write_files(tmp_path, {"a.csv": "x\n2\n"})
-    after = list_source(data, tmp_path)[0]
+    after = listed(data, tmp_path)[0]
     assert before.size_bytes == after.size_bytes == 4
     assert before.fingerprint != after.fingerprint
     assert before.uri == str(tmp_path / "a.csv")
@@ -65,7 +64,7 @@ def test_files_carry_size_and_a_fingerprint_that_follows_the_content(tmp_path: P
 def test_locations_come_in_the_order_of_the_splits(tmp_path: Path) -> None:
     write_files(tmp_path, {"te/a.csv": "x", "tr/z.csv": "x", "va/b.csv": "x"})
     data = DataSpec(format="csv", train="tr", validation="va", test="te")
-    assert [file.location for file in list_source(data, tmp_path)] == ["train", "validation", "test"]
+    assert [file.location for file in listed(data, tmp_path)] == ["train", "validation", "test"]
 
 
 def test_any_fsspec_url_is_listed(tmp_path: Path) -> None:

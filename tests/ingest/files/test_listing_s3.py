@@ -9,11 +9,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError, ServiceError
-from penstock.ingest.files.listing import list_source
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
-from tests.ingest.reading import read_rows, read_snapshot, write_files
+from tests.ingest.reading import listed, read_rows, read_snapshot, write_files
 
 pytestmark = pytest.mark.s3
 
@@ -59,11 +58,11 @@ def test_wrong_credentials_name_the_setting(source: str, tmp_path: Path, monkeyp
     from s3fs import S3FileSystem
 
     data = DataSpec(format="csv", train=f"{source}/csv/")
-    files = list_source(data, tmp_path)
+    files = listed(data, tmp_path)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     S3FileSystem.clear_instance_cache()
     bucket = source.split("/")[2]
-    for act in (lambda: list_source(data, tmp_path), lambda: read_source(data, files, silent)):
+    for act in (lambda: listed(data, tmp_path), lambda: read_source(data, files, silent)):
         with pytest.raises(ServiceError, match=f"refuses the credentials for bucket '{bucket}'") as caught:
             act()
         assert "AWS_SECRET_ACCESS_KEY" in caught.value.next_step
@@ -72,7 +71,7 @@ def test_wrong_credentials_name_the_setting(source: str, tmp_path: Path, monkeyp
 
 def test_an_object_that_went_away_is_named(source: str, tmp_path: Path) -> None:
     data = DataSpec(format="csv", train=f"{source}/csv/")
-    files = list_source(data, tmp_path)
+    files = listed(data, tmp_path)
     fsspec.filesystem("s3").rm(f"{source}/csv/a.csv")
     with pytest.raises(DataError, match=r"csv/a\.csv: gone since it was listed"):
         read_source(data, files, silent)

@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.files.listing import list_source
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
-from tests.ingest.reading import read_rows, read_snapshot, write_files
+from tests.ingest.reading import listed, read_rows, read_snapshot, write_files
 
 
 def source(folder: Path) -> Path:
@@ -95,7 +94,7 @@ def test_a_file_that_changed_since_the_snapshot_is_refused(tmp_path: Path) -> No
 def test_progress_counts_files(tmp_path: Path) -> None:
     heard: list[tuple[float, float | None, str]] = []
     data = DataSpec(format="parquet", train=".")
-    read_source(data, list_source(data, source(tmp_path)), lambda done, total, unit, note="": heard.append((done, total, unit)))
+    read_source(data, listed(data, source(tmp_path)), lambda done, total, unit, note="": heard.append((done, total, unit)))
     assert heard == [(1, 3, "files"), (2, 3, "files"), (3, 3, "files")]
 
 

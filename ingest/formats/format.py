@@ -1,0 +1,46 @@
+"""What is a file format: how its files are named, which options it has, what its columns mean, and what reads it?
+
+A class in a package of your own becomes `data.format: NAME` by an entry point of the group `penstock.formats`;
+docs/extend/format.md has a whole one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from penstock.config import Section
+from penstock.ingest.formats.reader import Reader
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["Format"]
+
+
+class Format(Protocol):
+    """One file format. Derive from it, so that what you leave out has its default.
+
+    The docstring says what the files hold, in a line; it becomes part of the reference of `data.format`. An object is made
+    without arguments, in the driver and in every Ray worker that reads or prepares rows.
+    """
+
+    extensions: ClassVar[tuple[str, ...]]
+    """Endings of file names in lower case, with the dot: which files of a directory are read. `.gz`, `.bz2`, `.zst` and
+    `.lz4` may follow them; `open_stream` (penstock.ingest.files.opening) unpacks these."""
+    Options: ClassVar[type[Section] | None] = None
+    """What the pipeline file may say under `data.NAME`, or None. Its docstring and those of its fields become the reference."""
+    folder_columns: ClassVar[bool] = True
+    """Whether a folder named `month=2011-01` gives its files a column `month`."""
+    identity: ClassVar[tuple[str, ...]] = ()
+    """The columns whose content decides which split a row belongs to; all columns where it is empty."""
+    encoded_images: ClassVar[tuple[str, ...]] = ()
+    """Columns of bytes that become pixels (`data.images`) after the preprocess steps, unless a step has made something else of
+    them."""
+    not_features: ClassVar[tuple[str, ...]] = ()
+    """Columns of text, such as the file's name, that steps may use and training does not see."""
+
+    def reader(self, data: DataSpec, options: Any) -> Reader:
+        """Make the reader of a pipeline's files.
+
+        Args:
+            data: `columns`, `types` and `label` are what a reader may need.
+            options: an instance of `Options`; None where the format has none.
+        """

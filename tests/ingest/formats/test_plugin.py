@@ -1,0 +1,201 @@
+"""A package of somebody else's adds a format: the one that docs/extend/format.md shows, installed for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import DataError, PreflightError
+from penstock.flows.spec_file import schema_json
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.formats import registry, section
+from penstock.plugins import Plugins
+from tests import ROOT
+from tests.drills.project import Command
+from tests.plugin_package import install_package
+
+PAGE = (ROOT / "docs" / "extend" / "format.md").read_text(encoding="utf-8")
+
+TRAIN = """\
+name: widths
+{data}
+train: {{recipe: model.py:Net, max_steps: 4, batch_rows: 16, workers: 1, cpus_per_worker: 0.5}}
+register: {{name: widths}}
+"""
+
+MODEL = """\
+import torch
+
+
+class Net:
+    def build_model(self, schema):
+        return torch.nn.Linear(2, schema.num_classes)
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+
+    def predict(self, model, batch):
+        return model(torch.stack([batch["height"], batch["weight"]], dim=1).float())
+"""
+
+
+def block(language: str) -> str:
+    """The page's one block of a language."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the page's package is installed in."""
+    group, entry = block("toml").strip().splitlines()
+    assert group == f'[project.entry-points."{registry.FORMATS.group}"]'
+    return install_package(tmp_path_factory.mktemp("acme"), registry.FORMATS.group, entry, block("python"))
+
+
+def make_project(folder: Path) -> Path:
+    """Two files of 60 rows each, and the page's pipeline file with a recipe; returns the pipeline file."""
+    (folder / "data").mkdir()
+    for part in range(2):
+        rows = [f"{150 + row:6d}{50 + row / 4 + part:8.2f}{row % 2:2d}\n" for row in range(60)]
+        (folder / "data" / f"part-{part}.fw").write_text("".join(rows))
+    (folder / "model.py").write_text(MODEL)
+    file = folder / "pipeline.yaml"
+    file.write_text(TRAIN.format(data=block("yaml")))
+    return file
+
+
+def found_at(site: Path) -> dict[str, str]:
+    """Environment in which processes find the package."""
+    return {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def in_process(site: Path, code: str, *words: str) -> dict[str, Any]:
+    """Run `code` where the package is installed; it prints one JSON object."""
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, env={**os.environ, **found_at(site)}, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_a_whole_pipeline_reads_the_files_of_an_installed_format(tmp_path: Path, site: Path) -> None:
+    file = make_project(tmp_path)
+    checked = Command("check", str(file), "--json", environment=found_at(site)).finish()
+    assert (checked["status"], checked["rows"], checked["files"]) == ("done", 120, 2)
+    run = Command("run", str(file), "--json", environment=found_at(site)).finish()
+    assert run["status"] == "done"
+    cached = [json.loads(path.read_text()) for path in (tmp_path / ".penstock").rglob("*.json")]
+    rows = [
+        found["rows"] for found in cached if isinstance(found, dict) and "content_digest" in found and "feed_schema" in found
+    ]
+    assert rows
+    assert all(sum(counts.values()) == 120 and counts["validation"] for counts in rows)
+    planned = Command("plan", str(file), "--json", environment=found_at(site)).finish()
+    assert [stage["action"] for stage in planned["stages"]] == ["reuse"] * 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.fixed_width.withs={a: 1}", "data.fixed_width.withs: unknown key; did you mean 'widths'?"),
+        ("data.fixed_width={}", "data.fixed_width.widths: missing; this key is needed"),
+        (
+            "data.format=fixed_with",
+            "there are parquet, csv, json, arrow, images, text, fixed_width; did you mean 'fixed_width'?",
+        ),
+    ],
+)
+def test_check_names_what_is_wrong_with_the_options(tmp_path: Path, site: Path, override: str, said: str) -> None:
+    command = Command("check", str(make_project(tmp_path)), "--set", override, "--json", environment=found_at(site))
+    answer = command.finish(code=2)
+    assert any(said in problem for problem in answer["error"]["problems"]), answer
+
+
+def test_the_schema_of_the_file_has_the_format_and_its_options(site: Path) -> None:
+    schema = in_process(site, "from penstock.flows.spec_file import schema_json; print(schema_json())")
+    data = schema["$defs"]["DataSpec"]
+    assert data["properties"]["format"]["enum"][-2:] == ["text", "fixed_width"]
+    assert "`fixed_width` (.fw): A number every so many characters" in data["properties"]["format"]["description"]
+    assert data["properties"]["fixed_width"]["$ref"] == "#/$defs/FixedWidthOptions"
+    assert "fixed_width" not in data["required"]
+    widths = schema["$defs"]["FixedWidthOptions"]["properties"]["widths"]
+    assert widths["description"].startswith("Name of a column to its width")
+
+
+KEY_INPUTS = """
+import json, sys
+from pathlib import Path
+from penstock.flows.spec_file import load_spec
+from penstock.tasks.keys import stage_keys
+from penstock.tasks.project import Project
+loaded = load_spec(sys.argv[1])
+print(json.dumps(stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins))["read"].inputs))
+"""
+
+
+def test_the_key_of_read_has_the_packages_version_and_the_options(tmp_path: Path, site: Path) -> None:
+    inputs = in_process(site, KEY_INPUTS, str(make_project(tmp_path)))
+    assert inputs["version.format"] == "acme-penstock==1.2"
+    assert inputs["data.fixed_width.widths"] == {"height": 6, "weight": 8, "label": 2}
+    assert not any(name.startswith("data.text") for name in inputs), "options of other formats run nothing again"
+
+
+IMPORTED = """
+import json, pickle, sys
+from penstock.flows.spec_file import load_spec
+data = load_spec(sys.argv[1]).spec.data
+modules = ("acme_fixed", "torch", "ray")
+print(json.dumps({"imported": [m for m in modules if m in sys.modules], "back": pickle.loads(pickle.dumps(data)) == data}))
+"""
+
+
+def test_a_package_is_imported_only_by_files_that_name_its_format(tmp_path: Path, site: Path) -> None:
+    file = make_project(tmp_path)
+    assert in_process(site, IMPORTED, str(file)) == {"imported": ["acme_fixed"], "back": True}
+    file.write_text(re.sub(r"  fixed_width:\n.*\n", "", file.read_text()).replace("fixed_width", "csv"))
+    assert in_process(site, IMPORTED, str(file)) == {"imported": [], "back": True}
+
+
+def test_the_reader_of_the_page_names_a_broken_line(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(site)
+    from acme_fixed import FixedWidthOptions, FixedWidthReader  # type: ignore[import-not-found]
+
+    path = tmp_path / "a.fw"
+    path.write_text(" 1 2\n x 2\n")
+    file = SourceFile(uri=str(path), name="a.fw", location="train", size_bytes=10, fingerprint="f")
+    reader = FixedWidthReader(FixedWidthOptions(widths={"a": 2, "b": 2}))
+    with pytest.raises(DataError, match=r"a\.fw, line 2: a: could not convert string to float: ' x'"):
+        reader.inspect(file)
+    path.write_text(" 1 2\n 3 4\n")
+    assert reader.inspect(file) == ({"a": pa.float64(), "b": pa.float64()}, 2, {})
+    (table,) = reader.tables(file, pa.schema({"b": pa.int64()}), 10)
+    assert table.to_pydict() == {"b": [2, 4]}
+
+
+def test_a_class_that_is_no_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "FORMATS", Plugins("format", "penstock.formats", {"csv": "collections:OrderedDict"}))
+    with pytest.raises(PreflightError, match=r"the format 'csv' .*OrderedDict.* not a class derived from .*Format"):
+        registry.format_named("csv")
+
+
+def test_a_format_with_options_cannot_have_the_name_of_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"label": "penstock.ingest.formats.text:TextFormat"}
+    for module in (registry, section):
+        monkeypatch.setattr(module, "FORMATS", Plugins("format", "penstock.formats", own))
+    with pytest.raises(PreflightError, match=r"has options, for which data\.label is taken"):
+        section.data_spec(("label",))
+
+
+def test_the_schema_has_only_known_formats() -> None:
+    enum = json.loads(schema_json())["$defs"]["DataSpec"]["properties"]["format"]["enum"]
+    assert enum == list(registry.FORMATS.names)
