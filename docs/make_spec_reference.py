@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from penstock.config import OnResume
+from penstock.config import OnResume, Section
 from penstock.ingest.formats.section import described_data_spec
 from penstock.ingest.spec import DataSpec
 from penstock.tasks.spec import PipelineSpec
@@ -45,27 +44,27 @@ def main(target: Path) -> None:
 
 def reference() -> str:
     """The page's text."""
-    sections: dict[type[BaseModel], list[str]] = {}
+    sections: dict[type[Section], list[str]] = {}
     described = described_data_spec()
-    queue: list[tuple[str, type[BaseModel]]] = [("", PipelineSpec)]
+    queue: list[tuple[str, type[Section]]] = [("", PipelineSpec)]
     while queue:
         path, model = queue.pop(0)
         if path not in sections.setdefault(model, []):
             sections[model].append(path)
-            for name, info in model.model_fields.items():
-                key = f"{path}.{info.alias or name}" if path else info.alias or name
+            for name, info in model.in_file().items():
+                key = f"{path}.{name}" if path else name
                 queue += [(key, described if inner is DataSpec else inner) for inner in _sections(info.annotation)]
     return "\n".join([INTRO, *(line for model, paths in sections.items() for line in _section(paths, model))]) + "\n"
 
 
-def _section(paths: list[str], model: type[BaseModel]) -> Iterator[str]:
+def _section(paths: list[str], model: type[Section]) -> Iterator[str]:
     """A section that may stand in several places, such as a held-out split."""
     title = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The file"
     yield f"\n## {title}\n\n{_first_paragraph(model)}\n"
     yield "| key | type | default | on resume | meaning |\n|---|---|---|---|---|"
-    for name, info in model.model_fields.items():
+    for name, info in model.in_file().items():
         cells = (
-            f"`{info.alias or name}`",
+            f"`{name}`",
             _type_of(info.annotation),
             _default(info),
             _rule(paths[0], info),
@@ -74,14 +73,14 @@ def _section(paths: list[str], model: type[BaseModel]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _first_paragraph(model: type[BaseModel]) -> str:
+def _first_paragraph(model: type[Section]) -> str:
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
 def _type_of(annotation: Any) -> str:
     if annotation is type(None):
         return "null"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
     inner = [a for a in get_args(annotation) if not isinstance(a, OnResume)]
     origin = getattr(annotation, "__origin__", None)
@@ -104,7 +103,7 @@ def _default(info: FieldInfo) -> str:
     if info.is_required():
         return "*needed*"
     value = info.get_default(call_default_factory=True)
-    if value is PydanticUndefined or isinstance(value, BaseModel):
+    if value is PydanticUndefined or isinstance(value, Section):
         return "see below"
     if value is None:
         return "none"
@@ -119,8 +118,8 @@ def _rule(path: str, info: FieldInfo) -> str:
     return next((m.value for m in info.metadata if isinstance(m, OnResume)), OnResume.FORBIDDEN.value)
 
 
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     for inner in get_args(annotation):
         yield from _sections(inner)

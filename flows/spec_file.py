@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from penstock.config import Section
 from penstock.errors import SpecError
@@ -222,20 +222,18 @@ def _is_key(part: str) -> bool:
 
 
 def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:
-    model: type[BaseModel] | None = PipelineSpec
+    model: type[Section] | None = PipelineSpec
     for part in location:
         if isinstance(part, int) or model is None:
             continue
-        field = next((info for name, info in model.model_fields.items() if part in (name, info.alias)), None)
+        field = model.in_file(part).get(part)
         model = _section(field.annotation) if field is not None else None
         if model is DataSpec:
             model = spec_class_for(data.get("data"))
-    if model is None:
-        return []
-    return [info.alias or name for name, info in model.model_fields.items()]
+    return [] if model is None else list(model.in_file())
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def _section(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((found for inner in get_args(annotation) if (found := _section(inner)) is not None), None)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 
 __all__ = ["OnResume", "Section", "resume_rules"]
 
@@ -27,6 +28,11 @@ class Section(BaseModel):
     """A frozen part of the pipeline file; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def in_file(cls, key: str | None = None) -> dict[str, FieldInfo]:
+        """The fields by the keys of the file. Overridden where a registry holds them: then `key` is the one that matters."""
+        return {info.alias or name: info for name, info in cls.model_fields.items()}
 
 
 def resume_rules(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, OnResume]]:

@@ -19,7 +19,7 @@ from penstock.tasks.spec import STAGES
 
 __all__ = ["StageKey", "changed_inputs", "stage_keys"]
 
-FORMATS = {"read": 1, "preprocess": 2, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
+FORMATS = {"read": 1, "preprocess": 3, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.
@@ -117,6 +117,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "data.invalid": data.invalid,
             **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
+            **{f"version.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
             **code,
             **code_versions,
             "version.numpy": _version("numpy"),

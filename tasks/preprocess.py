@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.ingest.preprocess.fit import FittedPreprocess, fit_preprocess, needs_fit
+from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
+from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Look, Stage, stage_task
 

@@ -33,7 +33,7 @@ class Project:
     @property
     def source(self) -> DataSpec:
         """The data section for reading: without the label if a step may make that column."""
-        makes_columns = any(step.map_batches is not None or step.rename is not None for step in self.spec.preprocess)
+        makes_columns = any(step.transform.makes_columns for step in self.spec.preprocess)
         return self.spec.data.model_copy(update={"label": None}) if makes_columns else self.spec.data
 
     @cached_property
@@ -54,5 +54,5 @@ class Project:
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
         """The functions of `map_batches` steps, by target. Raises SpecError if one cannot be found."""
-        targets = [step.map_batches.function for step in self.spec.preprocess if step.map_batches is not None]
-        return {target: capture(target, self.base_dir) for target in targets}
+        targets = [step.transform.function for step in self.spec.preprocess]
+        return {target: capture(target, self.base_dir) for target in targets if target is not None}

@@ -81,15 +81,16 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
 def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
     """Rules about rows that differ in length, and images that stay encoded."""
     problems: list[tuple[str, str]] = []
-    steps = list(enumerate(spec.preprocess))
-    kept = [number for number, step in steps if step.ragged or (step.decode_image and step.decode_image.keep == "encoded")]
-    undone = [number for number, step in steps if step.map_batches is not None and kept and number > kept[0]]
+    steps = [step.transform for step in spec.preprocess]
+    kept = [number for number, step in enumerate(steps) if step.makes_lists or step.keeps_images_encoded]
     problems += [
-        (f"preprocess.{number}.map_batches", f"it would undo step {kept[0]} ({steps[kept[0]][1].kind}); put it before that one")
-        for number in undone
+        (f"preprocess.{number}.{step.name}", f"it would undo step {kept[0]} ({steps[kept[0]].name}); put it before that one")
+        for number, step in enumerate(steps)
+        if step.function is not None and kept and number > kept[0]
     ]
-    if spec.train.compile and any(step.ragged is not None for _, step in steps):
+    lists = any(step.makes_lists for step in steps)
+    if spec.train.compile and lists:
         problems.append(("train.compile", "lists have another shape in every step, and each one another kernel; leave it out"))
-    if spec.shuffle.by_length is not None and all(step.ragged is None for _, step in steps):
+    if spec.shuffle.by_length is not None and not lists:
         problems.append(("shuffle.by_length", "there are no lists to go by; a `ragged` step makes them"))
     return problems

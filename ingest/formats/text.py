@@ -45,7 +45,7 @@ class TextFormat(Format):
 
 
 class TextReader(Reader):
-    """UTF-8 text in one column `text`. Lines end with \\n or \\r\\n; empty lines are rows too."""
+    """UTF-8 text in one column `text`. Lines end with LF or CR LF; empty lines are rows too."""
 
     def __init__(self, options: TextOptions) -> None:
         self._options = options

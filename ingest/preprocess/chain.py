@@ -15,12 +15,11 @@ from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, is_text
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.preprocess.apply_steps import apply_step, ragged_error
-from penstock.ingest.preprocess.decode_images import decode_images
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
-from penstock.ingest.preprocess.problems import Origin, raise_for
+from penstock.ingest.preprocess.problems import Origin, raise_for, unequal_lists
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import split_codes
 from penstock.ingest.schema import SPLITS, Split
@@ -31,8 +30,8 @@ __all__ = [
     "BATCH_ROWS",
     "MAX_CLASSES",
     "NUMBERS_BATCH_ROWS",
-    "Transform",
-    "grows",
+    "Chain",
+    "decodes_images",
     "prepared_rows",
     "prepared_tables",
     "rows_at_once",
@@ -56,7 +55,7 @@ MAX_CLASSES = 100_000
 """An integer label above this is a quantity that was meant for regression, not a class."""
 
 
-class Transform:
+class Chain:
     """All steps of a pipeline, ready to be applied in this process.
 
     Args:
@@ -136,7 +135,8 @@ def run_steps(rows: Rows, steps: Sequence[FittedStep], data: DataSpec, functions
     for step in steps:
         if not rows.table.num_rows:
             return
-        apply_step(rows, step, data, functions)
+        with step.step.naming_its_package(rows.where):
+            step.step.transform.apply(rows, step.columns, data, functions)
 
 
 def _finish_format(rows: Rows, data: DataSpec) -> None:
@@ -162,7 +162,7 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
     rows.reject_missing(name)
     column = fixed_shape(name, rows.column(name), is_label=is_label)
     if not isinstance(column, pa.Array):
-        raise ragged_error(name, column.length, column.expected, rows.origin.place(column.row))
+        raise unequal_lists(name, column, rows.origin)
     rows.put(name, column)
     if isinstance(column.type, pa.FixedShapeTensorType):
         rows.reject_missing(name)
@@ -195,18 +195,19 @@ def split_rows(
                 yield split, batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
-def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
+def decodes_images(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
     """Whether rows hold images that the steps decode."""
     images = any(holds_images(field.type) for field in snapshot.arrow_schema())
-    return images or bool(format_of(data).encoded_images) or any(step.decode_image is not None for step in steps)
+    formats = bool(format_of(data).encoded_images)
+    return images or formats or any(step.transform.decodes_images for step in steps)
 
 
 def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> int:
-    """How many rows are prepared together; what they become does not hang on it."""
-    if grows(data, snapshot, steps):
+    """How many rows are prepared together; what they become does not depend on it."""
+    if decodes_images(data, snapshot, steps):
         return IMAGE_BATCH_ROWS
     types = [field.type for field in snapshot.arrow_schema()]
-    widens = any(step.map_batches is not None or step.one_hot is not None for step in steps)
+    widens = any(step.transform.widens_rows for step in steps)
     if widens or not all(is_number(kind) for kind in types):
         return BATCH_ROWS
     row_bytes = 8 * max(1, len(types))
@@ -222,9 +223,9 @@ def prepared_rows(
     files: Sequence[SourceFile],
 ) -> Iterator[tuple[Split, Rows]]:
     """Read and prepare `files` batch by batch; bad rows are in each result's `problems`, empty results come too."""
-    transform = Transform(data, steps, fitted, code)
+    chain = Chain(data, steps, fitted, code)
     for split, table, origin in split_rows(data, snapshot, files, rows_at_once(data, snapshot, steps)):
-        yield split, transform.prepare(table, origin)
+        yield split, chain.prepare(table, origin)
 
 
 def prepared_tables(

@@ -15,17 +15,18 @@ from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, rows_at_once, run_steps, split_rows
-from penstock.ingest.preprocess.fitted import Category, ColumnState, FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.steps import PreprocessStep, columns_of_step
-from penstock.ingest.preprocess.tallies import Question, ask
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.tallies import ask
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.spec import DataSpec, SplitRule
 from penstock.progress import Progress
 from penstock.usercode.capture import UserCode
 
-__all__ = ["Category", "ColumnState", "FittedPreprocess", "FittedStep", "fit_preprocess", "needs_fit"]
+__all__ = ["fit_preprocess", "needs_fit"]
 
 
 FIT_UNIT_BYTES = 16 << 20
@@ -34,7 +35,7 @@ FIT_UNIT_BYTES = 16 << 20
 
 def needs_fit(steps: Sequence[PreprocessStep]) -> bool:
     """Whether any step learns something, so that fitting reads rows."""
-    return any(step.is_fitted for step in steps)
+    return any(step.transform.learns for step in steps)
 
 
 def fit_preprocess(
@@ -59,14 +60,14 @@ def fit_preprocess(
     progress(0, len(steps), "steps")
     while len(fitted) < len(steps):
         step = steps[len(fitted)]
-        if not step.is_fitted:
+        if not step.transform.learns:
             fitted.append(FittedStep(step=step))
         else:
             source = _TrainRows(data, snapshot, dict(code), tuple(fitted))
             fitted += _fit_pass(source, steps[len(fitted) :], parallel)
         progress(len(fitted), len(steps), "steps", fitted[-1].step.kind)
     # Other columns may be encoded, too.
-    encoders = [step for step in fitted if step.step.label_encoder is not None and step.columns[0].column == data.label]
+    encoders = [step for step in fitted if step.step.transform.names_classes and step.columns[0].column == data.label]
     classes = tuple(str(value) for value in encoders[0].columns[0].categories or ()) if encoders else None
     return FittedPreprocess(steps=tuple(fitted), classes=classes, num_classes=None if classes is None else len(classes))
 
@@ -125,23 +126,33 @@ def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], parallel: Par
     group: list[tuple[PreprocessStep, list[str]]] = []
     taken: set[str] = set()
     for step in steps:
-        if not step.is_fitted:
+        transform = step.transform
+        if not transform.learns or (taken and transform.takes_all):
             break
-        if taken and _takes_any_column(step):
-            break
-        columns = columns_of_step(step, schema, source.data.label)
+        with step.naming_its_package(lambda: f"the columns {', '.join(schema.names)}"):
+            columns = transform.columns(schema, source.data.label)
         if taken & set(columns):
             break
         taken |= set(columns)
         group.append((step, columns))
     source = source.narrowed(taken)
-    questions = [Question.of(step, column) for step, columns in group for column in columns]
+    asked = [(step, column) for step, columns in group for column in columns]
     units = [source.only(files) for files in plan_units(source.files(), FIT_UNIT_BYTES)]
-    states = ask(questions, units, parallel)
-    answers = dict(zip([question.column for question in questions], states, strict=True))
-    return [FittedStep(step=step, columns=tuple(answers[column] for column in columns)) for step, columns in group]
+    answers = ask([_question(step, column) for step, column in asked], units, parallel)
+    learnt = {column: _learnt(step, column, facts) for (step, column), facts in zip(asked, answers, strict=True)}
+    return [FittedStep(step=step, columns=tuple(learnt[column] for column in columns)) for step, columns in group]
 
 
-def _takes_any_column(step: PreprocessStep) -> bool:
-    # `*` means the columns after the step before it, whose types that step may change.
-    return step.label_encoder is None and step.options.columns == "*"
+def _question(step: PreprocessStep, column: str) -> Question:
+    with step.naming_its_package(lambda: f"column {column!r}"):
+        return step.transform.question(column)
+
+
+def _learnt(step: PreprocessStep, column: str, facts: ColumnFacts | None) -> ColumnState:
+    if facts is None:
+        raise DataError(
+            f"preprocess: {step.kind}: column {column!r} has no values in the train split",
+            next_step=f"leave the column out (drop: [{column}]), or check the steps before",
+        )
+    with step.naming_its_package(lambda: f"what the train split holds in column {column!r}: {facts}"):
+        return step.transform.learn(column, facts)

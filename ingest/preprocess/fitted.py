@@ -7,25 +7,10 @@ from typing import Literal
 
 from penstock.config import Section
 from penstock.digest import digest_of
+from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.steps import PreprocessStep
 
-__all__ = ["Category", "ColumnState", "FittedPreprocess", "FittedStep"]
-
-
-Category = str | bool | int | float
-
-
-class ColumnState(Section):
-    """What a step learnt about one column; which fields are set depends on the step."""
-
-    column: str
-    center: float | None = None
-    """Scalers: the value is (x - center) / scale."""
-    scale: float | None = None
-    fill: Category | None = None
-    """Imputer: what stands for a missing value."""
-    categories: tuple[Category, ...] | None = None
-    """Encoders: the categories, their position being their code."""
+__all__ = ["FittedPreprocess", "FittedStep"]
 
 
 class FittedStep(Section):

@@ -9,9 +9,10 @@ import numpy as np
 
 from penstock.config import Section
 from penstock.errors import DataError
+from penstock.ingest.columns.fixed_shape import Ragged
 from penstock.ingest.files.listing import SourceFile
 
-__all__ = ["Origin", "Reason", "RowProblem", "joined", "raise_for"]
+__all__ = ["Origin", "Reason", "RowProblem", "joined", "raise_for", "unequal_lists"]
 
 
 Reason = Literal["null", "not finite", "unknown category", "label out of range", "broken image"]
@@ -126,3 +127,13 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
     if len(lines) == 1:
         raise DataError(lead + lines[0], next_step="; ".join(advice))
     raise DataError(f"{lead}rows cannot be used for {len(lines)} reasons", problems=lines, next_step="; ".join(advice))
+
+
+def unequal_lists(name: str, found: Ragged, origin: Origin) -> DataError:
+    """The error for a column whose lists are not all of one length."""
+    return DataError(
+        f"column {name!r} holds lists of unequal length: {origin.place(found.row)} has {found.length} elements "
+        f"and a row before it {found.expected}",
+        next_step=f"keep them as they are (ragged: {{columns: [{name}]}}), cut or pad them in a map_batches function, "
+        f"or leave the column out (drop: [{name}])",
+    )

@@ -34,6 +34,10 @@ class Rows:
         self.filtered = 0
         self.unseen: dict[str, int] = {}
 
+    def where(self) -> str:
+        """Name the place of all rows, for a message; there is at least one."""
+        return f"{self.origin.place(0)} and the {self.table.num_rows - 1} rows after it"
+
     def column(self, name: str) -> pa.Array:
         """One column as one array."""
         return single_chunk(self.table.column(name))

@@ -1,8 +1,7 @@
 """What is learnt about a column, part by part? Tallies of different rows add up: a task sends home a few numbers.
 
-What they find is written as (center, scale), a fill value or a list of categories, as ray.data.preprocessors find them (a test
-compares those of the scalers and encoders); those move every value through the object store, one pass for each column of
-categories.
+They find what ray.data.preprocessors find (a test compares those of the scalers and encoders); those move every value through
+the object store, one pass for each column of categories.
 Source of the sums: T. Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
@@ -12,48 +11,17 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import DataError
 from penstock.ingest.malloc import keep_freed_memory
-from penstock.ingest.preprocess.fitted import Category, ColumnState
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.learnt import Category, ColumnFacts, Question
 from penstock.ingest.ray_tasks import ParallelMap
 
-__all__ = ["MAX_ONE_HOT", "Question", "Unit", "ask"]
-
-
-_EPSILON = 1e-8
-"""A spread up to this is that of a constant column: dividing by it would blow up rounding errors. As in ray.data."""
-
-MAX_ONE_HOT = 10_000
-"""A longer one-hot vector is a mistake: 40 KB a row, for what an embedding does with one integer."""
-
-
-class Question(NamedTuple):
-    """What a step wants to know about one column."""
-
-    kind: str
-    """The step's kind; `mean` and `most_frequent` for an imputer."""
-    column: str
-    is_numeric: bool
-    """Whether the column is looked at as numbers, in float64, and not as categories."""
-    max_categories: int | None = None
-    quantiles: tuple[float, float] = (0.25, 0.75)
-
-    @classmethod
-    def of(cls, step: PreprocessStep, column: str) -> Question:
-        """The question of one fitted step about one of its columns."""
-        if step.imputer is not None:
-            return cls(step.imputer.strategy, column, step.imputer.strategy == "mean")
-        if step.kind in ("one_hot", "ordinal", "label_encoder"):
-            return cls(step.kind, column, False, step.one_hot.max_categories if step.one_hot is not None else None)
-        quantiles = step.robust_scaler.quantile_range if step.robust_scaler is not None else (0.25, 0.75)
-        return cls(step.kind, column, True, None, quantiles)
+__all__ = ["Unit", "ask"]
 
 
 @dataclass
@@ -72,7 +40,7 @@ class Tally:
 
     def see(self, question: Question, column: pa.ChunkedArray) -> None:
         """Take in more rows."""
-        if not question.is_numeric:
+        if question.about == "categories":
             if pa.types.is_float16(column.type):
                 column = column.cast(pa.float32())  # exact; Arrow counts no float16
             if pa.types.is_floating(column.type):
@@ -85,7 +53,7 @@ class Tally:
             low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
             values = values.astype(np.float64)
             mean = float(values.mean())
-            held = [values.copy()] if question.kind == "robust_scaler" else []
+            held = [values.copy()] if question.quantiles else []
             # Not a dot product: BLAS rounds by the processor and its threads.
             values -= mean
             squares = float(np.square(values, out=values).sum())
@@ -121,13 +89,11 @@ class Unit(Protocol):
         """Yield the rows."""
 
 
-def ask(questions: Sequence[Question], units: Sequence[Unit], parallel: ParallelMap) -> list[ColumnState]:
+def ask(questions: Sequence[Question], units: Sequence[Unit], parallel: ParallelMap) -> list[ColumnFacts | None]:
     """Answer `questions` from the rows of all units, read wherever `parallel` runs.
 
-    The answer depends on the units alone, not on who reads them: their tallies are added in order.
-
-    Raises:
-        DataError: a column has no values.
+    The answer depends on the units alone, not on where they are read: their tallies are added in order. It is None for a column
+    without values.
     """
     whole = [Tally() for _ in questions]
     early: dict[int, list[Tally]] = {}
@@ -138,7 +104,7 @@ def ask(questions: Sequence[Question], units: Sequence[Unit], parallel: Parallel
             for tally, part in zip(whole, early.pop(added), strict=True):
                 tally.add(part)
             added += 1
-    return [_state(question, _facts(question, tally)) for question, tally in zip(questions, whole, strict=True)]
+    return [_facts(question, tally) for question, tally in zip(questions, whole, strict=True)]
 
 
 def _tally(questions: Sequence[Question], unit: tuple[int, Unit]) -> tuple[int, list[Tally]]:
@@ -152,60 +118,21 @@ def _tally(questions: Sequence[Question], unit: tuple[int, Unit]) -> tuple[int, 
     return number, tallies
 
 
-Facts = dict[str, Any]
-"""What was found out about a column, by the names that `_state` knows; a value is None where the column has no values."""
-
-
-def _facts(question: Question, tally: Tally) -> Facts:
-    if not question.is_numeric:
+def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
+    if question.about == "categories":
         # Of categories that are equally frequent the first in sorted order counts.
         by_count = sorted(tally.counts.items(), key=lambda item: (-item[1], item[0]))
-        kept = [value for value, _ in by_count[: question.max_categories]]
-        return {"fill": kept[0] if kept else None, "categories": sorted(kept)}
+        kept = [_plain(value) for value, _ in by_count[: question.max_categories]]
+        return ColumnFacts(categories=tuple(sorted(kept)), most_frequent=kept[0]) if kept else None
     if not tally.count:
-        return {"mean": None, "min": None, "abs_max": None, "median": None}
-    facts = {"mean": tally.mean, "std": (tally.squares / tally.count) ** 0.5, "min": tally.low, "max": tally.high}
-    facts["abs_max"] = max(abs(tally.low), abs(tally.high))
-    if question.kind == "robust_scaler":
-        levels = [question.quantiles[0], 0.5, question.quantiles[1]]
-        facts |= dict(zip(("low", "median", "high"), np.quantile(np.concatenate(tally.values), levels).tolist(), strict=True))
-    return facts
+        return None
+    levels = list(question.quantiles)
+    quantiles = np.quantile(np.concatenate(tally.values), levels).tolist() if levels else []
+    std = (tally.squares / tally.count) ** 0.5
+    return ColumnFacts(mean=tally.mean, std=std, low=tally.low, high=tally.high, quantiles=tuple(quantiles))
 
 
-def _state(question: Question, facts: Facts) -> ColumnState:
-    """Write facts as what the step applies; a spread of nothing becomes 1, so that a constant column becomes zeros."""
-    kind, column = question.kind, question.column
-    first = {"standard_scaler": "mean", "min_max_scaler": "min", "max_abs_scaler": "abs_max", "robust_scaler": "median"}
-    needed = first.get(kind) or {"mean": "mean", "most_frequent": "fill"}.get(kind, "categories")
-    if facts[needed] is None or facts[needed] == []:
-        raise DataError(
-            f"preprocess: {kind}: column {column!r} has no values in the train split",
-            next_step=f"leave the column out (drop: [{column}]), or check the steps before",
-        )
-    if kind == "one_hot" and len(facts["categories"]) > MAX_ONE_HOT:
-        raise DataError(
-            f"preprocess: one_hot: column {column!r} has {len(facts['categories']):,} categories; vectors longer than "
-            f"{MAX_ONE_HOT:,} are refused",
-            next_step=f"use ordinal and an embedding, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
-        )
-    if kind == "standard_scaler":
-        return _scaling(column, facts["mean"], facts["std"], _EPSILON)
-    if kind == "min_max_scaler":
-        return _scaling(column, facts["min"], facts["max"] - facts["min"], _EPSILON)
-    if kind == "max_abs_scaler":
-        return _scaling(column, 0.0, facts["abs_max"], 0.0)
-    if kind == "robust_scaler":
-        return _scaling(column, facts["median"], facts["high"] - facts["low"], 0.0)
-    if kind in ("mean", "most_frequent"):
-        return ColumnState(column=column, fill=_plain(facts[needed]))
-    return ColumnState(column=column, categories=tuple(_plain(value) for value in facts["categories"]))
-
-
-def _scaling(column: str, center: float, scale: float, least: float) -> ColumnState:
-    return ColumnState(column=column, center=float(center), scale=1.0 if scale <= least else float(scale))
-
-
-def _plain(value: Any) -> Category:
+def _plain(value: Category | np.generic) -> Category:
     """A JSON value of the same type, from numpy's or pandas' own."""
     plain: Category = value.item() if isinstance(value, np.generic) else value
     return plain

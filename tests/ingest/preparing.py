@@ -14,8 +14,9 @@ from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.preprocess.chain import Transform
-from penstock.ingest.preprocess.fit import FittedPreprocess, fit_preprocess
+from penstock.ingest.preprocess.chain import Chain
+from penstock.ingest.preprocess.fit import fit_preprocess
+from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.ray_tasks import ParallelMap, local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
@@ -49,8 +50,8 @@ class Source:
 
     @property
     def code(self) -> dict[str, UserCode]:
-        targets = [step.map_batches.function for step in self.steps if step.map_batches is not None]
-        return {target: capture(target, self.folder) for target in targets}
+        targets = [step.transform.function for step in self.steps]
+        return {target: capture(target, self.folder) for target in targets if target is not None}
 
     def snapshot(self) -> SourceSnapshot:
         return read_source(self.data, listed(self.data, self.folder), silent)
@@ -103,4 +104,4 @@ def transform_table(table: pa.Table, steps: Sequence[Any] = (), **data: Any) -> 
     spec = DataSpec.model_validate({"format": "parquet", "train": "train", **data})
     parsed = [PreprocessStep.model_validate(step) for step in steps]
     fitted = FittedPreprocess.model_validate({"steps": [{"step": step} for step in parsed]})
-    return Transform(spec, parsed, fitted, {}).apply(table, "part-0.parquet", 100)
+    return Chain(spec, parsed, fitted, {}).apply(table, "part-0.parquet", 100)

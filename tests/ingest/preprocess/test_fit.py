@@ -17,7 +17,9 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, split_rows
-from penstock.ingest.preprocess.fit import ColumnState, FittedPreprocess, needs_fit
+from penstock.ingest.preprocess.fit import needs_fit
+from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map

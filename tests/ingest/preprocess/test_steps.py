@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import DataError
-from penstock.ingest.preprocess.steps import PreprocessStep, columns_of_step
+from penstock.ingest.preprocess.steps import PreprocessStep
 
 SCHEMA = pa.schema(
     [("age", pa.int64()), ("fare", pa.float64()), ("sex", pa.string()), ("label", pa.int64()), ("day", pa.timestamp("s"))]
@@ -69,10 +69,10 @@ def test_a_step_survives_json() -> None:
 
 
 def test_only_steps_that_learn_need_a_fit() -> None:
-    assert parse({"imputer": {"columns": ["a"]}}).is_fitted
-    assert parse("label_encoder").is_fitted
-    assert not parse({"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 0}}).is_fitted
-    assert not parse({"concatenator": {"columns": ["a"]}}).is_fitted
+    assert parse({"imputer": {"columns": ["a"]}}).transform.learns
+    assert parse("label_encoder").transform.learns
+    assert not parse({"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 0}}).transform.learns
+    assert not parse({"concatenator": {"columns": ["a"]}}).transform.learns
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_only_steps_that_learn_need_a_fit() -> None:
     ],
 )
 def test_a_star_means_every_column_the_step_can_take_but_never_the_label(written: Any, columns: list[str]) -> None:
-    assert columns_of_step(parse(written), SCHEMA, "label") == columns
+    assert parse(written).transform.columns(SCHEMA, "label") == columns
 
 
 def test_a_star_of_the_concatenator_takes_vectors_and_no_pictures() -> None:
     vector, picture = pa.fixed_shape_tensor(pa.float32(), [4]), pa.fixed_shape_tensor(pa.uint8(), [2, 2, 3])
     schema = pa.schema([("v", vector), ("image", picture), ("x", pa.int32())])
-    assert columns_of_step(parse({"concatenator": {"columns": "*"}}), schema, None) == ["v", "x"]
+    assert parse({"concatenator": {"columns": "*"}}).transform.columns(schema, None) == ["v", "x"]
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_a_star_of_the_concatenator_takes_vectors_and_no_pictures() -> None:
 )
 def test_a_column_the_step_cannot_take_is_named_with_its_type(written: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        columns_of_step(parse(written), SCHEMA, "label")
+        parse(written).transform.columns(SCHEMA, "label")
 
 
 def test_a_star_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(DataError, match="matches no column"):
-        columns_of_step(parse({"one_hot": {"columns": "*"}}), pa.schema([("x", pa.int64())]), None)
+        parse({"one_hot": {"columns": "*"}}).transform.columns(pa.schema([("x", pa.int64())]), None)
 
 
 def test_a_label_encoder_without_a_label_is_an_error() -> None:
     with pytest.raises(DataError, match="needs a label"):
-        columns_of_step(parse("label_encoder"), SCHEMA, None)
+        parse("label_encoder").transform.columns(SCHEMA, None)

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.preprocess.chain import Transform
-from penstock.ingest.preprocess.fitted import ColumnState, FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.chain import Chain
+from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import DataSpec
@@ -29,19 +30,19 @@ def apply(table: pa.Table, step: Any, *states: ColumnState, **data: Any) -> pa.T
     return transform.apply(table, "part-0.parquet", 100)
 
 
-def _transform(step: Any, *states: ColumnState, **data: Any) -> Transform:
+def _transform(step: Any, *states: ColumnState, **data: Any) -> Chain:
     parsed = PreprocessStep.model_validate(step)
     spec = DataSpec.model_validate({"format": "parquet", "train": "t", **data})
-    return Transform(spec, [parsed], FittedPreprocess(steps=(FittedStep(step=parsed, columns=states),)), {})
+    return Chain(spec, [parsed], FittedPreprocess(steps=(FittedStep(step=parsed, columns=states),)), {})
 
 
-def user_transform(folder: Path, source: str, params: dict[str, Any] | None = None, **data: Any) -> Transform:
+def user_transform(folder: Path, source: str, params: dict[str, Any] | None = None, **data: Any) -> Chain:
     """A map_batches step with the function `f` of `source`."""
     (folder / "user.py").write_text(f"import numpy as np\n{source}\n")
     step = PreprocessStep.model_validate({"map_batches": {"function": "user.py:f", "params": params or {}}})
     spec = DataSpec.model_validate({"format": "parquet", "train": "t", **data})
     code = {"user.py:f": capture("user.py:f", folder)}
-    return Transform(spec, [step], FittedPreprocess(steps=(FittedStep(step=step),)), code)
+    return Chain(spec, [step], FittedPreprocess(steps=(FittedStep(step=step),)), code)
 
 
 def jpeg(height: int, width: int, *, orientation: int | None = None) -> bytes:
@@ -412,7 +413,7 @@ def test_rows_that_are_all_left_out_raise_nothing() -> None:
 def test_state_of_other_steps_is_refused() -> None:
     step = PreprocessStep.model_validate({"drop": ["a"]})
     with pytest.raises(ValueError, match="other preprocess steps"):
-        Transform(DataSpec(format="csv", train="t"), [step], FittedPreprocess(steps=()), {})
+        Chain(DataSpec(format="csv", train="t"), [step], FittedPreprocess(steps=()), {})
 
 
 def test_constant_columns_divide_by_one_without_a_warning() -> None:

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, PositiveInt
 
+from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.extension_types import RaggedType
 from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.preprocess.learnt import ColumnState
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.transform import Functions, Names, Transform
+from penstock.ingest.spec import DataSpec
 
-if TYPE_CHECKING:
-    from penstock.ingest.preprocess.steps import RaggedOptions
+__all__ = ["Ragged", "RaggedOptions"]
 
 
-__all__ = ["ragged_lists"]
+class RaggedOptions(Section):
+    """Lists of numbers, of a length of its own in each row."""
+
+    columns: Names
+    """Names."""
+    batch: Literal["padded", "packed"] = "padded"
+    """What a recipe gets. `padded`: `x` [rows, longest of the batch] and `x_length`, int64 [rows]. `packed`: `x`, the entries
+    of all rows one after the other, and `x_offsets`, int64 [rows + 1]: row i is `x[x_offsets[i]:x_offsets[i + 1]]`."""
+    dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"] | None = None
+    """Type of the entries, instead of the source's. An entry that does not fit is an error."""
+    pad_value: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """What stands behind the last entry of a row in a padded batch."""
+    max_length: PositiveInt | None = None
+    """Cut longer lists after so many entries."""
 
 
-def ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Array:
+class Ragged(Transform[RaggedOptions]):
+    """Lists of unequal length, such as tokens: batches hold them padded or packed."""
+
+    Options = RaggedOptions
+    makes_lists = True
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, self.options.columns)
+        for name in self.options.columns:
+            rows.put(name, _ragged_lists(name, rows.column(name), self.options))
+            rows.reject_missing(name)
+
+
+def _ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Array:
     """Turn column `name`, lists of numbers, into `RaggedType`. Null rows and entries stay.
 
     Raises:

@@ -1,0 +1,63 @@
+"""What can a transform learn about a column of the train split? What it asks, what is found, and what it keeps of that."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from penstock.config import Section
+
+__all__ = ["Category", "ColumnFacts", "ColumnState", "Question"]
+
+
+Category = str | bool | int | float
+
+
+class Question(NamedTuple):
+    """What a transform wants to know about one column. Nulls, NaN and infinities are left out of every answer."""
+
+    column: str
+    about: Literal["numbers", "categories"]
+    """`numbers`: looked at in float64; `categories`: strings, numbers or booleans, counted."""
+    quantiles: tuple[float, ...] = ()
+    """Levels from 0 to 1; asking for some holds all values of the column in memory."""
+    max_categories: int | None = None
+    """Find only that many categories, the most frequent."""
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """The answer, of at least one value: the fields of `numbers` or those of `categories` are set."""
+
+    mean: float = 0.0
+    std: float = 0.0
+    """Of the whole split: the squared distances are divided by the number of values."""
+    low: float = 0.0
+    high: float = 0.0
+    quantiles: tuple[float, ...] = ()
+    """In the order of the question."""
+    categories: tuple[Category, ...] = ()
+    """Sorted."""
+    most_frequent: Category | None = None
+    """Of equally frequent ones the first in sorted order."""
+
+
+class ColumnState(Section):
+    """What a transform keeps about one column; which fields are set depends on the transform. Exact to the bit in JSON."""
+
+    column: str
+    center: float | None = None
+    """Scalers: the value is (x - center) / scale."""
+    scale: float | None = None
+    fill: Category | None = None
+    """Imputer: what stands for a missing value."""
+    categories: tuple[Category, ...] | None = None
+    """Encoders: the categories, their position being their code."""
+    more: dict[str, Category] | None = None
+    """Whatever else a transform keeps, by names of its own."""
+
+    @functools.cached_property
+    def codes(self) -> dict[Category, int]:
+        """Category to code."""
+        return {category: code for code, category in reversed(list(enumerate(self.categories or ())))}

@@ -1,0 +1,106 @@
+"""How do several columns become one vector?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, numbers
+from penstock.ingest.preprocess.learnt import ColumnState
+from penstock.ingest.preprocess.problems import unequal_lists
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.request import Request, num_rows, schema_of
+from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["Concatenator", "ConcatenatorOptions"]
+
+
+_JOINED_ROWS = 1024
+"""Rows whose columns are put side by side at once: they stay in the processor's cache until they are whole."""
+
+
+class ConcatenatorOptions(Section):
+    """Numbers and vectors put side by side into one vector column; the input columns go."""
+
+    columns: Columns
+    """Names, in the order of the vector, or `*` for all numbers and vectors but the label, in the order they stand."""
+    output: str = "features"
+    """Name of the vector column."""
+    dtype: Literal["float32", "float64", "float16"] = "float32"
+    """Type of its elements."""
+
+
+class Concatenator(Transform[ConcatenatorOptions]):
+    """One vector out of several columns."""
+
+    Options = ConcatenatorOptions
+
+    def matches(self, kind: pa.DataType) -> bool:
+        # Pictures are tensors too, and `*` does not mean their pixels.
+        return is_number(kind) or (isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 1)
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        return None if is_number(kind) or _is_vector(kind) else "one_hot or ordinal it first, or cast it"
+
+    def columns(self, schema: pa.Schema, label: str | None) -> list[str]:
+        names, output = super().columns(schema, label), self.options.output
+        if output in schema.names and output not in names:
+            raise DataError(
+                f"preprocess: concatenator: there is a column {output!r} already", next_step="choose another output"
+            )
+        return names
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        names = self.columns(rows.table.schema, data.label)
+        for name in names:
+            rows.reject_missing(name)
+            if not rows.table.num_rows:
+                return
+            column = fixed_shape(name, rows.column(name), is_label=False)
+            if not isinstance(column, pa.Array):
+                raise unequal_lists(name, column, rows.origin)
+            rows.put(name, column)
+            if isinstance(column.type, pa.FixedShapeTensorType):
+                rows.reject_missing(name)
+        count = rows.table.num_rows
+        if not count:
+            return
+        parts = [numbers(rows.column(name)).reshape(count, -1) for name in names]
+        joined = np.empty((count, sum(part.shape[1] for part in parts)), self.options.dtype)
+        for start in range(0, count, _JOINED_ROWS):
+            stop = start + _JOINED_ROWS
+            np.concatenate([part[start:stop] for part in parts], axis=1, out=joined[start:stop])
+        rows.table = rows.table.drop_columns(names)
+        rows.put(self.options.output, tensor_array(joined))
+
+    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
+        names, count = self.columns(schema_of(request), data.label), num_rows(request)
+        parts = []
+        for name in names:
+            part = request[name]
+            if not isinstance(part, np.ndarray) or isinstance(part, np.ma.MaskedArray) or part.dtype.kind not in "biuf":
+                return super().apply_request(request, fitted, data, functions)
+            if part.dtype.kind == "f" and not np.isfinite(part).all():
+                return super().apply_request(request, fitted, data, functions)
+            parts.append(part.reshape(count, -1))
+        joined = np.empty((count, sum(part.shape[1] for part in parts)), self.options.dtype)
+        np.concatenate(parts, axis=1, out=joined)
+        taken = set(names)
+        return {name: values for name, values in request.items() if name not in taken} | {self.options.output: joined}
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    # Lists of varying length are found out when the rows are looked at.
+    return (
+        isinstance(kind, pa.FixedShapeTensorType)
+        or pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or (pa.types.is_fixed_size_list(kind))
+    )

@@ -1,0 +1,31 @@
+"""How are columns left out?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock.ingest.preprocess.learnt import ColumnState
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.request import Request
+from penstock.ingest.preprocess.transforms.transform import Functions, Transform
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["Drop"]
+
+
+class Drop(Transform[list[str]]):
+    """Columns to leave out."""
+
+    Options = Annotated[list[str], Field(min_length=1)]
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, self.options)
+        rows.table = rows.table.drop_columns(self.options)
+
+    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
+        if not request.keys() >= set(self.options):
+            return super().apply_request(request, fitted, data, functions)
+        return {name: values for name, values in request.items() if name not in self.options}

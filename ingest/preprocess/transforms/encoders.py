@@ -1,0 +1,175 @@
+"""How do categories become numbers? One lookup of each value's code, written as a vector or as an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import PositiveInt
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.fixed_shape import is_text
+from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.request import Request
+from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.spec import DataSpec
+from penstock.messages import shorten
+
+__all__ = ["MAX_ONE_HOT", "EncoderOptions", "LabelEncoder", "LabelEncoderOptions", "OneHot", "OneHotOptions", "Ordinal"]
+
+
+MAX_ONE_HOT = 10_000
+"""A longer one-hot vector is a mistake: 40 KB a row, for what an embedding does with one integer."""
+
+O = TypeVar("O")  # noqa: E741 - the options
+
+
+class EncoderOptions(Section):
+    """Categorical columns (strings, integers, booleans)."""
+
+    columns: Columns
+    """Names, or `*` for every string column but the label."""
+
+
+class OneHotOptions(EncoderOptions):
+    """A float32 vector per column with a 1 at the category's place; all zeros for a category not in the train split."""
+
+    max_categories: PositiveInt | None = None
+    """Keep only that many categories, the most frequent ones of the train split; the others become zeros."""
+
+
+class LabelEncoderOptions(Section):
+    """The label becomes the index of its class, int64, classes in sorted order."""
+
+    column: str | None = None
+    """The label's name at this point, if an earlier step renamed it; else `data.label`."""
+
+
+class _Encoder(Transform[O]):
+    learns = True
+
+    def matches(self, kind: pa.DataType) -> bool:
+        return is_text(kind)
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        takes = is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        return None if takes else "cast it to string or int64 first"
+
+    def question(self, column: str) -> Question:
+        return Question(column, "categories")
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        return ColumnState(column=column, categories=facts.categories)
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, [state.column for state in fitted])
+        for state in fitted:
+            name = state.column
+            rows.reject_missing(name)
+            values = rows.column(name)
+            try:
+                keys = pa.array(state.categories or ()).cast(values.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise DataError(
+                    f"preprocess: {self.name} was fitted on other values than column {name!r} of type {values.type} holds"
+                ) from error
+            self._put(rows, state, pc.index_in(values, keys))
+
+    def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
+        """Replace the column by what its codes become, here by themselves; a code is null for a value that was not learnt."""
+        name, values, unseen = state.column, rows.column(state.column), codes.is_null().to_numpy(zero_copy_only=False)
+        rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
+        rows.put(name, pc.drop_null(codes).cast(pa.int64()))
+
+    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
+        made = dict(request)
+        for state in fitted:
+            codes = _codes(request.get(state.column), state)
+            written = None if codes is None else self._written(codes, state)
+            if written is None:
+                return super().apply_request(request, fitted, data, functions)
+            made[state.column] = written
+        return made
+
+    def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
+        """The column of a request that has these codes, -1 for values that were not learnt; None if there is a problem."""
+        return None if -1 in codes else np.array(codes, np.int64)
+
+
+_PYTHON_TYPES = {np.dtype(object): str, np.dtype(np.int64): int, np.dtype(np.bool_): bool}
+"""Dtype of a request's column to the type that its categories then have, if they are looked up as they are."""
+
+
+def _codes(values: np.ndarray | pa.Array | None, state: ColumnState) -> list[int] | None:
+    """Code of each value; None where one is null, or columns and categories are not of the same type."""
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or isinstance(values, np.ma.MaskedArray):
+        return None
+    kind, listed = _PYTHON_TYPES.get(values.dtype), values.tolist()
+    if None in listed or any(type(category) is not kind for category in state.codes):
+        return None
+    return [state.codes.get(value, -1) for value in listed]
+
+
+class OneHot(_Encoder[OneHotOptions]):
+    """A vector per categorical column."""
+
+    Options = OneHotOptions
+    widens_rows = True
+
+    def question(self, column: str) -> Question:
+        return Question(column, "categories", max_categories=self.options.max_categories)
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        if len(facts.categories) > MAX_ONE_HOT:
+            raise DataError(
+                f"preprocess: one_hot: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
+                f"{MAX_ONE_HOT:,} are refused",
+                next_step=f"use ordinal and an embedding, or keep the most frequent (max_categories: {MAX_ONE_HOT})",
+            )
+        return super().learn(column, facts)
+
+    def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
+        name, unseen = state.column, codes.is_null().to_numpy(zero_copy_only=False)
+        if unseen.any():
+            rows.unseen[name] = rows.unseen.get(name, 0) + int(unseen.sum())
+        vectors = np.zeros((len(codes), len(state.categories or ())), np.float32)
+        vectors[np.flatnonzero(~unseen), pc.drop_null(codes).to_numpy()] = 1
+        rows.put(name, tensor_array(vectors))
+
+    def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
+        vectors = np.zeros((len(codes), len(state.categories or ())), np.float32)
+        for row, code in enumerate(codes):
+            if code >= 0:
+                vectors[row, code] = 1
+        return vectors
+
+
+class Ordinal(_Encoder[EncoderOptions]):
+    """An int64 index per category, in sorted order; a category that the train split does not have is an error."""
+
+    Options = EncoderOptions
+
+
+class LabelEncoder(_Encoder[LabelEncoderOptions]):
+    """Class names to class indices."""
+
+    Options = LabelEncoderOptions
+    names_classes = True
+
+    def wanted(self, schema: pa.Schema, label: str | None) -> Sequence[str]:
+        column = self.options.column or label
+        if not column:
+            raise DataError("preprocess: label_encoder needs a label", next_step="set data.label, or label_encoder.column")
+        return [column]
+
+    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
+        """A request has no label, as a rule: it is what the model is asked for."""
+        if all(state.column not in request for state in fitted):
+            return dict(request)
+        return super().apply_request(request, fitted, data, functions)

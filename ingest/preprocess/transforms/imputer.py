@@ -1,0 +1,116 @@
+"""How are missing values filled?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import model_validator
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.fixed_shape import is_number, is_text
+from penstock.ingest.preprocess.learnt import Category, ColumnFacts, ColumnState, Question
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.request import Request, plain_numbers, schema_of
+from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["Imputer", "ImputerOptions"]
+
+
+class ImputerOptions(Section):
+    """Columns whose missing values (null or NaN) are filled."""
+
+    columns: Columns
+    """Names, or `*` for every numeric column but the label."""
+    strategy: Literal["mean", "most_frequent", "constant"] = "mean"
+    """`mean` and `most_frequent` are learnt from the train split; `mean` makes the column float64."""
+    fill_value: str | bool | int | float | None = None
+    """Only for `strategy: constant`."""
+
+    @model_validator(mode="after")
+    def _constant_has_value(self) -> ImputerOptions:
+        if (self.strategy == "constant") != (self.fill_value is not None):
+            raise ValueError("fill_value belongs to strategy: constant, and that strategy needs it")
+        return self
+
+
+class Imputer(Transform[ImputerOptions]):
+    """Fill missing values."""
+
+    Options = ImputerOptions
+
+    @property
+    def learns(self) -> bool:
+        return self.options.strategy != "constant"
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        if self.options.strategy == "most_frequent":
+            return None if is_text(kind) or is_number(kind) else "cast it to string or a number first"
+        if self.options.strategy == "constant":
+            return "leave it out" if pa.types.is_nested(kind) else None
+        if is_text(kind):
+            return "the mean is for numbers: give strategy: most_frequent, or constant with a fill_value"
+        return super().refusal(column, kind)
+
+    def question(self, column: str) -> Question:
+        return Question(column, "numbers" if self.options.strategy == "mean" else "categories")
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        return ColumnState(column=column, fill=facts.mean if self.options.strategy == "mean" else facts.most_frequent)
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        fills = self._fills(fitted, rows.table.schema, data)
+        self.require(rows, list(fills))
+        for name, fill in fills.items():
+            values = rows.column(name)
+            if self.options.strategy == "mean":
+                values = values.cast(pa.float64(), safe=False)
+            if pa.types.is_floating(values.type):
+                values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+            try:
+                rows.put(name, pc.fill_null(values, pa.scalar(fill, values.type)))
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise DataError(
+                    f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}"
+                ) from error
+
+    def _fills(self, fitted: Sequence[ColumnState], schema: pa.Schema, data: DataSpec) -> dict[str, Category | None]:
+        if fitted:
+            return {state.column: state.fill for state in fitted}
+        return dict.fromkeys(self.columns(schema, data.label), self.options.fill_value)
+
+    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
+        made = dict(request)
+        fills = self._fills(fitted, pa.schema([]) if fitted else schema_of(request), data)
+        for name, fill in fills.items():
+            filled = self._filled(request.get(name), fill)
+            if filled is None:
+                return super().apply_request(request, fitted, data, functions)
+            made[name] = filled
+        return made
+
+    def _filled(self, values: Any, fill: Category | None) -> np.ndarray | None:
+        """The column without gaps; None where it is not one of plain numbers or text, or the fill is no value of it."""
+        if isinstance(values, np.ndarray) and values.dtype.kind == "O" and isinstance(fill, str):
+            filled = values.copy()
+            filled[[value is None for value in values.tolist()]] = fill
+            return filled
+        if not plain_numbers(values):
+            return None
+        missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+        dtype = np.float64 if self.options.strategy == "mean" else values.dtype
+        plain = np.array(values.data if missing is not None else values, dtype)
+        if plain.dtype.kind == "f":
+            missing = np.isnan(plain) if missing is None else missing | np.isnan(plain)
+        try:
+            value = pa.scalar(fill, pa.from_numpy_dtype(plain.dtype)).as_py()
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            return None
+        if missing is not None:
+            plain[missing] = value
+        return plain

@@ -1,0 +1,165 @@
+"""What does a function of the user's do to the rows, and what is said about one that fails?"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, missing_values, numbers
+from penstock.ingest.preprocess.learnt import ColumnState
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.transform import Functions, Transform
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["KEEP", "MapBatches", "MapBatchesOptions"]
+
+
+KEEP = "_keep"
+"""A boolean column that the function may add: rows where it is false are left out and counted."""
+
+
+class MapBatchesOptions(Section):
+    """A function of the user's: dict of column name to numpy array in, the same out.
+
+    It sees up to 4096 rows of one file and one split at a time (256 where there are images to decode). Numbers come as arrays
+    [rows, *shape], numbers with nulls as floats with NaN, text and bytes as objects. It must return as many rows as it got, and
+    the same for the same rows; a boolean column `_keep` that is False leaves a row out.
+    """
+
+    function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
+    """`transforms.py:normalize`, relative to the pipeline file."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of every call."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """Accept a function by its name alone."""
+        return {"function": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Tell editors of the short form too."""
+        schema = handler.resolve_ref_schema(handler(core))
+        whole = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [whole, {"type": "string"}]
+        return schema
+
+
+class MapBatches(Transform[MapBatchesOptions]):
+    """User code: `transforms.py:normalize`, or a function with params."""
+
+    Options = MapBatchesOptions
+    widens_rows = True
+    makes_columns = True
+
+    @property
+    def function(self) -> str:
+        return self.options.function
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        _call(rows, self.function, functions[self.function], self.options.params)
+
+
+def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[str, Any]) -> None:
+    """Give the rows to the user's function as numpy arrays, and check what comes back."""
+    count = rows.table.num_rows
+    batch = {name: _as_numpy(rows.column(name)) for name in rows.table.column_names}
+    try:
+        result = function(batch, **params)
+    except Exception as error:  # the user's code: whatever it raises is told with its place
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"map_batches {target} raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})",
+            problems=[f"it was given {rows.where()}"],
+            next_step=f"correct {target}; it gets a dict of numpy arrays with the columns {', '.join(batch)}",
+        ) from error
+    if not isinstance(result, dict) or not result:
+        raise DataError(f"map_batches {target} returned {type(result).__name__}; it must return a dict of column name to array")
+    columns = {name: _from_numpy(target, name, values, count) for name, values in result.items()}
+    keep = columns.pop(KEEP, None)
+    rows.table = pa.table(columns)
+    if keep is not None:
+        rows.filter(np.asarray(result[KEEP]).astype(np.bool_))
+
+
+def _as_numpy(values: pa.Array) -> np.ndarray:
+    """Numbers as arrays [rows, *shape]; numbers with nulls as floats with NaN; everything else as objects."""
+    if isinstance(values.type, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(values.type):
+        shaped = None if values.null_count else fixed_shape("", values, is_label=False)
+        if isinstance(shaped, pa.Array) and not missing_values(shaped)[0].any():
+            return _writable(numbers(shaped))
+    if is_number(values.type) and not values.null_count:
+        return _writable(values.to_numpy(zero_copy_only=False))
+    if is_number(values.type):
+        return _writable(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+        return _writable(values.to_numpy(zero_copy_only=False))
+    objects = np.empty(len(values), object)
+    objects[:] = values.to_pylist() if not pa.types.is_nested(values.type) else [_element(value) for value in values]
+    return objects
+
+
+def _element(value: pa.Scalar) -> Any:
+    plain = value.as_py()
+    return np.asarray(plain) if isinstance(plain, list) else plain
+
+
+def _writable(values: np.ndarray) -> np.ndarray:
+    return values if values.flags.writeable else values.copy()
+
+
+def _as_rows(array: np.ndarray) -> np.ndarray:
+    rows = np.empty(len(array), object)
+    rows[:] = [np.asarray(row.tolist()) for row in array]
+    return rows
+
+
+def _joined_lists(array: np.ndarray) -> pa.Array | None:
+    """An array of one-dimensional arrays of numbers, or None, as lists in the dtype of those that are not empty."""
+    if array.dtype != object or array.ndim != 1 or not any(isinstance(value, np.ndarray) for value in array):
+        return None
+    missing = np.array([value is None for value in array])
+    rows = [np.empty(0) if value is None else value for value in array]
+    if not all(isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "biuf" for row in rows):
+        return None
+    filled = [row for row in rows if len(row)] or rows[:1]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in rows])])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(filled)), mask=pa.array(missing))
+
+
+def _from_numpy(target: str, name: str, values: Any, count: int) -> pa.Array:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"map_batches {target}: column {name!r} is no array of one shape: {error}") from error
+    if array.ndim == 0 or len(array) != count:
+        got = "a scalar" if array.ndim == 0 else f"{len(array)} rows"
+        raise DataError(
+            f"map_batches {target}: column {name!r} came back with {got} for {count} rows; the number of rows must stay",
+            next_step=f"to leave rows out, return a boolean column {KEEP!r} with False for them",
+        )
+    if array.dtype.kind in "biuf":
+        return tensor_array(array)
+    try:
+        if array.dtype == object and array.ndim == 2:  # what numpy makes of lists that happen to have one length
+            array = _as_rows(array)
+        lists = _joined_lists(array)
+        if lists is not None:
+            return lists
+        if array.dtype == object and len(array) and isinstance(array[0], np.ndarray):
+            return pa.array([None if value is None else np.asarray(value).tolist() for value in array])
+        return pa.array(array.tolist() if array.dtype.kind in "OUS" else array, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"map_batches {target}: column {name!r} of dtype {array.dtype} cannot be kept: {error}") from error

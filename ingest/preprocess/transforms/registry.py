@@ -1,0 +1,36 @@
+"""Which transforms are there? Those of penstock, and those that installed packages add (entry points `penstock.transforms`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.ingest.preprocess.transforms.transform import Transform
+from penstock.plugins import Plugins
+
+__all__ = ["TRANSFORMS"]
+
+_HERE = "penstock.ingest.preprocess.transforms"
+
+TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
+    "transform",
+    "penstock.transforms",
+    {
+        "standard_scaler": f"{_HERE}.scalers:StandardScaler",
+        "min_max_scaler": f"{_HERE}.scalers:MinMaxScaler",
+        "max_abs_scaler": f"{_HERE}.scalers:MaxAbsScaler",
+        "robust_scaler": f"{_HERE}.scalers:RobustScaler",
+        "imputer": f"{_HERE}.imputer:Imputer",
+        "one_hot": f"{_HERE}.encoders:OneHot",
+        "ordinal": f"{_HERE}.encoders:Ordinal",
+        "label_encoder": f"{_HERE}.encoders:LabelEncoder",
+        "concatenator": f"{_HERE}.concatenator:Concatenator",
+        "cast": f"{_HERE}.cast:Cast",
+        "rename": f"{_HERE}.rename:Rename",
+        "drop": f"{_HERE}.drop:Drop",
+        "decode_image": f"{_HERE}.decode_image:DecodeImage",
+        "ragged": f"{_HERE}.ragged:Ragged",
+        "null_mask": f"{_HERE}.null_mask:NullMask",
+        "map_batches": f"{_HERE}.map_batches:MapBatches",
+    },
+)
+"""By the name that a pipeline file uses; the order is that of the reference."""

@@ -1,0 +1,127 @@
+"""How do numbers come to a common scale? Four ways to learn a center and a scale, one way to apply them.
+
+The formulas are those of ray.data.preprocessors; a test compares the two. Ray's own are not used because they go through
+pandas, where an integer column with a null turns into floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.fixed_shape import is_number
+from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
+from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["MaxAbsScaler", "MinMaxScaler", "RobustScaler", "RobustScalerOptions", "ScalerOptions", "StandardScaler"]
+
+
+_EPSILON = 1e-8
+"""A spread up to this is that of a constant column: dividing by it would blow up rounding errors. As in ray.data."""
+
+
+class ScalerOptions(Section):
+    """Numeric columns that become float32 on a common scale."""
+
+    columns: Columns
+    """Names, or `*` for every numeric column but the label."""
+
+
+class RobustScalerOptions(ScalerOptions):
+    """As the other scalers, by median and quantile range, which outliers do not move."""
+
+    quantile_range: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(gt=0, le=1)]] = (0.25, 0.75)
+    """Lower and upper quantile whose distance becomes 1."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RobustScalerOptions:
+        if self.quantile_range[0] >= self.quantile_range[1]:
+            raise ValueError(f"quantile_range {list(self.quantile_range)} must rise")
+        return self
+
+
+S = TypeVar("S", bound=ScalerOptions)
+
+
+class _Scaler(Transform[S]):
+    Options = ScalerOptions
+    learns = True
+
+    def question(self, column: str) -> Question:
+        return Question(column, "numbers")
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        self.require(rows, [state.column for state in fitted])
+        for state in fitted:
+            values = rows.column(state.column)
+            if not is_number(values.type):
+                raise DataError(
+                    f"preprocess: {self.name} was fitted on numbers, and column {state.column!r} is {values.type} here"
+                )
+            wide = values.cast(pa.float64(), safe=False)
+            scaled = wide.to_numpy(zero_copy_only=False) - state.center
+            scaled /= state.scale
+            missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
+            rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
+
+    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
+        if not all(plain_numbers(request.get(state.column)) for state in fitted):
+            return super().apply_request(request, fitted, data, functions)
+        made = dict(request)
+        for state in fitted:
+            values: Any = request[state.column]
+            has_nulls = isinstance(values, np.ma.MaskedArray)
+            scaled = (values.data if has_nulls else values).astype(np.float64) - state.center
+            scaled /= state.scale
+            scaled = scaled.astype(np.float32)
+            made[state.column] = np.ma.MaskedArray(scaled, values.mask) if has_nulls else scaled
+        return made
+
+
+class StandardScaler(_Scaler[ScalerOptions]):
+    """(x - mean) / standard deviation, both of the train split."""
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        return _scaling(column, facts.mean, facts.std, _EPSILON)
+
+
+class MinMaxScaler(_Scaler[ScalerOptions]):
+    """(x - min) / (max - min): the train split fills 0 to 1."""
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        return _scaling(column, facts.low, facts.high - facts.low, _EPSILON)
+
+
+class MaxAbsScaler(_Scaler[ScalerOptions]):
+    """x / max(abs(x))."""
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        return _scaling(column, 0.0, max(abs(facts.low), abs(facts.high)), 0.0)
+
+
+class RobustScaler(_Scaler[RobustScalerOptions]):
+    """(x - median) / quantile range."""
+
+    Options = RobustScalerOptions
+
+    def question(self, column: str) -> Question:
+        lower, upper = self.options.quantile_range
+        return Question(column, "numbers", quantiles=(lower, 0.5, upper))
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        low, median, high = facts.quantiles
+        return _scaling(column, median, high - low, 0.0)
+
+
+def _scaling(column: str, center: float, scale: float, least: float) -> ColumnState:
+    """A spread of nothing becomes 1, so that a constant column becomes zeros."""
+    return ColumnState(column=column, center=float(center), scale=1.0 if scale <= least else float(scale))

@@ -1,0 +1,216 @@
+"""What is a transform? The protocol behind every entry of `preprocess`: penstock's own and those of other packages.
+
+A transform is one class in one file, and one line in `registry` (or an entry point of the group `penstock.transforms`). The
+pipeline file's reference, its JSON schema and its error messages follow from the class's `Options` and docstrings.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+
+import pyarrow as pa
+from pydantic import AfterValidator, Field
+
+from penstock.errors import DataError
+from penstock.ingest.columns.fixed_shape import is_number
+from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
+from penstock.ingest.preprocess.problems import Origin, raise_for
+from penstock.ingest.preprocess.rows import Rows
+from penstock.ingest.preprocess.transforms.request import Request, num_rows, request_of, table_of
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["ALL_COLUMNS", "Columns", "Functions", "Names", "Transform"]
+
+
+ALL_COLUMNS = "*"
+"""Instead of a list of columns: every column the transform can take, the label left out."""
+
+
+def _no_repeats(columns: Any) -> Any:
+    if columns != ALL_COLUMNS and len(set(columns)) != len(columns):
+        raise ValueError(f"a column is named twice: {columns}")
+    return columns
+
+
+Names = Annotated[list[str], Field(min_length=1), AfterValidator(_no_repeats)]
+"""Options: one or more columns by name."""
+
+Columns = Annotated[Literal["*"] | Annotated[list[str], Field(min_length=1)], AfterValidator(_no_repeats)]
+"""Options: columns by name, or `*`."""
+
+Functions = Mapping[str, Any]
+"""The user's functions, by the target that names them in the pipeline file."""
+
+O = TypeVar("O")  # noqa: E741 - the options
+
+
+class Transform(Generic[O]):
+    """One entry of `preprocess`. The docstring's first paragraph is its line in the reference of the pipeline file.
+
+    Made in the driver and in every worker that prepares rows; must pickle with its options. An exception of another type than
+    `penstock.errors` from a package's transform becomes a DataError that names transform, package and rows.
+
+    Attributes:
+        name: the name that the pipeline file uses, for messages.
+        options: what the file gives it, checked.
+    """
+
+    Options: ClassVar[Any]
+    """A `penstock.config.Section`, or any type that pydantic can annotate, such as `dict[str, str]`."""
+
+    def __init__(self, name: str, options: O) -> None:
+        self.name, self.options = name, options
+
+    @classmethod
+    def description(cls) -> str:
+        """One line for the reference."""
+        return " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+
+    # Traits: what the rest of penstock has to know. A class overrides one by a plain attribute, `decodes_images = True`.
+
+    @property
+    def learns(self) -> bool:
+        """Whether it learns from the train split before it is applied: then `question` and `learn` are called."""
+        return False
+
+    @property
+    def decodes_images(self) -> bool:
+        """Whether rows come out that hold pixels: then 256 of them are prepared at a time."""
+        return False
+
+    @property
+    def widens_rows(self) -> bool:
+        """Whether rows come out that may be many times larger than they went in: then at most 4096 are prepared at a time."""
+        return False
+
+    @property
+    def makes_lists(self) -> bool:
+        """Whether it makes columns of lists of unequal length (`RaggedType`)."""
+        return False
+
+    @property
+    def keeps_images_encoded(self) -> bool:
+        """Whether it makes columns of images that are decoded in training (`ImageType`)."""
+        return False
+
+    @property
+    def makes_columns(self) -> bool:
+        """Whether it may make a column of any name, so that `data.label` need not be a column of the source."""
+        return False
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether the categories it learns about the label are the names of the classes."""
+        return False
+
+    @property
+    def function(self) -> str | None:
+        """Target of the user's function that it calls, as `file.py:name`: captured with the code that it reaches."""
+        return None
+
+    # What it asks of the data. These defaults are for options with `columns`, of numbers.
+
+    def matches(self, kind: pa.DataType) -> bool:
+        """Whether `*` means columns of this type."""
+        return is_number(kind)
+
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        """Why not a column of this type: what to do about it, in a few words; None if it can be taken."""
+        advice = f"cast it first (cast: {{{column}: float64}}), or use one_hot or ordinal for categories"
+        return None if is_number(kind) else advice
+
+    def wanted(self, schema: pa.Schema, label: str | None) -> Sequence[str]:
+        """Names of the columns it takes, `*` resolved; whether they are there is checked by `columns`."""
+        names: Any = self.options.columns  # type: ignore[attr-defined]
+        if names != ALL_COLUMNS:
+            return list(names)
+        found = [field.name for field in schema if field.name != label and self.matches(field.type)]
+        if not found:
+            raise DataError(f"preprocess: {self.name}: `*` matches no column; the rows have {_listed(schema)}")
+        return found
+
+    def columns(self, schema: pa.Schema, label: str | None) -> list[str]:
+        """Name the columns it takes, where the rows have `schema` before it. Runs in the driver for transforms that learn.
+
+        Raises:
+            DataError: a column is not there, has a type it cannot take, or `*` matches none.
+        """
+        wanted = list(self.wanted(schema, label))
+        present = set(schema.names)
+        for name in wanted:
+            if name not in present:
+                raise self._no_column(name, _listed(schema))
+        for name in wanted:
+            kind = schema.field(name).type
+            advice = self.refusal(name, kind)
+            if advice is not None:
+                raise DataError(f"preprocess: {self.name} cannot take column {name!r} of type {kind}", next_step=advice)
+        return wanted
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether its columns are those that happen to be there (`*`), which the transform before it may change."""
+        return bool(getattr(self.options, "columns", None) == ALL_COLUMNS)
+
+    def require(self, rows: Rows, names: Sequence[str]) -> None:
+        """Raise DataError if a column is not there."""
+        present = rows.table.column_names
+        for name in names:
+            if name not in present:
+                raise self._no_column(name, ", ".join(present))
+
+    def _no_column(self, name: str, present: str) -> DataError:
+        return DataError(
+            f"preprocess: {self.name}: there is no column {name!r} at this step; the rows have {present}",
+            next_step=f"correct preprocess.{self.name}, or the steps before it",
+        )
+
+    # What it learns, if `learns`.
+
+    def question(self, column: str) -> Question:
+        """What it wants to know about one of its columns. Runs in the driver."""
+        raise NotImplementedError(f"{type(self).__name__} learns, and has no question")
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        """What it keeps of the answer. Runs in the driver. Raises DataError if it cannot use such a column."""
+        raise NotImplementedError(f"{type(self).__name__} learns, and keeps nothing")
+
+    # How it is applied.
+
+    def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
+        """Change `rows` in place: `rows.column` and `rows.put` for columns, `rows.reject` for rows that cannot be used.
+
+        Runs in workers, on up to 65,536 rows at a time, never none; what becomes of a row must not depend on the others.
+
+        Args:
+            fitted: what it learnt, in the order of its columns; empty if it learns nothing.
+
+        Raises:
+            DataError: it cannot be applied to these columns, whatever the rows hold; or user code failed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `apply`")
+
+    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
+        """Apply it to the few rows of one request; the columns that come out are those of `apply`, to the bit.
+
+        This form makes a table and calls `apply`. A class may do without the table where the rows are as usual, and call this
+        form for the others, whose errors are then the same.
+
+        Args:
+            request: at least one row; it is not changed.
+
+        Raises:
+            DataError: as `apply`; and if a row cannot be used, since each of a request needs an answer.
+        """
+        rows = Rows(table_of(request), Origin.of_file("the request", 0, num_rows(request)))
+        self.apply(rows, fitted, data, functions)
+        raise_for(rows.problems, droppable=False, label=data.label)
+        if rows.filtered:
+            raise DataError(f"preprocess: {self.name} leaves out {rows.filtered} rows of the request", next_step="send others")
+        return request_of(rows.table)
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)
