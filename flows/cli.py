@@ -25,6 +25,7 @@ from penstock import __version__
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.run.command_line import run_command
 from penstock.garbage import collect_rarely
+from penstock.tasks.stages import StageName
 
 __all__ = ["app", "machine_errors_told", "main"]
 
@@ -56,18 +57,6 @@ class Template(StrEnum):
     tabular = "tabular"
     images = "images"
     text = "text"
-
-
-class Until(StrEnum):
-    """The stages `run --until` can stop after."""
-
-    read = "read"
-    preprocess = "preprocess"
-    materialize = "materialize"
-    shuffle = "shuffle"
-    train = "train"
-    evaluate = "evaluate"
-    register = "register"
 
 
 @app.command()
@@ -121,7 +110,7 @@ def run(
     file: File,
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run instead of continuing the last one.")] = False,
-    until: Annotated[Until | None, typer.Option(help="Stop after this stage.")] = None,
+    until: Annotated[StageName | None, typer.Option(help="Stop after this stage.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run the pipeline, or continue it where it stopped."""
@@ -129,7 +118,7 @@ def run(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.run import run as run_pipeline
 
-        return run_pipeline(file, overrides or [], fresh=fresh, until=until.value if until else None)
+        return run_pipeline(file, overrides or [], fresh=fresh, until=until)
 
     _answer(work, as_json, again=run_command(file, overrides or []))
 

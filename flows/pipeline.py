@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from prefect import State, flow
@@ -33,20 +33,15 @@ from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import hold_lease
 from penstock.redact import redact_text
 from penstock.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
-from penstock.tasks.evaluate import evaluate
 from penstock.tasks.keys import StageKey, stage_keys
 from penstock.tasks.ledger import Attempt, Ledger, Run, Status, lease_path, utc_now
 from penstock.tasks.materialize import STAGE as MATERIALIZE
-from penstock.tasks.materialize import materialize
-from penstock.tasks.preprocess import preprocess
 from penstock.tasks.project import Project
-from penstock.tasks.read import read
-from penstock.tasks.register import register
-from penstock.tasks.shuffle import shuffle
-from penstock.tasks.stage import Look
+from penstock.tasks.stage import Look, stage_task
+from penstock.tasks.stages import BEFORE_TRAINING, STAGES, StageName
 from penstock.tasks.train import STAGE as TRAIN
-from penstock.tasks.train import train
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.tracking.tracker import Tracker
@@ -55,11 +50,6 @@ if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
 __all__ = ["RunRequest", "last_result", "pipeline"]
-
-StageName = Literal["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
-_BEFORE_TRAINING = ("read", "preprocess", "materialize", "shuffle")
-"""A run that stops after one of these may prepare rows on a machine without the training's GPUs."""
-_TASKS = (read, preprocess, materialize, shuffle, train, evaluate, register)
 
 last_result: dict[str, Any] = {}
 """What the newest attempt of this process reported. A cancelled flow has no result, so it is kept here."""
@@ -128,7 +118,7 @@ def _begin(
     if prepared is None:
         for warning in check_resources(project):
             reporter.warn(warning)
-    if will_train and request.until not in _BEFORE_TRAINING:
+    if will_train and request.until not in BEFORE_TRAINING:
         check_machine(loaded.spec)
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
         for warning in check_room(project, try_one_batch(project)["parameters"]):
@@ -252,10 +242,10 @@ def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
     """Perform the stages in order and close the attempt with an honest status."""
     try:
         _introduce(ctx)
-        for stage in _TASKS:
+        for stage in ALL_STAGES:
             ctx.stopping.check()
             # Quoted, so that Prefect does not search the context for futures.
-            state = stage(quote(ctx), return_state=True)
+            state = stage_task(stage)(quote(ctx), return_state=True)
             if state.is_cancelled():
                 raise Interrupted(ctx.stopping.signum, str(state.message))
             state.result(raise_on_failure=True)
@@ -267,7 +257,7 @@ def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
             raise
         _finish(ctx, "interrupted", stopped)
         return Cancelled(message=stopped.message)
-    complete = until in (None, _TASKS[-1].name)
+    complete = until in (None, STAGES[-1])
     _finish(ctx, "done" if complete else "partial", None)
     return Completed(message=f"run {ctx.run.run}", data=dict(last_result))
 

@@ -12,11 +12,11 @@ from penstock.ingest.materialize.class_report import classes_text, untried_class
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Look, Stage
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
 
-__all__ = ["STAGE", "feed_opener", "materialize"]
+__all__ = ["STAGE", "feed_opener"]
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -116,5 +116,3 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 
 
 STAGE = Stage("materialize", _run, _distrust, _facts, publish=_show)
-
-materialize = stage_task(STAGE)

@@ -6,9 +6,9 @@ from typing import Any
 
 from penstock.ingest.preprocess.fit import FittedPreprocess, fit_preprocess, needs_fit
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Look, Stage
 
-__all__ = ["STAGE", "preprocess"]
+__all__ = ["STAGE"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
@@ -32,4 +32,3 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 
 STAGE = Stage("preprocess", _run, _distrust, _facts)
-preprocess = stage_task(STAGE)

@@ -6,9 +6,9 @@ from typing import Any
 
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Look, Stage
 
-__all__ = ["STAGE", "read"]
+__all__ = ["STAGE"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
@@ -33,4 +33,3 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 
 STAGE = Stage("read", _run, _distrust, _facts)
-read = stage_task(STAGE)

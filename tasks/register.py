@@ -16,12 +16,12 @@ from penstock.ingest.spec import ShuffleSpec
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Look, Stage
 from penstock.tasks.train import make_job, other_weights, trusted_checkpoint
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.tracking.mlflow_backend import version_exists
 
-__all__ = ["STAGE", "register"]
+__all__ = ["STAGE"]
 
 EXAMPLE_ROWS = 4
 
@@ -94,4 +94,3 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 
 STAGE = Stage("register", _run, _distrust, _facts, of_run=True)
-register = stage_task(STAGE)

@@ -8,9 +8,9 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Look, Stage
 
-__all__ = ["STAGE", "shuffle", "train_order"]
+__all__ = ["STAGE", "train_order"]
 
 
 def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest) -> Order:
@@ -36,4 +36,3 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 
 STAGE = Stage("shuffle", _run, _distrust, _facts)
-shuffle = stage_task(STAGE)

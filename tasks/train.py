@@ -11,7 +11,7 @@ from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.materialize import feed_opener
 from penstock.tasks.project import Project
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Look, Stage
 from penstock.training.checkpoint import journal
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
@@ -21,7 +21,7 @@ from penstock.training.on_ray.mailbox import Point
 from penstock.training.on_ray.trainer import TrainOutcome
 from penstock.training.on_ray.trainer import train as run_training
 
-__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "train", "trusted_checkpoint"]
+__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "trusted_checkpoint"]
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -168,4 +168,3 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 
 STAGE = Stage("train", _run, _distrust, _facts, of_run=True)
-train = stage_task(STAGE)

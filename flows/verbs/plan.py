@@ -14,26 +14,20 @@ from penstock.flows.servers.services import mlflow_uri
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
-from penstock.tasks.evaluate import STAGE as EVALUATE
+from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
 from penstock.tasks.ledger import Ledger, Run
 from penstock.tasks.materialize import STAGE as MATERIALIZE
-from penstock.tasks.preprocess import STAGE as PREPROCESS
 from penstock.tasks.project import Project
-from penstock.tasks.read import STAGE as READ
-from penstock.tasks.register import STAGE as REGISTER
-from penstock.tasks.shuffle import STAGE as SHUFFLE
 from penstock.tasks.shuffle import train_order
 from penstock.tasks.stage import Look, Stage
-from penstock.tasks.train import STAGE as TRAIN
+from penstock.tasks.stages import STAGES
 from penstock.training.state import TrainState
 
 __all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
 
 
 _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
-
-_STAGES = (READ, PREPROCESS, MATERIALIZE, SHUFFLE, TRAIN, EVALUATE, REGISTER)
 
 
 def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
@@ -56,15 +50,15 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     upstream: dict[str, dict[str, Any]] = {}
     run_id = continued.run if continued else ""
     look = Look(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
-    for stage in _STAGES:
+    for stage in ALL_STAGES:
         entry, output = _plan_stage(stage, look, ledger, keys, current, reached, will_run)
         stages.append(entry)
         upstream[stage.name] = output
         if entry["action"] != "reuse":
             will_run.add(stage.name)
-    stages[_STAGES.index(SHUFFLE)]["mixing"] = describe_mixing(project, upstream["materialize"])
+    stages[STAGES.index("shuffle")]["mixing"] = describe_mixing(project, upstream["materialize"])
     if "train" in will_run:
-        _plan_rows(stages[_STAGES.index(MATERIALIZE)], project, ledger)
+        _plan_rows(stages[STAGES.index("materialize")], project, ledger)
     return {
         "status": "done",
         "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
