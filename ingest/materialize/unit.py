@@ -27,7 +27,7 @@ from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.manifest import ShardInfo
 from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
-from penstock.ingest.preprocess.chain import grows, prepared_rows
+from penstock.ingest.preprocess.chain import decodes_images, prepared_rows
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, joined
 from penstock.ingest.preprocess.rows import Rows
@@ -118,7 +118,7 @@ def unit_key(job: UnitJob) -> str:
             "rules": rules,
             "fitted": job.fitted.digest,
             "code": {target: user.digest for target, user in sorted(job.code.items())},
-            "pillow": PIL.__version__ if grows(data, job.snapshot, job.steps) else "",
+            "pillow": PIL.__version__ if decodes_images(data, job.snapshot, job.steps) else "",
             "shard_bytes": job.shard_bytes,
         }
     )

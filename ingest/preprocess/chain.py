@@ -31,7 +31,7 @@ __all__ = [
     "MAX_CLASSES",
     "NUMBERS_BATCH_ROWS",
     "Transform",
-    "grows",
+    "decodes_images",
     "prepared_rows",
     "prepared_tables",
     "rows_at_once",
@@ -192,7 +192,7 @@ def split_rows(
                 yield split, batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
-def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
+def decodes_images(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
     """Whether rows hold images that the steps decode."""
     images = any(holds_images(field.type) for field in snapshot.arrow_schema())
     return images or data.format == "images" or any(step.decode_image is not None for step in steps)
@@ -200,7 +200,7 @@ def grows(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessSt
 
 def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> int:
     """How many rows are prepared together; what they become does not hang on it."""
-    if grows(data, snapshot, steps):
+    if decodes_images(data, snapshot, steps):
         return IMAGE_BATCH_ROWS
     types = [field.type for field in snapshot.arrow_schema()]
     widens = any(step.map_batches is not None or step.one_hot is not None for step in steps)
