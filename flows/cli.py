@@ -27,7 +27,7 @@ from penstock.flows.run.command_line import run_command
 from penstock.garbage import collect_rarely
 from penstock.tasks.stages import StageName
 
-__all__ = ["app", "machine_errors_told", "main"]
+__all__ = ["app", "main", "reporting_machine_errors"]
 
 app = typer.Typer(
     name="penstock",
@@ -240,7 +240,7 @@ def _answer(
     """Do the work, report in the form asked for, and exit with the code the contract gives."""
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
-        with machine_errors_told():
+        with reporting_machine_errors():
             result = work()
         exit_code = code(result)
     except PenstockError as error:
@@ -274,7 +274,7 @@ def _answer(
 
 
 @contextlib.contextmanager
-def machine_errors_told() -> Iterator[None]:
+def reporting_machine_errors() -> Iterator[None]:
     """Raise PreflightError for a file that may not be written, or has no room."""
     try:
         yield
@@ -308,7 +308,6 @@ _answered: list[int] = []
 
 
 def _failure(error: PenstockError) -> dict[str, Any]:
-    partial = getattr(error, "result", {})
     status = "interrupted" if isinstance(error, Interrupted) else "failed"
     described = {
         "kind": type(error).__name__,
@@ -316,7 +315,7 @@ def _failure(error: PenstockError) -> dict[str, Any]:
         "problems": list(error.problems),
         "next": error.next_step,
     }
-    return {**partial, "status": status, "error": described}
+    return {**error.result, "status": status, "error": described}
 
 
 def _open_what_is_closed() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.ingest.preprocess.fit import FittedPreprocess, fit_preprocess, needs_fit
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage
+from penstock.tasks.stage import Facts, Stage, VerifyContext
 
 __all__ = ["STAGE"]
 
@@ -21,7 +21,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return fitted.model_dump(mode="json"), "ran"
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     # The record is the output: it parsed and carries the key.
     return None
 
@@ -31,4 +31,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (("steps", str(len(fitted.steps))),)
 
 
-STAGE = Stage("preprocess", _run, _distrust, _facts)
+STAGE = Stage("preprocess", _run, _verify, _facts)

@@ -1,4 +1,4 @@
-"""Which run does a command continue, and what may have changed since? Decides only; flows/pipeline.py acts."""
+"""Which run does a command continue, and what may have changed since? Decides only; open_attempt.py acts."""
 
 from __future__ import annotations
 

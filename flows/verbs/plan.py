@@ -20,7 +20,7 @@ from penstock.tasks.ledger import Ledger, Run
 from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
 from penstock.tasks.shuffle import train_order
-from penstock.tasks.stage import Look, Stage
+from penstock.tasks.stage import Stage, VerifyContext
 from penstock.tasks.stages import STAGES
 from penstock.training.state import TrainState
 
@@ -49,9 +49,9 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     will_run: set[str] = set()
     upstream: dict[str, dict[str, Any]] = {}
     run_id = continued.run if continued else ""
-    look = Look(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
+    context = VerifyContext(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
     for stage in ALL_STAGES:
-        entry, output = _plan_stage(stage, look, ledger, keys, current, reached, will_run)
+        entry, output = _plan_stage(stage, context, ledger, keys, current, reached, will_run)
         stages.append(entry)
         upstream[stage.name] = output
         if entry["action"] != "reuse":
@@ -114,14 +114,14 @@ def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
     """Correct the plan of materialize: what it left behind may be enough for a record, but not for training to read."""
     record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
     if entry["action"] == "reuse" and record is not None:
-        doubt = MATERIALIZE.distrust(Look(project, "", deep=False, will_train=True), record.output)
+        doubt = MATERIALIZE.verify(VerifyContext(project, "", deep=False, will_train=True), record.output)
         if doubt is not None:
             entry.update(action="run", because=[doubt])
 
 
 def _plan_stage(
     stage: Stage,
-    look: Look,
+    context: VerifyContext,
     ledger: Ledger,
     keys: dict[str, StageKey],
     current: Run | None,
@@ -132,10 +132,10 @@ def _plan_stage(
     key = keys[stage.name]
     entry: dict[str, Any] = {"name": stage.name, "key": key.key, "action": "run", "because": []}
     record = None
-    if not (stage.of_run and (not look.run_id or will_run & {"train"})):
-        record = ledger.stage_record(stage.record_path(look.run_id, key.key), key.key)
+    if not (stage.of_run and (not context.run_id or will_run & {"train"})):
+        record = ledger.stage_record(stage.record_path(context.run_id, key.key), key.key)
     if record is not None:
-        doubt = stage.distrust(look, record.output)
+        doubt = stage.verify(context, record.output)
         if doubt is None:
             return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
         return {**entry, "because": [doubt]}, {}
@@ -144,6 +144,6 @@ def _plan_stage(
     because += [
         f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run
     ]
-    if stage.name == "train" and look.run_id and reached is not None:
+    if stage.name == "train" and context.run_id and reached is not None:
         return {**entry, "action": "resume", "because": [f"checkpoint at step {reached.step}", *because]}, {}
     return {**entry, "because": because or ["not finished yet"]}, {}
