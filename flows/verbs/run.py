@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.errors import Interrupted, PenstockError
 from penstock.flows.run.cpus import cpus_needed
+from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import refuse_if_held
@@ -84,7 +85,7 @@ def _call_flow(
 def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
     """Whether an embedded Ray will most likely be needed: there is work, as far as one look at a local storage tells."""
     spec = loaded.spec
-    if os.environ.get("RAY_ADDRESS") or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
+    if ray_address() or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
         return False
     with contextlib.suppress(OSError, PenstockError):  # the flow looks again, and tells
         current = Ledger(Storage(spec.storage)).current_run(spec.name)
