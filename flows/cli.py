@@ -25,8 +25,9 @@ from penstock import __version__
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.run.command_line import run_command
 from penstock.garbage import collect_rarely
+from penstock.tasks.stages import StageName
 
-__all__ = ["app", "machine_errors_told", "main"]
+__all__ = ["app", "main", "reporting_machine_errors"]
 
 app = typer.Typer(
     name="penstock",
@@ -56,18 +57,6 @@ class Template(StrEnum):
     tabular = "tabular"
     images = "images"
     text = "text"
-
-
-class Until(StrEnum):
-    """The stages `run --until` can stop after."""
-
-    read = "read"
-    preprocess = "preprocess"
-    materialize = "materialize"
-    shuffle = "shuffle"
-    train = "train"
-    evaluate = "evaluate"
-    register = "register"
 
 
 @app.command()
@@ -121,7 +110,7 @@ def run(
     file: File,
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run instead of continuing the last one.")] = False,
-    until: Annotated[Until | None, typer.Option(help="Stop after this stage.")] = None,
+    until: Annotated[StageName | None, typer.Option(help="Stop after this stage.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run the pipeline, or continue it where it stopped."""
@@ -129,7 +118,7 @@ def run(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.run import run as run_pipeline
 
-        return run_pipeline(file, overrides or [], fresh=fresh, until=until.value if until else None)
+        return run_pipeline(file, overrides or [], fresh=fresh, until=until)
 
     _answer(work, as_json, again=run_command(file, overrides or []))
 
@@ -251,7 +240,7 @@ def _answer(
     """Do the work, report in the form asked for, and exit with the code the contract gives."""
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
-        with machine_errors_told():
+        with reporting_machine_errors():
             result = work()
         exit_code = code(result)
     except PenstockError as error:
@@ -285,7 +274,7 @@ def _answer(
 
 
 @contextlib.contextmanager
-def machine_errors_told() -> Iterator[None]:
+def reporting_machine_errors() -> Iterator[None]:
     """Raise PreflightError for a file that may not be written, or has no room."""
     try:
         yield
@@ -319,7 +308,6 @@ _answered: list[int] = []
 
 
 def _failure(error: PenstockError) -> dict[str, Any]:
-    partial = getattr(error, "result", {})
     status = "interrupted" if isinstance(error, Interrupted) else "failed"
     described = {
         "kind": type(error).__name__,
@@ -327,7 +315,7 @@ def _failure(error: PenstockError) -> dict[str, Any]:
         "problems": list(error.problems),
         "next": error.next_step,
     }
-    return {**partial, "status": status, "error": described}
+    return {**error.result, "status": status, "error": described}
 
 
 def _open_what_is_closed() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.redact import redact_text
 
@@ -42,6 +43,9 @@ class PenstockError(Exception):
         message: the thing, its value and the rule it broke, in one or two sentences.
         problems: further findings, one line each, reported together.
         next_step: the command or the edit that leads on.
+
+    Attributes:
+        result: what an attempt reached before this error ended it; see flows/run/close_attempt.py.
     """
 
     exit_code = 1
@@ -51,6 +55,7 @@ class PenstockError(Exception):
         super().__init__(self.message)
         self.problems = tuple(map(redact_text, problems))
         self.next_step = redact_text(next_step)
+        self.result: dict[str, Any] = {}
 
     def __str__(self) -> str:
         lines = [self.message, *(f"  - {problem}" for problem in self.problems)]

@@ -7,12 +7,12 @@ from typing import Any
 
 from penstock.ingest.schema import SPLITS, Split
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Stage, stage_task
+from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, other_weights, trusted_checkpoint
 from penstock.training.evaluation.evaluate import evaluate as evaluate_model
 from penstock.training.on_ray.trainer import TrainOutcome
 
-__all__ = ["STAGE", "evaluate", "model_checkpoint"]
+__all__ = ["STAGE", "model_checkpoint"]
 
 DRAIN_S = 10.0
 """How long the stage waits for its figures to reach the tracking server before it counts as done."""
@@ -66,4 +66,3 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 
 STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)
-evaluate = stage_task(STAGE)

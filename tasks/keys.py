@@ -15,7 +15,7 @@ from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.ingest.formats.registry import format_origin
 from penstock.tasks.project import Project
-from penstock.tasks.spec import STAGES
+from penstock.tasks.stages import STAGES, UPSTREAM
 
 __all__ = ["StageKey", "changed_inputs", "stage_keys"]
 
@@ -49,22 +49,12 @@ def stage_keys(project: Project) -> dict[str, StageKey]:
         SpecError: user code cannot be found.
     """
     keys: dict[str, StageKey] = {}
-    for stage, inputs in _inputs(project).items():
-        upstream = {f"key.{name}": keys[name].key for name in _UPSTREAM[stage]}
-        inputs = {"format": FORMATS[stage], **inputs, **upstream}
+    all_inputs = _inputs(project)
+    for stage in STAGES:
+        upstream = {f"key.{name}": keys[name].key for name in UPSTREAM[stage]}
+        inputs = {"format": FORMATS[stage], **all_inputs[stage], **upstream}
         keys[stage] = StageKey(stage=stage, key=digest_of([stage, inputs]), inputs=inputs)
     return keys
-
-
-_UPSTREAM: dict[str, tuple[str, ...]] = {
-    "read": (),
-    "preprocess": ("read",),
-    "materialize": ("preprocess",),
-    "shuffle": ("materialize",),
-    "train": ("materialize", "shuffle"),
-    "evaluate": ("train",),
-    "register": ("train",),
-}
 
 
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -105,7 +95,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in ("label", "invalid")}
-    result = {
+    return {
         "read": {
             **read,
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
@@ -139,7 +129,6 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "version.mlflow": _version("mlflow"),
         },
     }
-    return {stage: result[stage] for stage in STAGES}
 
 
 def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

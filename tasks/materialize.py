@@ -12,11 +12,11 @@ from penstock.ingest.materialize.class_report import classes_text, untried_class
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
 
-__all__ = ["STAGE", "feed_opener", "materialize"]
+__all__ = ["STAGE", "feed_opener"]
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -85,12 +85,12 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
     )
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
-    cache = look.project.spec.materialize.cache
+def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
+    cache = context.project.spec.materialize.cache
     if cache != "disk":
-        gone = cache == "memory" and look.will_train
+        gone = cache == "memory" and context.will_train
         return "rows of cache: memory live only as long as the attempt that prepared them" if gone else None
-    damaged = damaged_shards(look.project.storage, DatasetManifest.model_validate(output), deep=look.deep)
+    damaged = damaged_shards(context.project.storage, DatasetManifest.model_validate(output), deep=context.deep)
     if damaged:
         return f"{len(damaged)} of its shards are missing or damaged, the first is {damaged[0].path}; they are made again"
     return None
@@ -115,6 +115,4 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     ctx.tracker.log_json("manifest.json", output)
 
 
-STAGE = Stage("materialize", _run, _distrust, _facts, publish=_show)
-
-materialize = stage_task(STAGE)
+STAGE = Stage("materialize", _run, _verify, _facts, publish=_show)

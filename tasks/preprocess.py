@@ -7,9 +7,9 @@ from typing import Any
 from penstock.ingest.preprocess.fit import fit_preprocess, needs_fit
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Stage, VerifyContext
 
-__all__ = ["STAGE", "preprocess"]
+__all__ = ["STAGE"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
@@ -22,7 +22,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return fitted.model_dump(mode="json"), "ran"
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     # The record is the output: it parsed and carries the key.
     return None
 
@@ -32,5 +32,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (("steps", str(len(fitted.steps))),)
 
 
-STAGE = Stage("preprocess", _run, _distrust, _facts)
-preprocess = stage_task(STAGE)
+STAGE = Stage("preprocess", _run, _verify, _facts)

@@ -6,9 +6,9 @@ from typing import Any
 
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Stage, VerifyContext
 
-__all__ = ["STAGE", "read"]
+__all__ = ["STAGE"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
@@ -16,7 +16,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return snapshot.model_dump(mode="json"), "ran"
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     # The key holds the listing itself (names, sizes, etags or times), so an equal key is a verified listing.
     return None
 
@@ -32,5 +32,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-STAGE = Stage("read", _run, _distrust, _facts)
-read = stage_task(STAGE)
+STAGE = Stage("read", _run, _verify, _facts)

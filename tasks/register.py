@@ -16,12 +16,12 @@ from penstock.ingest.spec import ShuffleSpec
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import make_job, other_weights, trusted_checkpoint
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.tracking.mlflow_backend import version_exists
 
-__all__ = ["STAGE", "register"]
+__all__ = ["STAGE"]
 
 EXAMPLE_ROWS = 4
 
@@ -79,19 +79,18 @@ def _example(ctx: RunContext) -> dict[str, Any]:
     return example
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     # By the run, not by the address: the store may have moved with its folder, and a server may have another name now.
-    if not version_exists(look.tracking_uri, output["name"], output["version"], output["run_id"]):
-        here = redact_text(look.tracking_uri)
+    if not version_exists(context.tracking_uri, output["name"], output["version"], output["run_id"]):
+        here = redact_text(context.tracking_uri)
         if here != output["tracking_uri"]:
             return f"the model is registered at {output['tracking_uri']}, and MLflow is now {here}"
         return f"version {output['version']} of model {output['name']} is no longer in the registry"
-    return other_weights(look, output)
+    return other_weights(context, output)
 
 
 def _facts(output: dict[str, Any]) -> Facts:
     return (("model", output["uri"]), ("alias", str(output.get("alias"))))
 
 
-STAGE = Stage("register", _run, _distrust, _facts, of_run=True)
-register = stage_task(STAGE)
+STAGE = Stage("register", _run, _verify, _facts, of_run=True)

@@ -8,9 +8,9 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.order import Order, make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Stage, VerifyContext
 
-__all__ = ["STAGE", "shuffle", "train_order"]
+__all__ = ["STAGE", "train_order"]
 
 
 def train_order(shuffle: ShuffleSpec, manifest: DatasetManifest) -> Order:
@@ -23,7 +23,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}, "ran"
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     order = Order.model_validate(output["order"])
     if order.fingerprint != output["fingerprint"]:
         return f"this version generates another order ({order.fingerprint}) than the recorded one ({output['fingerprint']})"
@@ -35,5 +35,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (("mode", order.mode), ("seed", str(order.seed)), ("fingerprint", output["fingerprint"]))
 
 
-STAGE = Stage("shuffle", _run, _distrust, _facts)
-shuffle = stage_task(STAGE)
+STAGE = Stage("shuffle", _run, _verify, _facts)

@@ -12,10 +12,7 @@ from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrainSpec
 
-__all__ = ["STAGES", "PipelineSpec", "cross_check"]
-
-STAGES = ("read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register")
-"""The stages in the order they run."""
+__all__ = ["PipelineSpec", "cross_check"]
 
 
 class PipelineSpec(Section):

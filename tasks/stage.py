@@ -24,14 +24,14 @@ from penstock.tasks.context import Outcome, RunContext, StageOutcome
 from penstock.tasks.ledger import StageRecord, utc_now
 from penstock.tasks.project import Project
 
-__all__ = ["Look", "Stage", "stage_task"]
+__all__ = ["Stage", "VerifyContext", "stage_task"]
 
 Facts = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Look:
-    """Where to look when a recorded output is to be believed.
+class VerifyContext:
+    """What checks whether a recorded output still holds.
 
     Attributes:
         deep: read and hash the data too; without it presence and sizes have to do.
@@ -59,7 +59,7 @@ class Stage:
 
     Attributes:
         run: does the work; returns (output as small JSON, `ran` or `resumed`).
-        distrust: returns why a recorded output cannot be believed, or None. It looks at the data, not at the record.
+        verify: returns what is wrong with a recorded output, or None. It looks at the data, not at the record.
         facts: what a person wants to know of the output.
         publish: shows the output to the tracker; called in every attempt, reused or not.
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
@@ -67,7 +67,7 @@ class Stage:
 
     name: str
     run: Callable[[RunContext], tuple[dict[str, Any], Outcome]]
-    distrust: Callable[[Look, dict[str, Any]], str | None]
+    verify: Callable[[VerifyContext, dict[str, Any]], str | None]
     facts: Callable[[dict[str, Any]], Facts]
     of_run: bool = False
     publish: Callable[[RunContext, dict[str, Any]], None] = lambda _ctx, _output: None
@@ -108,7 +108,7 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
     path = stage.record_path(ctx.run.run, key.key)
     record = ctx.ledger.stage_record(path, key.key)
     if record is not None:
-        look = Look(
+        context = VerifyContext(
             ctx.project,
             ctx.run.run,
             deep=ctx.will_train,
@@ -116,7 +116,7 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
             tracking_uri=ctx.tracker.tracking_uri,
             upstream={name: outcome.output for name, outcome in ctx.outcomes.items()},
         )
-        doubt = stage.distrust(look, record.output)
+        doubt = stage.verify(context, record.output)
         if doubt is None:
             return _done(ctx, stage, key.key, "reused", started, record.output)
         ctx.warn(f"{stage.name}: the recorded output is not used: {doubt}")

@@ -11,7 +11,7 @@ from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.materialize import feed_opener
 from penstock.tasks.project import Project
-from penstock.tasks.stage import Facts, Look, Stage, stage_task
+from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint import journal
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
@@ -21,7 +21,7 @@ from penstock.training.on_ray.mailbox import Point
 from penstock.training.on_ray.trainer import TrainOutcome
 from penstock.training.on_ray.trainer import train as run_training
 
-__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "train", "trusted_checkpoint"]
+__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "trusted_checkpoint"]
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -141,17 +141,17 @@ def trusted_checkpoint(project: Project, run_storage: Storage, name: str) -> Che
     return store.get(name)
 
 
-def other_weights(look: Look, output: dict[str, Any]) -> str | None:
+def other_weights(context: VerifyContext, output: dict[str, Any]) -> str | None:
     """Why an output that was made from a checkpoint does not stand for the weights training ends with now; None if it does."""
-    now, then = look.upstream.get("train", {}).get("weights_digest"), output["weights_digest"]
+    now, then = context.upstream.get("train", {}).get("weights_digest"), output["weights_digest"]
     return f"it is of weights {then}, and training now ends with {now}" if now not in (None, then) else None
 
 
-def _distrust(look: Look, output: dict[str, Any]) -> str | None:
+def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     outcome = TrainOutcome.model_validate(output)
-    store = checkpoint_store(look.project, look.run_storage)
+    store = checkpoint_store(context.project, context.run_storage)
     name = chosen_checkpoint(outcome)
-    problem = store.problem(name, deep=look.deep)
+    problem = store.problem(name, deep=context.deep)
     return f"checkpoint {name}: {problem}" if problem is not None else None
 
 
@@ -167,5 +167,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-STAGE = Stage("train", _run, _distrust, _facts, of_run=True)
-train = stage_task(STAGE)
+STAGE = Stage("train", _run, _verify, _facts, of_run=True)

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["any_algorithm", "in_the_mode", "make_deterministic"]
+__all__ = ["any_algorithm", "in_deterministic_mode", "make_deterministic"]
 
 
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ def make_deterministic(cpus: float) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def in_the_mode(function: Callable[P, T]) -> Callable[P, T]:
+def in_deterministic_mode(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, which never runs while `any_algorithm` does."""
 
     @functools.wraps(function)

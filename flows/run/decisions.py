@@ -1,4 +1,4 @@
-"""Which run does a command continue, and what may have changed since? Decides only; flows/pipeline.py acts."""
+"""Which run does a command continue, and what may have changed since? Decides only; open_attempt.py acts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from penstock.config import OnResume, resume_rules
 from penstock.tasks.keys import StageKey, changed_inputs
 from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
@@ -93,11 +94,10 @@ def choose_run(
 
 
 def _data_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    stages = ("read", "preprocess", "materialize", "shuffle")
-    if all(stage in current.keys and current.keys[stage].key == keys[stage].key for stage in stages):
+    if all(stage in current.keys and current.keys[stage].key == keys[stage].key for stage in BEFORE_TRAINING):
         return []
     found: list[str] = []
-    for stage in stages:
+    for stage in BEFORE_TRAINING:
         if stage in current.keys:
             found += changed_inputs(current.keys[stage].inputs, keys[stage].inputs)
     return found

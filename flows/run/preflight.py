@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import uuid
 from pathlib import Path
 
 import psutil
 import torch
 
 from penstock.cache_dir import cache_folder
-from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
+from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import held_by_workers
+from penstock.flows.servers.probes import StorageFailure, existing_folder, ray_address, storage_failure
 from penstock.flows.servers.services import check_ray_answers
 from penstock.ingest.feed.node_cache import configured_budget
 from penstock.storage import NO_ROOM, Storage
@@ -35,7 +35,7 @@ FREE_AFTER_BYTES = 256 << 20
 
 
 def check_storage(storage: Storage) -> None:
-    """Write, read and delete a small file; look at the node's cache, where rows of a remote storage go first.
+    """Write, list, read and delete a small file; look at the node's cache, where rows of a remote storage go first.
 
     Raises:
         PreflightError: naming the storage and what the store said, or the folder of the cache.
@@ -52,28 +52,26 @@ def check_storage(storage: Storage) -> None:
                 f"the cache of shards {folder} cannot be written: {error.strerror or error}",
                 next_step="point PENSTOCK_CACHE_DIR to a folder on a local disk",
             ) from error
-    probe = f".probe-{uuid.uuid4().hex[:8]}"
-    try:
-        storage.write_bytes(probe, b"penstock")
-        if storage.read_bytes(probe) != b"penstock":
-            raise OSError("it reads back something else than was written")
-        storage.delete(probe)
-    except Interrupted:
-        raise
-    except Exception as error:  # every store has errors of its own
-        if getattr(error, "errno", None) in NO_ROOM:
-            raise PreflightError(
-                f"storage {storage.root} cannot be written: its disk is full",
-                next_step=f"free some space ({FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free), then run the same command",
-            ) from error
-        reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-        correct = "make the folder writable, or set `storage` to another"
-        if not storage.is_local:
-            correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"
-        raise PreflightError(
-            f"storage {storage.root} cannot be written: {getattr(error, 'strerror', None) or reason}",
-            next_step=f"{correct}, then: penstock doctor --storage {storage.root}",
-        ) from error
+    failure = storage_failure(storage)
+    if failure is not None:
+        raise _storage_refusal(storage, failure) from failure.error
+
+
+def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightError:
+    verb, error = failure
+    if getattr(error, "errno", None) in NO_ROOM:
+        return PreflightError(
+            f"storage {storage.root} cannot be {verb}: its disk is full",
+            next_step=f"free some space ({FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free), then run the same command",
+        )
+    reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    correct = "make the folder writable, or set `storage` to another"
+    if not storage.is_local:
+        correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"
+    return PreflightError(
+        f"storage {storage.root} cannot be {verb}: {getattr(error, 'strerror', None) or reason}",
+        next_step=f"{correct}, then: penstock doctor --storage {storage.root}",
+    )
 
 
 def check_resources(project: Project) -> list[str]:
@@ -85,7 +83,7 @@ def check_resources(project: Project) -> list[str]:
     source = sum(file.size_bytes for file in project.files)
     spec, warnings = project.spec, []
     if project.storage.is_local and spec.materialize.cache == "disk":
-        folder = _existing(Path(project.storage.root))
+        folder = existing_folder(Path(project.storage.root))
         free = shutil.disk_usage(folder).free
         # Units that an earlier attempt committed are not written again.
         there = sum(shard.stat().st_size for shard in folder.glob("units/*/*.arrow"))
@@ -120,7 +118,7 @@ def check_room(project: Project, parameters: int) -> list[str]:
     """
     if not project.storage.is_local:
         return []
-    folder, keep = _existing(Path(project.storage.root)), project.spec.train.checkpoint.keep
+    folder, keep = existing_folder(Path(project.storage.root)), project.spec.train.checkpoint.keep
     # One more is written before the oldest goes, and the best may be an old one.
     count = keep + (2 if project.spec.train.checkpoint.best else 1)
     weights, with_optimizer = (count * parameters * size for size in (BYTES_PER_WEIGHT, BYTES_PER_PARAMETER))
@@ -141,7 +139,7 @@ def check_machine(spec: PipelineSpec) -> None:
         PreflightError: there are too few CPUs or GPUs: workers would wait for them, or for each other, without end.
         ServiceError: the cluster that RAY_ADDRESS names does not answer.
     """
-    if address := os.environ.get("RAY_ADDRESS"):
+    if (address := ray_address()) is not None:
         check_ray_answers(address)
         return
     # Two workers are allowed to share one CPU: that is how a pipeline is tried out.
@@ -178,9 +176,3 @@ def check_recipe(project: Project) -> None:
     for target, code in project.transforms.items():
         if not callable(code.load()):
             raise SpecError(f"preprocess: map_batches: {target} is not a function")
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path

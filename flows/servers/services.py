@@ -10,19 +10,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ServiceError
 from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
+from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, ray_address, ray_refusal
 from penstock.ingest.ray_tasks import import_ahead
 from penstock.own_code import IMPORT_ROOT
 
@@ -32,13 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefectService", "mlflow_uri", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
 
-
-_TELEMETRY = {
-    "DO_NOT_TRACK": "true",  # MLflow honours this spelling only; Prefect's client takes it too
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 _QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",  # the records still reach the server's page
@@ -60,7 +50,7 @@ class PrefectService(NamedTuple):
 
 def telemetry_off() -> None:
     """Turn off the telemetry of Prefect, MLflow and Ray, here and in child processes. A variable that is set is left alone."""
-    for name, value in _TELEMETRY.items():
+    for name, value in TELEMETRY_OFF.items():
         os.environ.setdefault(name, value)
 
 
@@ -203,14 +193,9 @@ def _check_api(url: str) -> None:
 
 
 def _answers(url: str) -> bool:
-    """Whether an HTTP server is there. A refusal to an unauthenticated caller is an answer too."""
-    try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return int(response.status) < 500
-    except urllib.error.HTTPError as error:
-        return error.code < 500
-    except (OSError, ValueError):
-        return False
+    """Whether an HTTP server is there. A refusal of the login is an answer too."""
+    status = http_get(url).status
+    return status is not None and status < 500
 
 
 @contextlib.contextmanager
@@ -234,8 +219,8 @@ def ray_cluster(state_dir: Path, *, num_cpus: int | None = None, min_cpus: float
     # Importing Ray takes a second; commands that need no cluster do without.
     from penstock.flows.servers.ray_local import join_ray, local_ray
 
-    address = os.environ.get("RAY_ADDRESS")
-    if address:
+    address = ray_address()
+    if address is not None:
         check_ray_answers(address)
         with join_ray(address) as cluster:
             yield cluster
@@ -269,14 +254,10 @@ def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
 
 
 def check_ray_answers(address: str) -> None:
-    """Raise ServiceError where nobody listens at a RAY_ADDRESS: Ray itself waits long for a head node that is not there."""
-    if address == "auto":
-        return
-    parts = urllib.parse.urlsplit(address if "://" in address else f"ray://{address}")
-    try:
-        socket.create_connection((parts.hostname or "", parts.port or 10001), timeout=10).close()
-    except (OSError, ValueError) as error:
+    """Raise ServiceError where nothing listens at a RAY_ADDRESS."""
+    refusal = ray_refusal(address)
+    if refusal is not None:
         raise ServiceError(
-            f"RAY_ADDRESS={address} does not answer: {error}",
+            f"RAY_ADDRESS={address} does not answer: {refusal}",
             next_step="start that cluster (ray start --head), or unset RAY_ADDRESS to use an embedded one",
-        ) from error
+        )

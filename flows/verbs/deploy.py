@@ -133,7 +133,8 @@ def _is_relative(name: str, value: str) -> bool:
 
 def _put(loaded: LoadedSpec, cron: str, pool: str, environment: _Environment, say: Callable[[str], None]) -> dict[str, Any]:
     # It brings Ray and torch along: seconds that a refusal above does not need.
-    from penstock.flows.pipeline import RunRequest, pipeline
+    from penstock.flows.pipeline import pipeline
+    from penstock.flows.run.request import RunRequest
 
     name = loaded.spec.name
     request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))

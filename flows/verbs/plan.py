@@ -14,26 +14,20 @@ from penstock.flows.servers.services import mlflow_uri
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
-from penstock.tasks.evaluate import STAGE as EVALUATE
+from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
 from penstock.tasks.ledger import Ledger, Run
 from penstock.tasks.materialize import STAGE as MATERIALIZE
-from penstock.tasks.preprocess import STAGE as PREPROCESS
 from penstock.tasks.project import Project
-from penstock.tasks.read import STAGE as READ
-from penstock.tasks.register import STAGE as REGISTER
-from penstock.tasks.shuffle import STAGE as SHUFFLE
 from penstock.tasks.shuffle import train_order
-from penstock.tasks.stage import Look, Stage
-from penstock.tasks.train import STAGE as TRAIN
+from penstock.tasks.stage import Stage, VerifyContext
+from penstock.tasks.stages import STAGES
 from penstock.training.state import TrainState
 
 __all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
 
 
 _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
-
-_STAGES = (READ, PREPROCESS, MATERIALIZE, SHUFFLE, TRAIN, EVALUATE, REGISTER)
 
 
 def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
@@ -55,16 +49,16 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     will_run: set[str] = set()
     upstream: dict[str, dict[str, Any]] = {}
     run_id = continued.run if continued else ""
-    look = Look(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
-    for stage in _STAGES:
-        entry, output = _plan_stage(stage, look, ledger, keys, current, reached, will_run)
+    context = VerifyContext(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
+    for stage in ALL_STAGES:
+        entry, output = _plan_stage(stage, context, ledger, keys, current, reached, will_run)
         stages.append(entry)
         upstream[stage.name] = output
         if entry["action"] != "reuse":
             will_run.add(stage.name)
-    stages[_STAGES.index(SHUFFLE)]["mixing"] = describe_mixing(project, upstream["materialize"])
+    stages[STAGES.index("shuffle")]["mixing"] = describe_mixing(project, upstream["materialize"])
     if "train" in will_run:
-        _plan_rows(stages[_STAGES.index(MATERIALIZE)], project, ledger)
+        _plan_rows(stages[STAGES.index("materialize")], project, ledger)
     return {
         "status": "done",
         "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
@@ -120,14 +114,14 @@ def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
     """Correct the plan of materialize: what it left behind may be enough for a record, but not for training to read."""
     record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
     if entry["action"] == "reuse" and record is not None:
-        doubt = MATERIALIZE.distrust(Look(project, "", deep=False, will_train=True), record.output)
+        doubt = MATERIALIZE.verify(VerifyContext(project, "", deep=False, will_train=True), record.output)
         if doubt is not None:
             entry.update(action="run", because=[doubt])
 
 
 def _plan_stage(
     stage: Stage,
-    look: Look,
+    context: VerifyContext,
     ledger: Ledger,
     keys: dict[str, StageKey],
     current: Run | None,
@@ -138,10 +132,10 @@ def _plan_stage(
     key = keys[stage.name]
     entry: dict[str, Any] = {"name": stage.name, "key": key.key, "action": "run", "because": []}
     record = None
-    if not (stage.of_run and (not look.run_id or will_run & {"train"})):
-        record = ledger.stage_record(stage.record_path(look.run_id, key.key), key.key)
+    if not (stage.of_run and (not context.run_id or will_run & {"train"})):
+        record = ledger.stage_record(stage.record_path(context.run_id, key.key), key.key)
     if record is not None:
-        doubt = stage.distrust(look, record.output)
+        doubt = stage.verify(context, record.output)
         if doubt is None:
             return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
         return {**entry, "because": [doubt]}, {}
@@ -150,6 +144,6 @@ def _plan_stage(
     because += [
         f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run
     ]
-    if stage.name == "train" and look.run_id and reached is not None:
+    if stage.name == "train" and context.run_id and reached is not None:
         return {**entry, "action": "resume", "because": [f"checkpoint at step {reached.step}", *because]}, {}
     return {**entry, "because": because or ["not finished yet"]}, {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.errors import Interrupted, PenstockError
 from penstock.flows.run.cpus import cpus_needed
+from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import refuse_if_held
@@ -38,7 +39,7 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
     threading.Thread(target=_load_ahead, daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
-    with _stopped_not_failed(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
+    with _interrupts_once_stopped(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
 
         def meanwhile() -> None:
             if _will_need_ray(loaded, fresh, until):
@@ -50,7 +51,7 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
 
 
 @contextlib.contextmanager
-def _stopped_not_failed(stopping: StopRequest) -> Iterator[None]:
+def _interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
     """Prefect and Ray make errors of their own of a stop that is raised inside them."""
     try:
         yield
@@ -64,26 +65,27 @@ def _call_flow(
     loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None, stopping: StopRequest
 ) -> dict[str, Any]:
     # Prefect reads its settings when imported, so it comes after the server's address is known.
-    from penstock.flows.pipeline import RunRequest, last_result, pipeline
+    from penstock.flows.pipeline import pipeline
+    from penstock.flows.run.request import RunRequest
 
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
     stopping.check()
     state = pipeline(request, return_state=True)
+    result: Any = state.result(raise_on_failure=False)
     if state.is_cancelled():
-        stopped = Interrupted(int(last_result.pop("signum", 15)), str(state.message))
-        return _raise(stopped, last_result)
-    if state.is_failed() or state.is_crashed():
-        error = state.result(raise_on_failure=False)
-        if isinstance(error, PenstockError):
-            return _raise(error, last_result)
-        raise error if isinstance(error, BaseException) else RuntimeError(str(state.message))
-    return dict(last_result)
+        reached = dict(result) if isinstance(result, dict) else {}
+        stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))
+        stopped.result = reached
+        raise stopped
+    if not state.is_completed():
+        raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
+    return dict(result)
 
 
 def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
     """Whether an embedded Ray will most likely be needed: there is work, as far as one look at a local storage tells."""
     spec = loaded.spec
-    if os.environ.get("RAY_ADDRESS") or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
+    if ray_address() or until == "read" or spec.materialize.cache == "none" or not is_local(spec.storage):
         return False
     with contextlib.suppress(OSError, PenstockError):  # the flow looks again, and tells
         current = Ledger(Storage(spec.storage)).current_run(spec.name)
@@ -103,8 +105,3 @@ def _refuse_if_held(loaded: LoadedSpec) -> None:
     """Say at once what the flow would find out a server's start later; the flow itself takes the lease."""
     if is_local(loaded.spec.storage):
         refuse_if_held(Storage(loaded.spec.storage), lease_path(loaded.spec.name))
-
-
-def _raise(error: PenstockError, result: dict[str, Any]) -> dict[str, Any]:
-    error.result = dict(result)  # type: ignore[attr-defined]
-    raise error

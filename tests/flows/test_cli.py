@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from penstock.errors import PreflightError
-from penstock.flows.cli import app, machine_errors_told
+from penstock.flows.cli import app, reporting_machine_errors
 from tests import ROOT
 
 FROM_SOURCE = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -39,7 +39,7 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
     ids=["full", "read-only"],
 )
 def test_what_the_machine_refuses_is_told_with_what_would_mend_it(code: int, advice: str) -> None:
-    with pytest.raises(PreflightError, match="/the/file: ") as told, machine_errors_told():
+    with pytest.raises(PreflightError, match="/the/file: ") as told, reporting_machine_errors():
         raise OSError(code, os.strerror(code), "/the/file")
     assert told.value.next_step == f"{advice}, and run the same command again"
 

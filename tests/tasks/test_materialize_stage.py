@@ -21,7 +21,7 @@ from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
 from penstock.tasks.materialize import STAGE
 from penstock.tasks.project import Project
-from penstock.tasks.stage import Look
+from penstock.tasks.stage import VerifyContext
 from tests.drills.project import make_project
 from tests.ingest.preparing import Source
 
@@ -129,8 +129,8 @@ def test_values_that_one_hot_did_not_know_are_warned_of(tmp_path: Path, monkeypa
 def test_rows_in_memory_are_prepared_again_only_for_training(
     tmp_path: Path, cache: str, will_train: bool, doubted: bool
 ) -> None:
-    look = Look(project(tmp_path, f"materialize.cache={cache}"), "run", deep=will_train, will_train=will_train)
-    doubt = STAGE.distrust(look, output())
+    context = VerifyContext(project(tmp_path, f"materialize.cache={cache}"), "run", deep=will_train, will_train=will_train)
+    doubt = STAGE.verify(context, output())
     assert (doubt is not None) == doubted
     if doubt is not None:
         assert "cache: memory" in doubt

@@ -11,14 +11,14 @@ from mlflow.tracking import MlflowClient
 from penstock.tasks.evaluate import STAGE as EVALUATE
 from penstock.tasks.project import Project
 from penstock.tasks.register import STAGE as REGISTER
-from penstock.tasks.stage import Look
+from penstock.tasks.stage import VerifyContext
 
 NOWHERE = cast("Project", None)
 """Neither stage looks at the project."""
 
 
-def look(tracking_uri: str, weights: str = "w1") -> Look:
-    return Look(NOWHERE, "r", deep=False, tracking_uri=tracking_uri, upstream={"train": {"weights_digest": weights}})
+def context(tracking_uri: str, weights: str = "w1") -> VerifyContext:
+    return VerifyContext(NOWHERE, "r", deep=False, tracking_uri=tracking_uri, upstream={"train": {"weights_digest": weights}})
 
 
 @pytest.fixture(scope="module")
@@ -33,24 +33,24 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_they_are_believed_while_all_is_as_it_was(registered: dict[str, Any]) -> None:
     uri = registered["tracking_uri"]
-    assert REGISTER.distrust(look(uri), registered) is None
-    assert EVALUATE.distrust(look(uri), {"weights_digest": "w1"}) is None
+    assert REGISTER.verify(context(uri), registered) is None
+    assert EVALUATE.verify(context(uri), {"weights_digest": "w1"}) is None
     # A plan that does not know the training's output has nothing to hold against them.
-    assert EVALUATE.distrust(Look(NOWHERE, "r", deep=False), {"weights_digest": "w1"}) is None
+    assert EVALUATE.verify(VerifyContext(NOWHERE, "r", deep=False), {"weights_digest": "w1"}) is None
     # The same store under another address: it was moved with its folder, or its server has another name.
     moved = {**registered, "tracking_uri": "sqlite:////elsewhere/mlflow.db"}
-    assert REGISTER.distrust(look(uri), moved) is None
+    assert REGISTER.verify(context(uri), moved) is None
 
 
 def test_other_weights_are_evaluated_and_registered_again(registered: dict[str, Any]) -> None:
     doubt = "it is of weights w1, and training now ends with w2"
-    assert EVALUATE.distrust(look("", "w2"), {"weights_digest": "w1"}) == doubt
-    assert REGISTER.distrust(look(registered["tracking_uri"], "w2"), registered) == doubt
+    assert EVALUATE.verify(context("", "w2"), {"weights_digest": "w1"}) == doubt
+    assert REGISTER.verify(context(registered["tracking_uri"], "w2"), registered) == doubt
 
 
 def test_another_mlflow_or_a_deleted_version_is_registered_again(registered: dict[str, Any], tmp_path: Path) -> None:
-    doubt = REGISTER.distrust(look(f"sqlite:///{tmp_path}/other.db"), registered)
+    doubt = REGISTER.verify(context(f"sqlite:///{tmp_path}/other.db"), registered)
     assert doubt is not None and "other.db" in doubt
     uri = registered["tracking_uri"]
     MlflowClient(uri, registry_uri=uri).delete_model_version("m", registered["version"])
-    assert REGISTER.distrust(look(uri), registered) == "version 1 of model m is no longer in the registry"
+    assert REGISTER.verify(context(uri), registered) == "version 1 of model m is no longer in the registry"

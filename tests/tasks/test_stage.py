@@ -41,7 +41,7 @@ with prefect_api(folder / "state"):
         (folder / "data").write_text("rows")
         return {"rows": 4}, "ran"
 
-    def distrust(look, output):
+    def verify(context, output):
         return None if (folder / "data").exists() else "its data are gone"
 
     storage = Storage(str(folder / "storage"))
@@ -57,7 +57,7 @@ with prefect_api(folder / "state"):
         tracker=SimpleNamespace(url=None, run_id="m", tracking_uri="sqlite://"),
         warn=told.append,
     )
-    stage = Stage("read", work, distrust, lambda output: (("rows", str(output["rows"])),))
+    stage = Stage("read", work, verify, lambda output: (("rows", str(output["rows"])),))
 
     @flow
     def once():

@@ -17,7 +17,7 @@ from penstock.errors import ResumeError
 from penstock.ingest.schema import FeedSchema
 from penstock.training.checkpoint.manifest import CheckpointFacts
 
-__all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge", "told_of_chance", "with_reason"]
+__all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge", "reporting_nondeterminism", "with_reason"]
 
 
 BIT_EXACT = "bit-exact"
@@ -83,7 +83,7 @@ def with_reason(exactness: str, reason: str) -> str:
 
 
 @contextmanager
-def told_of_chance(tell: Callable[[str], None]) -> Iterator[None]:
+def reporting_nondeterminism(tell: Callable[[str], None]) -> Iterator[None]:
     """Call `tell` whenever an operation runs in the block that torch has no deterministic form of, with the operation's name.
 
     It is called where torch would warn, in any thread of this process. The warning itself is shown once for each operation.

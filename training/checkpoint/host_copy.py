@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["copied", "host_memory", "once_there"]
+__all__ = ["after_copy", "copied", "host_memory"]
 
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU. Of a GPU's tensor it is only on its way: see `once_there`."""
+    """A contiguous copy on the CPU. Of a GPU's tensor it is only on its way: see `after_copy`."""
     source = tensor.detach()
     if source.is_cuda:
         source = source.resolve_conj().resolve_neg()  # the GPU's part: a lazy one would be done here, and too early
@@ -34,7 +34,7 @@ def copied(tensor: Tensor) -> Tensor:
     return copy.copy_(source.contiguous(), non_blocking=True)
 
 
-def once_there(value: T, device: torch.device) -> Callable[[], T]:
+def after_copy(value: T, device: torch.device) -> Callable[[], T]:
     """A function, for any thread, that waits for the copies from `device` asked for so far by this one, and returns `value`."""
     if device.type != "cuda":
         return lambda: value

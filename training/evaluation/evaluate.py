@@ -145,11 +145,13 @@ class Findings:
         """PNG by name."""
         if self._kind == "none":
             return {}
-        # Here, because matplotlib would cost every command half a second.
+        # Here, because matplotlib and scikit-learn would cost every command a second and a half.
         from penstock.training.evaluation import figures as draw
 
         scores, targets = self._kept()
         label = str(self._schema.label)
+        if self._kind == "regression" and not len(scores):
+            return {}
         if self._kind == "regression":
             drawn = {
                 "predicted_true": draw.predicted_true_figure(scores, targets, label, f"Predicted and true: {split}"),
@@ -161,8 +163,8 @@ class Findings:
         drawn = {"calibration": curve}
         if self._confusion.size:
             drawn["confusion_matrix"] = draw.confusion_figure(self._confusion, self._names, f"Confusion matrix: {split}")
-        if self._schema.num_classes == 2:
-            positive, hits = self._names[1], targets.astype(np.int64)
+        positive, hits = self._names[-1], targets.astype(np.int64)
+        if self._schema.num_classes == 2 and 0 < hits.sum() < len(hits):  # of one class alone there is no curve
             drawn["roc"] = draw.roc_figure(scores, hits, positive, f"ROC curve: {split}")
             drawn["precision_recall"] = draw.precision_recall_figure(scores, hits, positive, f"Precision and recall: {split}")
         return {name: draw.figure_png(figure) for name, figure in drawn.items()}
@@ -187,4 +189,6 @@ class Findings:
     def _kept(self) -> tuple[np.ndarray, np.ndarray]:
         if not self._scores:
             return np.empty(0), np.empty(0)
-        return np.concatenate(self._scores), np.concatenate(self._targets)
+        scores, targets = np.concatenate(self._scores), np.concatenate(self._targets)
+        finite = np.isfinite(scores)  # of weights that went astray; the metrics tell, and the figures show the rest
+        return scores[finite], targets[finite]

@@ -1,4 +1,4 @@
-"""How do evaluation results look on one page? Matplotlib figures of counts and curves, drawn without a display.
+"""How do evaluation results look on one page? scikit-learn's displays of counts and curves, drawn without a screen.
 
 Colours: one blue for what was measured, grey for the reference it is compared with; both read well in print and for colour-
 blind eyes.
@@ -13,6 +13,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from sklearn.calibration import CalibrationDisplay
+from sklearn.metrics import (
+    ConfusionMatrixDisplay,
+    PrecisionRecallDisplay,
+    PredictionErrorDisplay,
+    RocCurveDisplay,
+    average_precision_score,
+    roc_auc_score,
+)
 
 __all__ = [
     "calibration_figure",
@@ -29,7 +38,8 @@ Floats = NDArray[np.float64]
 
 Counts = NDArray[np.int64]
 
-MEASURED, REFERENCE, INK = "#2166ac", "#9a9a9a", "#222222"
+_MEASURED = {"color": "#2166ac", "linewidth": 2}
+_REFERENCE = {"color": "#9a9a9a", "linestyle": "--", "linewidth": 1}
 
 MAX_POINTS = 5_000
 """Points in a scatter plot; more only darken it."""
@@ -55,36 +65,23 @@ def confusion_figure(counts: Counts, names: Sequence[str], title: str = "Confusi
 
     Cells are coloured by the share of their row, so that a rare class is as visible as a common one, and show the count.
     """
-    classes = len(names)
-    side = float(np.clip(2.6 + 0.45 * classes, 4.2, 15.0))
+    side = float(np.clip(2.6 + 0.45 * len(names), 4.2, 15.0))
     figure, axes = _figure(side + 0.8, side)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     labels = [_short(name) for name in names]
-    size = float(np.clip(11 - classes / 8, 7.5, 10))
-    rotation, anchor = (0, "center") if _fits(labels) else (60, "right")
-    axes.set_xticks(range(classes), labels, rotation=rotation, ha=anchor, fontsize=size)
-    axes.set_yticks(range(classes), labels, fontsize=size)
-    if not _fits(labels):
-        for label in axes.get_xticklabels():
-            label.set_rotation_mode("anchor")
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
-    if classes <= MOST_NUMBERED_CLASSES:
-        for row, column in np.argwhere(counts > 0):
-            dark = shares[row, column] > 0.55
-            text = _compact(int(counts[row, column]))
-            axes.text(column, row, text, ha="center", va="center", fontsize=size * 0.9, color="white" if dark else INK)
-    axes.set_xticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=1.0)
-    axes.tick_params(which="both", length=0)
-    bar = figure.colorbar(image, ax=axes, fraction=0.045, pad=0.03)
-    bar.set_label("share of the true class", fontsize=9)
-    bar.outline.set_visible(False)
-    total = int(counts.sum())
-    right = int(np.trace(counts))
-    axes.set_title(f"{title}\n{right:,} of {total:,} rows right", loc="left", fontsize=11)
+    display = ConfusionMatrixDisplay(shares, display_labels=labels).plot(
+        ax=axes,
+        cmap="Blues",
+        include_values=len(names) <= MOST_NUMBERED_CLASSES,
+        xticks_rotation="vertical" if max(map(len, labels), default=0) > 3 else "horizontal",
+        im_kw={"vmin": 0.0, "vmax": 1.0},
+    )
+    if display.text_ is not None:
+        for cell, count in zip(display.text_.flat, counts.flat, strict=True):
+            cell.set(text=_compact(int(count)) if count else "", fontsize=9)
+    axes.set(xlabel="predicted", ylabel="true")
+    display.im_.colorbar.set_label("share of the true class")
+    axes.set_title(f"{title}\n{int(np.trace(counts)):,} of {int(counts.sum()):,} rows right", loc="left", fontsize=11)
     return figure
 
 
@@ -93,35 +90,33 @@ def roc_figure(probability: Floats, target: Counts, positive: str, title: str = 
 
     Args:
         probability: of class 1, [rows].
-        target: 0 or 1, [rows].
+        target: 0 or 1, [rows]; both are there.
         positive: the name of class 1.
         title: above the curve.
     """
-    positives, negatives = _cumulated(probability, target)
-    rate_true = positives / max(positives[-1], 1)
-    rate_false = negatives / max(negatives[-1], 1)
-    area = float(np.trapezoid(rate_true, rate_false))
     figure, axes = _figure(5.2, 5.0)
-    axes.plot([0, 1], [0, 1], color=REFERENCE, linestyle="--", linewidth=1, label="chance")
-    axes.plot(rate_false, rate_true, color=MEASURED, linewidth=2, label=f"model, area {area:.4f}")
-    _unit_square(axes, "false positive rate", f"true positive rate ({_short(positive)})", title)
-    axes.legend(loc="lower right", frameon=False)
+    model = _MEASURED | {"label": f"model, area {roc_auc_score(target, probability):.4f}"}
+    RocCurveDisplay.from_predictions(
+        target,
+        probability,
+        ax=axes,
+        curve_kwargs=model,
+        plot_chance_level=True,
+        chance_level_kw=_REFERENCE | {"label": "chance"},
+    )
+    _label(axes, "false positive rate", f"true positive rate ({_short(positive)})", title)
     return figure
 
 
 def precision_recall_figure(probability: Floats, target: Counts, positive: str, title: str = "Precision and recall") -> Figure:
     """Draw precision over recall of a two-class model; arguments as for `roc_figure`."""
-    positives, negatives = _cumulated(probability, target)
-    recall = positives / max(positives[-1], 1)
-    precision = positives[1:] / np.maximum(positives[1:] + negatives[1:], 1)
-    precision = np.concatenate([precision[:1], precision])
-    average = float(np.sum(np.diff(recall) * precision[1:]))
-    share = float(np.mean(target)) if len(target) else 0.0
     figure, axes = _figure(5.2, 5.0)
-    axes.axhline(share, color=REFERENCE, linestyle="--", linewidth=1, label=f"chance, {share:.3f}")
-    axes.step(recall, precision, where="pre", color=MEASURED, linewidth=2, label=f"model, average precision {average:.4f}")
-    _unit_square(axes, f"recall ({_short(positive)})", "precision", title)
-    axes.legend(loc="lower left", frameon=False)
+    model = _MEASURED | {"label": f"model, average precision {average_precision_score(target, probability):.4f}"}
+    chance = _REFERENCE | {"label": f"chance, {target.mean():.3f}"}
+    PrecisionRecallDisplay.from_predictions(
+        target, probability, ax=axes, curve_kwargs=model, plot_chance_level=True, chance_level_kw=chance
+    )
+    _label(axes, f"recall ({_short(positive)})", "precision", title)
     return figure
 
 
@@ -138,58 +133,45 @@ def calibration_figure(counts: Counts, confidence: Floats, right: Counts, title:
     mean_confidence = confidence[filled] / counts[filled]
     accuracy = right[filled] / counts[filled]
     error = float(np.sum(counts[filled] * np.abs(accuracy - mean_confidence)) / max(counts.sum(), 1))
-    figure, axes = _figure(5.2, 5.6)
-    axes.plot([0, 1], [0, 1], color=REFERENCE, linestyle="--", linewidth=1, label="perfectly calibrated")
-    axes.plot(
-        mean_confidence, accuracy, color=MEASURED, marker="o", markersize=5, linewidth=2, label=f"model, error {error:.4f}"
-    )
+    figure = Figure(figsize=(5.2, 5.6), layout="constrained")
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(5, 1))
+    display = CalibrationDisplay(accuracy, mean_confidence, mean_confidence, estimator_name=f"model, error {error:.4f}")
+    display.plot(ax=axes, **_MEASURED)
+    _label(axes, "", "share of rows predicted rightly", title)
     width = 1.0 / len(counts)
-    below = axes.inset_axes((0.0, -0.42, 1.0, 0.2), sharex=axes)
-    below.bar((np.arange(len(counts)) + 0.5) * width, counts, width=width * 0.9, color=MEASURED, alpha=0.5)
+    below.bar((np.arange(len(counts)) + 0.5) * width, counts, width=width * 0.9, color=_MEASURED["color"], alpha=0.5)
     below.set_yscale("symlog", linthresh=1)
-    below.set_ylabel("rows", fontsize=9)
-    below.set_xlabel("confidence: probability of the predicted class")
-    _plain(below)
-    _unit_square(axes, "", "share of rows predicted rightly", title)
-    axes.tick_params(labelbottom=False)
-    axes.legend(loc="upper left", frameon=False)
+    _label(below, "confidence: probability of the predicted class", "rows")
     return figure
 
 
 def predicted_true_figure(predicted: Floats, true: Floats, label: str, title: str = "Predicted and true") -> Figure:
-    """Draw predictions of a regression over the true values, [rows] each, on equal axes."""
-    figure, axes = _figure(5.4, 5.2)
-    shown = _sample(len(true))
-    both = np.concatenate([predicted, true]) if len(true) else np.zeros(1)
-    low, high = float(np.min(both)), float(np.max(both))
-    margin = 0.04 * (high - low or 1.0)
-    limits = (low - margin, high + margin)
-    axes.plot(limits, limits, color=REFERENCE, linestyle="--", linewidth=1, label="perfect")
-    axes.scatter(
-        true[shown], predicted[shown], s=12, color=MEASURED, alpha=_alpha(len(shown)), linewidths=0, label=_rows(true, shown)
-    )
-    axes.set_xlim(limits)
-    axes.set_ylim(limits)
-    axes.set_aspect("equal")
-    axes.set_xlabel(f"true {label}")
-    axes.set_ylabel(f"predicted {label}")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(loc="upper left", frameon=False)
-    _plain(axes)
-    return figure
+    """Draw the true values of a regression over its predictions, [rows] each, on equal axes."""
+    return _errors(predicted, true, "actual_vs_predicted", (f"predicted {label}", f"true {label}"), title)
 
 
 def residuals_figure(predicted: Floats, true: Floats, label: str, title: str = "Errors") -> Figure:
-    """Draw the distribution of (predicted - true) of a regression, [rows] each."""
-    errors = predicted - true
-    figure, axes = _figure(5.4, 4.0)
-    axes.hist(errors, bins=min(60, max(10, int(np.sqrt(len(errors))))), color=MEASURED, alpha=0.8)
-    axes.axvline(0.0, color=REFERENCE, linestyle="--", linewidth=1)
-    axes.set_xlabel(f"predicted - true {label}")
-    axes.set_ylabel("rows")
-    spread = f"mean {errors.mean():.4g}, standard deviation {errors.std():.4g}" if len(errors) else "no rows"
-    axes.set_title(f"{title}\n{spread}", loc="left", fontsize=11)
-    _plain(axes)
+    """Draw (true - predicted) of a regression over its predictions, [rows] each."""
+    errors = true - predicted
+    spread = f"mean {errors.mean():.4g}, standard deviation {errors.std():.4g}"
+    return _errors(
+        predicted, true, "residual_vs_predicted", (f"predicted {label}", f"true - predicted {label}"), f"{title}\n{spread}"
+    )
+
+
+def _errors(predicted: Floats, true: Floats, kind: str, labels: tuple[str, str], title: str) -> Figure:
+    figure, axes = _figure(5.4, 5.2)
+    PredictionErrorDisplay.from_predictions(
+        true,
+        predicted,
+        kind=kind,
+        subsample=min(MAX_POINTS, len(true)),
+        random_state=0,
+        ax=axes,
+        scatter_kwargs={"s": 12, "color": _MEASURED["color"], "alpha": 0.4, "linewidths": 0},
+        line_kwargs=_REFERENCE,
+    )
+    _label(axes, *labels, title)
     return figure
 
 
@@ -199,51 +181,16 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _cumulated(probability: Floats, target: Counts) -> tuple[Floats, Floats]:
-    """Counts of positives and of negatives among the rows at or above each distinct probability, from none to all."""
-    order = np.argsort(-probability, kind="stable")
-    ranked, hits = probability[order], target[order].astype(np.float64)
-    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1) if len(ranked) else np.empty(0, dtype=np.int64)
-    positives = np.cumsum(hits)[ends]
-    negatives = np.cumsum(1.0 - hits)[ends]
-    return np.concatenate([[0.0], positives]), np.concatenate([[0.0], negatives])
-
-
-def _unit_square(axes: Axes, x: str, y: str, title: str) -> None:
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_aspect("equal")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+def _label(axes: Axes, x: str, y: str, title: str = "") -> None:
+    axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, loc="left", fontsize=11)
-    _plain(axes)
-
-
-def _plain(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9)
     axes.grid(color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
-def _sample(rows: int) -> NDArray[np.int64]:
-    return np.linspace(0, rows - 1, min(rows, MAX_POINTS)).astype(np.int64)
-
-
-def _alpha(points: int) -> float:
-    return float(np.clip(60.0 / np.sqrt(max(points, 1)), 0.15, 0.9))
-
-
-def _rows(all_rows: Floats, shown: NDArray[np.int64]) -> str:
-    return f"{len(shown):,} rows" if len(shown) == len(all_rows) else f"{len(shown):,} of {len(all_rows):,} rows"
-
-
 def _short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _fits(labels: Sequence[str]) -> bool:
-    return max((len(label) for label in labels), default=0) <= 3
 
 
 def _compact(count: int) -> str:

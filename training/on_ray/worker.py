@@ -15,11 +15,11 @@ import ray.train.torch
 
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
-from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, told_of_chance
+from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, reporting_nondeterminism
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.determinism import in_the_mode, make_deterministic
+from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure, now_ms
 from penstock.training.job import TrainJob
@@ -86,7 +86,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
-        feed.augment_with(in_the_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
+        feed.augment_with(in_deterministic_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
     learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed)
     metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
     _check_validates(job, validation)
@@ -109,7 +109,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
             if learner.model.training:  # what validation does changes no weight
                 observer.chance(operation)
 
-        with told_of_chance(tell):
+        with reporting_nondeterminism(tell):
             end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
         written = observer.finish()
     exactness = observer.exactness or start.exactness

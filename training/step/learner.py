@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ResumeError, TrainingError
 from penstock.ingest.feed.lists import batch_rows_of
-from penstock.training.checkpoint.host_copy import copied, once_there
+from penstock.training.checkpoint.host_copy import after_copy, copied
 from penstock.training.checkpoint.packed import pack
 from penstock.training.checkpoint.weights import tensors_of
 from penstock.training.ranks import Group
@@ -115,7 +115,7 @@ class Learner:
             A function that waits for the copy and gives it. Any thread may call it.
         """
         weights = {name: copied(value) for name, value in tensors_of(self.model.state_dict()).items()}
-        return once_there(weights, self._group.device)
+        return after_copy(weights, self._group.device)
 
     def copy_training(self) -> Callable[[], dict[str, Any]]:
         """As `copy_weights`, everything else that must be saved, packed."""
@@ -128,7 +128,7 @@ class Learner:
             "extra": {name: value for name, value in state_dict.items() if name not in weights},
             "learning_rate": self._spec.learning_rate,
         }
-        return once_there(pack(training), self._group.device)
+        return after_copy(pack(training), self._group.device)
 
     def restore(self, weights: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
         """Put copied weights and the unpacked rest back.

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
+from penstock.flows.servers.probes import TELEMETRY_OFF, existing_folder
 from penstock.flows.verbs.doctor.finding import Finding, fail, ok, warn
 
 __all__ = [
@@ -38,13 +39,6 @@ RAY_STORE_SHARE = 0.3
 """Share of the memory that Ray takes for its object store unless told otherwise."""
 
 IMPORT_TIMEOUT_S = 50
-
-TELEMETRY_OFF = {
-    "DO_NOT_TRACK": "true",  # MLflow takes no other word for it
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 SHOWN = ("prefect", "fastapi", "ray", "mlflow", "torch", "pyarrow", "numpy", "s3fs", "boto3")
 """The libraries whose versions people ask for."""
@@ -123,9 +117,7 @@ def check_disks(storage: str) -> list[Finding]:
     Args:
         storage: a local path; the first folder above it that exists is looked at.
     """
-    folder = Path(storage.removeprefix("file://")).expanduser().absolute()
-    while not folder.exists():
-        folder = folder.parent
+    folder = existing_folder(Path(storage.removeprefix("file://")).expanduser().absolute())
     temporary = Path(tempfile.gettempdir())
     findings = [_free_space("disk of the storage", folder)]
     usage = shutil.disk_usage(temporary)

@@ -7,10 +7,9 @@ from typing import Any
 from penstock.flows.run.decisions import Continue, NewRun, Past, Refuse, choose_run
 from penstock.tasks.keys import StageKey
 from penstock.tasks.ledger import Run
+from penstock.tasks.stages import STAGES
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
-
-STAGES = ("read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register")
 
 
 def train(**changes: Any) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_curves_carry_the_areas_scikit_learn_computes() -> None:
     probability = np.round(np.clip(0.3 * target + rng.random(400) * 0.7, 0, 1), 2)  # rounded: with ties
     roc = roc_figure(probability, target, "yes")
     curve = precision_recall_figure(probability, target, "yes")
-    legends = [figure.axes[0].get_legend().get_texts()[1].get_text() for figure in (roc, curve)]
+    legends = [figure.axes[0].get_legend().get_texts()[0].get_text() for figure in (roc, curve)]
     assert legends[0] == f"model, area {roc_auc_score(target, probability):.4f}"
     assert legends[1] == f"model, average precision {average_precision_score(target, probability):.4f}"
     assert all(picture(figure_png(figure)) for figure in (roc, curve))
@@ -149,3 +149,15 @@ def test_a_regression_gets_its_own_figures() -> None:
     figures = findings.figures("test")
     assert set(figures) == {"predicted_true", "errors"} and all(picture(png) for png in figures.values())
     assert findings.tables() == {}
+
+
+def test_what_cannot_be_drawn_is_left_out() -> None:
+    price = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
+    astray = Findings(price)
+    assert astray.figures("test") == {}
+    astray.add({"price": torch.rand(4)}, torch.tensor([float("nan"), 1.0, float("inf"), 2.0]))
+    assert set(astray.figures("test")) == {"predicted_true", "errors"}
+    spam = FeedSchema(columns=(ColumnInfo(name="spam", dtype="int64"),), label="spam", classes=("no", "yes"), num_classes=2)
+    one_class = Findings(spam)
+    one_class.add({"spam": torch.zeros(5, dtype=torch.int64)}, torch.randn(5, 2))
+    assert set(one_class.figures("test")) == {"calibration", "confusion_matrix"}

@@ -21,7 +21,7 @@ from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
-from penstock.training.determinism import in_the_mode
+from penstock.training.determinism import in_deterministic_mode
 from penstock.training.evaluation.metrics import CLASSIFICATION, MANY_CLASSES, REGRESSION, make_metrics, prepare_predictions
 from penstock.training.recipe import Recipe
 from tests import ROOT
@@ -205,7 +205,7 @@ def test_a_batch_is_augmented_in_deterministic_mode_whoever_counts_meanwhile(tmp
             columns["image"] = columns["image"] * 1.0
         return columns
 
-    feed.augment_with(in_the_mode(augment), 0)
+    feed.augment_with(in_deterministic_mode(augment), 0)
     metrics, predicted = make_metrics(["f1"], schema(10), recipe()), torch.rand(20_000, 10)
     target = predicted.argmax(1)
     metrics.update(predicted, {"y": target})  # what is loaded first is loaded

@@ -1,0 +1,86 @@
+"""What is left of an attempt that ends? Its result, and an honest status wherever the run is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import PenstockError, ServiceError
+from penstock.flows.run.repair import MLFLOW_STATUS
+from penstock.redact import redact_text
+from penstock.tasks.context import RunContext
+from penstock.tasks.ledger import Status, utc_now
+from penstock.training.checkpoint.store import CheckpointStore
+
+__all__ = ["close_attempt"]
+
+
+def close_attempt(ctx: RunContext, status: Status, error: BaseException | None = None) -> dict[str, Any]:
+    """Record the attempt's end, and return its result. Safe to call when something has failed already.
+
+    Args:
+        error: what ended it; then a record that cannot be written is a warning, since the error is the news.
+    """
+    if ctx.attempt.ended is not None:
+        return ctx.run.result
+    result = _result(ctx, status)
+    done = {"done_key": ctx.keys["train"].key} if status == "done" else {}
+    ctx.run = ctx.run.model_copy(update={"status": status, "result": result, **done})
+    # Before MLflow is waited for: a signal there must not make a finished run look unfinished.
+    unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
+    if unrecorded is not None and error is None:
+        raise unrecorded
+    ended = {name: result[name] for name in ("status", "stages", "exactness")}
+    ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
+    ctx.attempt = ctx.attempt.model_copy(update=ended)
+    ctx.tracker.set_tags({"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status})
+    unsent = ctx.tracker.close(MLFLOW_STATUS[status])
+    if unsent:
+        ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
+    if unrecorded is None:
+        # Last: an attempt that is still marked as running is what a later command repairs.
+        unrecorded = _failure_of(lambda: ctx.ledger.save_attempt(ctx.run.run, ctx.attempt))
+    if unrecorded is not None:  # a full disk, for instance
+        ctx.reporter.warn(f"the end of this attempt is not on record ({unrecorded}); the next run or status repairs that")
+    return result
+
+
+def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
+    """What the attempt reports: `penstock run --json` prints it, and the run's record keeps it."""
+    outputs = {name: outcome.output for name, outcome in ctx.outcomes.items()}
+    trained, evaluated, registered = (outputs.get(name, {}) for name in ("train", "evaluate", "register"))
+    result = {
+        "status": status,
+        "run": ctx.run.run,
+        "mlflow_run_id": ctx.run.mlflow_run_id,
+        "attempt": ctx.attempt.number,
+        "exactness": trained.get("exactness") or ctx.attempt.exactness,
+        "stages": [
+            {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3)} for o in ctx.outcomes.values()
+        ],
+        "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},
+        # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.
+        "checkpoint": trained.get("best_checkpoint") or trained.get("checkpoint") or _newest_checkpoint(ctx),
+        "model_uri": registered.get("uri"),
+        "weights_digest": trained.get("weights_digest"),
+        "warnings": ctx.warnings,
+    }
+    return {**result, "signum": ctx.stopping.signum} if status == "interrupted" else result
+
+
+def _newest_checkpoint(ctx: RunContext) -> str | None:
+    """Where the next attempt would go on."""
+    try:
+        committed = CheckpointStore(ctx.work_storage).committed()
+    except (OSError, PenstockError):
+        return None  # whatever is wrong there has been said, or will be by the next attempt
+    return committed[0].name if committed else None
+
+
+def _failure_of(save: Callable[[], None]) -> OSError | ServiceError | None:
+    """Write a record; return why that failed."""
+    try:
+        save()
+    except (OSError, ServiceError) as failure:
+        return failure
+    return None

@@ -1,0 +1,221 @@
+"""What happens before the first stage? A run is chosen and checked, what a vanished attempt left is repaired, records open."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import yaml
+from prefect.runtime import flow_run
+
+from penstock.errors import ResumeError, ServiceError
+from penstock.flows.run.command_line import run_command
+from penstock.flows.run.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.decisions import Continue, Refuse, choose_run, past_of
+from penstock.flows.run.environment import describe_environment, git_commit
+from penstock.flows.run.flow_runs import name_flow_run
+from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room, gpus_refused
+from penstock.flows.run.repair import close_attempts, repair_run
+from penstock.flows.run.request import RunRequest
+from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.servers.services import mlflow_uri, ray_cluster
+from penstock.flows.spec_file import LoadedSpec
+from penstock.redact import redact_text
+from penstock.stopping import StopRequest, stop_behind
+from penstock.tasks.context import Reporter, RunContext
+from penstock.tasks.keys import StageKey, stage_keys
+from penstock.tasks.ledger import Attempt, Ledger, Run, utc_now
+from penstock.tasks.materialize import STAGE as MATERIALIZE
+from penstock.tasks.project import Project
+from penstock.tasks.stage import VerifyContext
+from penstock.tasks.stages import BEFORE_TRAINING
+from penstock.tasks.train import STAGE as TRAIN
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from penstock.flows.servers.ray_local import RayCluster
+
+__all__ = ["introduce", "open_attempt"]
+
+
+def open_attempt(
+    request: RunRequest,
+    loaded: LoadedSpec,
+    project: Project,
+    reporter: Reporter,
+    stopping: StopRequest,
+    stack: contextlib.ExitStack,
+) -> RunContext:
+    """Choose the run, check what it needs, and open the records of a new attempt at it. The lease must be held.
+
+    Args:
+        stack: ends the Ray cluster, if a stage needs one.
+
+    Raises:
+        PenstockError: the run cannot begin or continue, or cannot succeed.
+    """
+    ledger, keys = Ledger(project.storage), stage_keys(project)
+    check_recipe(project)
+    tracking_uri = mlflow_uri(loaded.state_dir)
+    current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
+    run = _chosen_run(ledger, loaded, keys, request, current, reporter)
+    will_train = not _is_trained(ledger, project, run)
+    for warning in _check_needs(ledger, project, run, will_train=will_train, until=request.until):
+        reporter.warn(warning)
+    if current is not None and current.run == run.run:
+        close_attempts(ledger, current)
+    elif current is not None:
+        repair_run(ledger, current, tracking_uri)
+    attempt = ledger.new_attempt(run.run, flow_run.get_id())
+    tracker = _open_tracker(ledger, run, attempt, loaded, tracking_uri)
+    return RunContext(
+        project=project,
+        keys=keys,
+        ledger=ledger,
+        run=run.model_copy(update={"mlflow_run_id": tracker.run_id}),
+        attempt=attempt,
+        tracker=tracker,
+        reporter=reporter,
+        state_dir=loaded.state_dir,
+        need_ray=_RayOnDemand(loaded, reporter, stopping, stack),
+        stopping=stopping,
+        will_train=will_train,
+    )
+
+
+def introduce(ctx: RunContext) -> None:
+    """Note which MLflow run this is, and send it what it lacks before the first stage."""
+    ctx.ledger.save_run(ctx.run)
+    own = ctx.work_storage
+    committed = CheckpointStore(own).committed()
+    if committed:
+        # Those before the checkpoint may not have reached the server; those beyond it are measured again.
+        ctx.tracker.replay(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
+    resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
+    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/environment.txt", describe_environment())
+    ctx.reporter.say(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
+
+
+def _current_run(ledger: Ledger, pipeline: str, fresh: bool, reporter: Reporter) -> Run | None:
+    """The run to continue; with `fresh` an unreadable one is no hindrance."""
+    try:
+        return ledger.current_run(pipeline)
+    except ResumeError as error:
+        if not fresh:
+            raise
+        reporter.warn(error.message)
+        return None
+
+
+def _chosen_run(
+    ledger: Ledger,
+    loaded: LoadedSpec,
+    keys: dict[str, StageKey],
+    request: RunRequest,
+    current: Run | None,
+    reporter: Reporter,
+) -> Run:
+    """The run that this attempt belongs to, as it is to be recorded."""
+    spec = loaded.spec.model_dump(mode="json", by_alias=True)
+    # With --fresh the checkpoints are not even looked at: they may be the reason for it.
+    past = None if request.fresh or current is None else past_of(ledger, current)
+    decision = choose_run(past, spec["train"], keys, fresh=request.fresh)
+    if isinstance(decision, Refuse):
+        raise ResumeError(
+            f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
+            problems=decision.changes,
+            next_step=f"undo the change, or begin a new run: {run_command(request.file, request.overrides, '--fresh')}",
+        )
+    if isinstance(decision, Continue):
+        for warning in decision.warnings:
+            reporter.warn(f"changed since the last attempt: {warning}")
+        return decision.run.model_copy(update={"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running"})
+    if current is not None:
+        reporter.say(f"a new run: {decision.reason}")
+    return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
+
+
+def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
+    """Whether training has nothing left to do."""
+    key = run.keys["train"].key
+    record = ledger.stage_record(TRAIN.record_path(run.run, key), key)
+    return record is not None and TRAIN.verify(VerifyContext(project, run.run, deep=True), record.output) is None
+
+
+def _check_needs(ledger: Ledger, project: Project, run: Run, *, will_train: bool, until: str | None) -> list[str]:
+    """Compare what is left to do with this machine. Returns warnings; raises PreflightError where it cannot succeed."""
+    warnings: list[str] = []
+    prepared = run.keys["materialize"].key
+    if ledger.stage_record(MATERIALIZE.record_path(run.run, prepared), prepared) is None:
+        warnings += check_resources(project)
+    # A run that stops before it may prepare rows on a machine without the training's GPUs.
+    if will_train and until not in BEFORE_TRAINING:
+        check_machine(project.spec)
+    if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
+        warnings += check_room(project, try_one_batch(project)["parameters"])
+    return warnings
+
+
+def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec, tracking_uri: str) -> Tracker:
+    """Record that the attempt has begun, here and in Prefect and MLflow; if that fails, record that it has ended."""
+    try:
+        ledger.save_run(run)
+        ledger.make_current(run)
+        name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
+        return Tracker.open(
+            tracking_uri,
+            experiment=run.pipeline,
+            run_name=run.run,
+            run_id=run.mlflow_run_id,
+            tags=_tags(run, attempt, loaded),
+            params=run.spec,
+            attempt=attempt.number,
+            outbox=ledger.run_storage(run.run),
+        )
+    except BaseException as error:
+        status = "interrupted" if stop_behind(error) is not None else "failed"
+        ended = {"status": status, "ended": utc_now(), "error": redact_text(str(error))}
+        with contextlib.suppress(OSError, ServiceError):  # what stopped the attempt is the news
+            ledger.save_attempt(run.run, attempt.model_copy(update=ended))
+            ledger.save_run(run.model_copy(update={"status": status}))
+        raise
+
+
+def _tags(run: Run, attempt: Attempt, loaded: LoadedSpec) -> dict[str, str]:
+    tags = {
+        "penstock.run": run.run,
+        "penstock.pipeline": run.pipeline,
+        "penstock.file": loaded.file.name,
+        "penstock.status": "running",
+        "prefect.flow_run_id": attempt.prefect_flow_run_id or "",
+        **{f"penstock.key.{name}": key.key for name, key in run.keys.items()},
+    }
+    commit = git_commit(loaded.base_dir)
+    return {**tags, "mlflow.source.git.commit": commit} if commit else tags
+
+
+@dataclass
+class _RayOnDemand:
+    """Starts or joins the Ray cluster on the first call; `stack` ends it. Returns whether it is this process's own."""
+
+    loaded: LoadedSpec
+    reporter: Reporter
+    stopping: StopRequest
+    stack: contextlib.ExitStack
+    cluster: RayCluster | None = None
+
+    def __call__(self) -> bool:
+        if self.cluster is None:
+            spec = self.loaded.spec
+            self.reporter.say("  connecting to Ray")
+            self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=cpus_needed(spec)))
+            # A signal while Ray starts ends up in Ray's hands.
+            self.stopping.check()
+            refusal = cpus_refused(spec, self.cluster.num_cpus) or gpus_refused(spec, self.cluster.num_gpus)
+            if refusal is not None:
+                raise refusal
+        return self.cluster.embedded

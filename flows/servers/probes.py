@@ -1,0 +1,134 @@
+"""Does what a setting names answer? One probe for each kind of thing: a run is refused by it, and the doctor reports it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.errors import Interrupted
+from penstock.storage import Storage
+
+__all__ = [
+    "TELEMETRY_OFF",
+    "HttpAnswer",
+    "StorageFailure",
+    "basic_login",
+    "connection_refusal",
+    "existing_folder",
+    "http_get",
+    "ray_address",
+    "ray_refusal",
+    "storage_failure",
+]
+
+TIMEOUT_S = 10.0
+"""For one connection or one reply."""
+
+TELEMETRY_OFF = {
+    "DO_NOT_TRACK": "true",  # MLflow honours this spelling only; Prefect's client takes it too
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class HttpAnswer(NamedTuple):
+    """What a GET came to.
+
+    Attributes:
+        status: None if nobody answered.
+        text: the body's beginning; of a status that is no success its reason, without an answer why there is none.
+    """
+
+    status: int | None
+    text: str
+
+
+def http_get(url: str, headers: Mapping[str, str] | None = None) -> HttpAnswer:
+    """Ask an HTTP server. A login inside the URL is sent as urllib does not by itself."""
+    parts, headers = urlsplit(url), dict(headers or {})
+    if parts.username:
+        headers |= basic_login(f"{parts.username}:{parts.password or ''}")
+        url = url.replace(f"{parts.netloc.rpartition('@')[0]}@", "", 1)
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as reply:
+            return HttpAnswer(reply.status, reply.read(4096).decode(errors="replace"))
+    except urllib.error.HTTPError as error:
+        return HttpAnswer(error.code, str(error.reason))
+    except (OSError, ValueError) as error:
+        return HttpAnswer(None, str(getattr(error, "reason", error)))
+
+
+def basic_login(user_and_password: str) -> dict[str, str]:
+    """The header for `user:password`."""
+    return {"Authorization": "Basic " + base64.b64encode(user_and_password.encode()).decode()}
+
+
+def connection_refusal(address: str, default_port: int | None = None) -> str | None:
+    """Why no connection to `address` (host:port or a URL) opens; None if one does."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        port = parts.port or default_port
+        if port is None:
+            return "there is no port in it"
+        socket.create_connection((parts.hostname or "", port), timeout=TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def ray_address(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The cluster that RAY_ADDRESS names; None where a run starts a Ray of its own."""
+    address = environ.get("RAY_ADDRESS", "")
+    return None if address in ("", "local") else address
+
+
+def ray_refusal(address: str) -> str | None:
+    """Why nothing listens at a RAY_ADDRESS: Ray itself waits long for a head node that is not there. `auto` is left to Ray."""
+    return None if address == "auto" else connection_refusal(address, 10001 if address.startswith("ray://") else None)
+
+
+class StorageFailure(NamedTuple):
+    """What a storage does not let one do with an object: it cannot be written, listed, read or deleted."""
+
+    verb: str
+    error: Exception
+
+
+def storage_failure(storage: Storage) -> StorageFailure | None:
+    """Write, list, read and delete one small object. Returns the first of these that fails."""
+    folder, content = f".probe-{uuid.uuid4().hex[:8]}", b"written to see whether it can be; may be deleted"
+    steps: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("written", lambda: storage.write_bytes(f"{folder}/object", content)),
+        ("listed", lambda: _expect(storage.list(folder), ["object"])),
+        ("read", lambda: _expect(storage.read_bytes(f"{folder}/object"), content)),
+        ("deleted", lambda: storage.delete(folder)),
+    )
+    for verb, step in steps:
+        try:
+            step()
+        except Interrupted:
+            raise
+        except Exception as error:  # every store has errors of its own
+            return StorageFailure(verb, error)
+    return None
+
+
+def _expect(found: object, wanted: object) -> None:
+    if found != wanted:
+        raise OSError(f"expected {wanted!r}, found {found!r}")
+
+
+def existing_folder(path: Path) -> Path:
+    """The path itself, or the first folder above it that is there: on its disk the path would be made."""
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,29 @@
+"""Which stages does a pipeline have, in which order, and what does each one build on?
+
+Names only: the command line needs them without loading Prefect. tasks/all_stages.py holds what they stand for.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+__all__ = ["BEFORE_TRAINING", "STAGES", "UPSTREAM", "StageName"]
+
+StageName = Literal["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
+
+STAGES: tuple[StageName, ...] = get_args(StageName)
+"""In the order they run."""
+
+BEFORE_TRAINING = STAGES[: STAGES.index("train")]
+"""What decides which rows are trained on, and in which order."""
+
+UPSTREAM: dict[StageName, tuple[StageName, ...]] = {
+    "read": (),
+    "preprocess": ("read",),
+    "materialize": ("preprocess",),
+    "shuffle": ("materialize",),
+    "train": ("materialize", "shuffle"),
+    "evaluate": ("train",),
+    "register": ("train",),
+}
+"""Stage -> the stages whose keys are part of its own."""

@@ -1,0 +1,29 @@
+"""Do a run and the doctor mean the same by a setting?"""
+
+from __future__ import annotations
+
+import socket
+
+from penstock.flows.servers.probes import ray_address, ray_refusal
+
+
+def test_ray_local_is_no_cluster_to_connect_to() -> None:
+    assert [ray_address({"RAY_ADDRESS": value}) for value in ("", "local", "auto", "head:6379")] == [
+        None,
+        None,
+        "auto",
+        "head:6379",
+    ]
+    assert ray_address({}) is None
+
+
+def test_an_address_of_ray_is_refused_until_something_listens_there() -> None:
+    with socket.socket() as cluster:
+        cluster.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        assert "refused" in (ray_refusal(address) or "")
+        cluster.listen()
+        assert ray_refusal(address) is None
+        assert ray_refusal(f"ray://{address}") is None
+    assert ray_refusal("head-node") == "there is no port in it"
+    assert ray_refusal("auto") is None
