@@ -52,7 +52,7 @@ class Reader:
         return Network(schema.num_classes)
 
     def loss(self, model, batch):
-        time.sleep(float(os.environ.get("LISTS_PAUSE_S", "0")))
+        time.sleep(float(os.environ.get("LISTS_PAUSE_S", "0")))  # else all steps are over before a signal comes
         assert batch["tokens"].numel() <= 400
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
 
@@ -108,6 +108,7 @@ def make_project(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.drill
 def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path: Path) -> None:
     straight = Command("run", str(make_project(tmp_path / "straight")), "--json").finish()
     assert straight["status"] == "done"
@@ -138,6 +139,7 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
     assert "['age', 'age_is_null', 'marks', 'marks_length', 'picture', 'tokens', 'tokens_length'] True" in rest[0]
 
 
+@pytest.mark.drill
 def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path: Path) -> None:
     results = []
     for cache in ("memory", "none"):

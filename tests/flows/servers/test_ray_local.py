@@ -49,7 +49,7 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
 
     @ray.remote(num_cpus=3)
     def look():
-        import penstock.training
+        import penstock.training as training
         names = "RAY_idle_worker_killing_time_threshold_ms", "PENSTOCK_CACHE_DIR", "RAY_AUTH_MODE", "RAY_ADDRESS"
         return *map(os.environ.get, names), training.__name__
 
@@ -101,7 +101,7 @@ def wait_until_gone(pids: list[int], limit_s: float = 90) -> None:
 
 def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: Path) -> None:
     driver, facts = start_driver(tmp_path)
-    assert facts["seen"] == ["30000", str(tmp_path / "near"), "token", facts["address"], "training"]
+    assert facts["seen"] == ["30000", str(tmp_path / "near"), "token", facts["address"], "penstock.training"]
     assert {str(host).removeprefix("::ffff:") for host in facts["hosts"]} == {"127.0.0.1"}  # type: ignore[attr-defined]
     assert facts["cpus"] == 3.0
     assert facts["abort_in_s"] == 0, "a checkpoint that takes longer to write would be lost"

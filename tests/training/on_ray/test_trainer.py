@@ -90,6 +90,7 @@ def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_r
     assert sorted(restarts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@pytest.mark.drill
 def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp_path: Path) -> None:
     stop = threading.Event()
     watcher = Watcher(at_step=2, act=lambda pids: stop.set())
