@@ -1,4 +1,4 @@
-"""Kill -9 of one run, three times and a dozen: in every stage, a worker, a checkpoint's write and its writer. No bit changes."""
+"""Kill -9 of one run, thrice and a dozen times: every stage, a worker, a checkpoint's write and its writer. No bit changes."""
 
 from __future__ import annotations
 
