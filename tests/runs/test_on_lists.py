@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from penstock.errors import PenstockError
+from penstock.flows.verbs.check import check_pipeline
 from tests.drills.project import Command
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
 PIPELINE = """\
 name: lists
@@ -109,6 +109,7 @@ def make_project(folder: Path) -> Path:
 
 
 @pytest.mark.drill
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path: Path) -> None:
     straight = Command("run", str(make_project(tmp_path / "straight")), "--json").finish()
     assert straight["status"] == "done"
@@ -140,6 +141,7 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
 
 
 @pytest.mark.drill
+@pytest.mark.usefixtures("shared_prefect")
 def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path: Path) -> None:
     results = []
     for cache in ("memory", "none"):
@@ -168,7 +170,8 @@ def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, change: str, words: list[str]) -> None:
-    command = Command("check", str(make_project(tmp_path / "project")), "--set", change, "--json")
-    result = command.finish(code=2)
+    with pytest.raises(PenstockError) as refused:
+        check_pipeline(make_project(tmp_path / "project"), [change], say=lambda line: None)
+    assert refused.value.exit_code == 2
     for word in words:
-        assert word in str(result)
+        assert word in str(refused.value)

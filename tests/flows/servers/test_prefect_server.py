@@ -162,7 +162,7 @@ def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
     client.wait(60)
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
