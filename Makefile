@@ -5,7 +5,9 @@
 #   TORCH_INDEX  package index that torch is taken from (default: wherever pip is configured to look);
 #                give PyTorch's CPU index here on a Linux machine without a GPU to save gigabytes
 #   PYTEST_WORKERS  processes that run test files side by side (default 2: tests mostly wait for the processes they start)
-#   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-m 'not slow'"
+#   MARKS        which of the tests, by their marks: MARKS="not slow", MARKS="not s3" (pytest's -m; a second -m in PYTEST_ARGS
+#                would take the place of the one that tells `make test` from `make drills`)
+#   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-x tests/ingest"
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,12 +18,16 @@ VENV ?= .venv
 PYTHON ?=
 TORCH_INDEX ?=
 PYTEST_WORKERS ?= 2
+MARKS ?=
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := penstock ingest training tasks flows
+# A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first.
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
+AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 
-.PHONY: help install demo test check lint types imports format bench clean
+.PHONY: help install demo test drills check lint types imports format bench clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +46,13 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
 
-test: $(READY) ## every test, the slow ones too
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: $(READY) ## the tests of everything that is promised (12 minutes), and the 15 slowest of them
+	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
-check: lint types imports test ## lint, types, import direction, every test
+drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (a quarter of an hour)
+	@$(PYTEST) -m "drill$(AND_MARKS)" $(PYTEST_ARGS)
+
+check: lint types imports test ## lint, types, import direction, make test
 
 lint: $(READY) ## ruff
 	@$(BIN)/ruff check .

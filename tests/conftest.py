@@ -16,6 +16,8 @@ import pytest
 from tests import ROOT
 from tests.servers.swift import SwiftServer, UnavailableError, install_swift
 
+pytest_plugins = ["tests.shared"]
+
 _STATE = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
 
 # Set before any test module imports Prefect, MLflow or Ray: they read the environment on import.
@@ -54,11 +56,25 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(_STATE, ignore_errors=True)
 
 
+_FIRST = (
+    "tests/runs/test_end_to_end.py",
+    "tests/runs/test_deployment_runs.py",  # beside the file above it waits for nothing, as those that need `calm` would
+    "tests/drills/",
+    "tests/runs/",
+    "tests/training/",
+    "tests/flows/",
+)
+"""Files that take minutes: begun last, one of them would keep one process busy while the others have nothing to do."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the S3 server carries the mark `s3`, so that `-m "not s3"` leaves it out."""
+    """Long files come first. What uses the S3 server carries the mark `s3`, and a drill is `slow`."""
     for item in items:
         if {"s3_server", "s3_bucket"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.s3)
+        if item.get_closest_marker("drill"):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: next((i for i, start in enumerate(_FIRST) if item.nodeid.startswith(start)), len(_FIRST)))
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,7 @@ class Net:
         return nn.Sequential(nn.Linear(65, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, schema.num_classes))
 
     def loss(self, model, batch):
+        # Else all steps are over before a kill comes.
         time.sleep(self.pause_s or float(os.environ.get("DRILL_PAUSE_S", "0")))
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
 
@@ -135,7 +136,7 @@ class Command:
         while not seen():
             assert self.process.poll() is None, f"the run ended before {what}:\n{self.said[-4000:]}"
             assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s:\n{self.said[-4000:]}"
-            time.sleep(0.002)
+            time.sleep(0.002)  # the run does not know that it is watched: its files are all there is to look at
 
     def kill(self) -> None:
         """SIGKILL the process alone, as the kernel's out-of-memory killer does."""

@@ -350,7 +350,7 @@ TorchTrainer(
 WRITES = "        Path(config['out'], str(context.get_world_rank())).open('a').write(f'{batch.row_ids.tolist()}\\n')"
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_the_example_for_ray_train_shares_every_row_out_once(dataset: str, tmp_path: Path) -> None:
     code = RAY_TRAIN.replace("CODE", example("With Ray Train").replace("        ...", WRITES))
     command = [sys.executable, "-c", code, dataset, str(tmp_path)]

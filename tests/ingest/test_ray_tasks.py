@@ -95,7 +95,7 @@ def test_an_error_comes_when_all_is_done_that_was_begun(tmp_path: Path) -> None:
         if item == 0:
             raise DataError("the first")
         (tmp_path / f"{item} began").touch()
-        time.sleep(0.5)
+        time.sleep(0.5)  # the first has failed, and this one is still at work
         (tmp_path / f"{item} ended").touch()
 
     with pytest.raises(DataError, match="the first"):
@@ -132,6 +132,7 @@ print("alive")
 """
 
 
+@pytest.mark.drill
 def test_who_stops_while_tasks_end_lives_on() -> None:
     done = subprocess.run([sys.executable, "-c", STOPPING], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]

@@ -45,13 +45,19 @@ def script_environment(state: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def serving(
-    script: str, *words: str, environment: Mapping[str, str], log: Path, url: str = ""
+    script: str, *words: str, environment: Mapping[str, str], log: Path, url: str = "", folder: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a script of `deployments/servers/` for the block, from when `url` answers. What it started ends with the block."""
+    """Run a script of `deployments/servers/` in `folder` for the block, from when `url` answers. All it started ends."""
     command = [str(ROOT / "deployments" / "servers" / script), *words]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         if url:
@@ -66,7 +72,7 @@ def eventually(look: Callable[[], T], within_s: float, what: str, every_s: float
     deadline = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what}: not within {within_s:g} s"
-        time.sleep(every_s)
+        time.sleep(every_s)  # what is waited for is another program's doing, which tells nobody: it can only be looked at
     return found
 
 

@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 
 from tests.drills.project import Command, make_project
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(1500)]
 
 STEPS = 360
 FIRST_WINDOW_STEPS = 125

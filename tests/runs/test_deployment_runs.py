@@ -1,13 +1,14 @@
 """Does a deployed pipeline run, reuse everything, stop when Prefect cancels it, and continue? Real server, worker and training.
 
-The servers come from the scripts in `deployments/servers/`; the tests follow the order of a deployment's life.
+The servers come from the scripts in `deployments/servers/`; the tests follow the order of a deployment's life. penstock is the
+installed wheel, and the project holds modules named like parts of it, on the path of every process: `PYTHONPATH=.`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,12 +46,21 @@ class Operator(NamedTuple):
     url: str
     file: Path
     environment: dict[str, str]
+    programs: Path
+    """The folder of `penstock`, `prefect` and `python`."""
+
+    def perform(self, program: str, *words: str, code: int = 0, **more: str) -> str:
+        """Run a program in the project's folder; returns its standard output."""
+        command, environment = [str(self.programs / program), *words], {**self.environment, **more}
+        done = subprocess.run(command, env=environment, cwd=self.file.parent, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code, done.stdout + done.stderr[-4000:]
+        return done.stdout
+
+    def penstock(self, *words: str, code: int = 0) -> dict[str, Any]:
+        return json.loads(self.perform("penstock", *words, "--json", code=code).splitlines()[-1])  # type: ignore[no-any-return]
 
     def deploy(self, *words: str, cron: str = NEW_YEAR, code: int = 0) -> dict[str, Any]:
-        command = [sys.executable, "-m", "penstock", "deploy", str(self.file), "--cron", cron, *words, "--json"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == code, done.stderr[-4000:]
-        return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+        return self.penstock("deploy", str(self.file), "--cron", cron, *words, code=code)
 
     def client(self) -> SyncPrefectClient:
         return SyncPrefectClient(api=self.url)
@@ -82,15 +92,28 @@ class Operator(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+def operator(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     state = tmp_path_factory.mktemp("servers")
     file = make_project(tmp_path_factory.mktemp("project"), epochs=1, files=2)
-    # A project may have folders named like our packages.
-    (file.parent / "tasks.py").write_text("raise ImportError('the module of the project, not of penstock')\n")
+    # The project's own modules: one that its code imports, others that nothing may import.
+    (file.parent / "tasks.py").write_text("LEVELS = 16\n")
+    transforms = file.parent / "transforms.py"
+    transforms.write_text(f"from tasks import LEVELS\n{transforms.read_text().replace('/ 16', '/ LEVELS')}")
+    for name in ("training.py", "flows/__init__.py", "ingest/__init__.py"):
+        (file.parent / name).parent.mkdir(exist_ok=True)
+        (file.parent / name).write_text(f"raise ImportError('{name} of the project, not of penstock')\n")
     port = free_port()
-    environment = {**script_environment(state), "PREFECT_PORT": str(port), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
-    with serving("prefect.sh", environment=environment, log=state / "prefect.log", url=f"http://127.0.0.1:{port}/api/health"):
-        yield Operator(environment["PREFECT_API_URL"], file, environment)
+    given = script_environment(state)
+    environment = {
+        **given,
+        "PATH": os.pathsep.join([str(installed / "bin"), given["PATH"]]),
+        "PYTHONPATH": ".",
+        "PREFECT_PORT": str(port),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+    }
+    health = f"http://127.0.0.1:{port}/api/health"
+    with serving("prefect.sh", environment=environment, log=state / "prefect.log", url=health, folder=file.parent):
+        yield Operator(environment["PREFECT_API_URL"], file, environment, installed / "bin")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +124,8 @@ def deployed(operator: Operator) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def worker(operator: Operator, deployed: dict[str, Any]) -> Iterator[psutil.Process]:
     log = Path(operator.environment["PENSTOCK_SERVERS"]) / "worker.log"
-    with serving("worker.sh", deployed["work_pool"], environment=operator.environment, log=log) as process:
+    given = {"environment": operator.environment, "folder": operator.file.parent}
+    with serving("worker.sh", deployed["work_pool"], log=log, **given) as process:  # type: ignore[arg-type]
         yield psutil.Process(process.pid)
 
 
@@ -147,20 +171,14 @@ def test_the_form_refuses_what_the_model_does(operator: Operator, deployed: dict
 
 
 def test_a_pool_of_another_type_is_refused(operator: Operator, deployed: dict[str, Any]) -> None:
-    create = [Path(sys.executable).parent / "prefect", "work-pool", "create", "containers", "--type", "docker"]
-    subprocess.run(create, env=operator.environment, check=True, capture_output=True, timeout=60)
+    operator.perform("prefect", "work-pool", "create", "containers", "--type", "docker")
     refused = operator.deploy("--pool", "containers", code=3)
     assert "'docker'" in refused["error"]["message"]
 
 
 def test_prefect_deploys_our_prefect_yaml_to_the_same_effect(operator: Operator, deployed: dict[str, Any]) -> None:
-    command = [Path(sys.executable).parent / "prefect", "--no-prompt", "deploy", "--all"]
-    command += ["--prefect-file", str(ROOT / "deployments" / "prefect.yaml")]
-    environment = {**operator.environment, "PENSTOCK_PIPELINE": str(operator.file)}
-    done = subprocess.run(
-        command, env=environment, cwd=operator.file.parent.parent, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    file = str(ROOT / "deployments" / "prefect.yaml")
+    operator.perform("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file, PENSTOCK_PIPELINE=str(operator.file))
     with operator.client() as client:
         ours = client.read_deployment(UUID(deployed["id"]))
         theirs = client.read_deployment_by_name("penstock/nightly")
@@ -177,8 +195,7 @@ def test_prefect_deploys_our_prefect_yaml_to_the_same_effect(operator: Operator,
 
 def test_the_automation_for_vanished_runs_is_made_once(operator: Operator) -> None:
     for _ in range(2):
-        script = [sys.executable, str(ROOT / "deployments" / "automations.py"), "--heartbeat-s", "180"]
-        subprocess.run(script, env=operator.environment, check=True, capture_output=True, timeout=60)
+        operator.perform("python", str(ROOT / "deployments" / "automations.py"), "--heartbeat-s", "180")
     with operator.client() as client:
         (automation,) = client.read_automations()
     assert automation.trigger.within.total_seconds() >= 2.5 * 180
@@ -229,6 +246,7 @@ def cancelled(operator: Operator, deployed: dict[str, Any], worker: psutil.Proce
     return ended
 
 
+@pytest.mark.drill
 def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, cancelled: FlowRun) -> None:
     assert cancelled.state is not None
     assert cancelled.state.is_cancelled(), f"{cancelled.state.name}: {cancelled.state.message}"
@@ -246,6 +264,7 @@ def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, ca
     assert operator.mlflow.get_run(run.mlflow_run_id).info.status == "KILLED"
 
 
+@pytest.mark.drill
 def test_the_next_trigger_continues_from_that_checkpoint(
     operator: Operator, deployed: dict[str, Any], cancelled: FlowRun
 ) -> None:
@@ -264,3 +283,17 @@ def test_the_next_trigger_continues_from_that_checkpoint(
     history = operator.mlflow.get_metric_history(run.mlflow_run_id, "train/loss")
     steps = [point.step for point in history]
     assert len(steps) == len(set(steps))
+
+
+def test_the_command_and_the_module_work_beside_modules_named_like_parts_of_penstock(
+    operator: Operator, installed: Path, first: FlowRun
+) -> None:
+    assert operator.penstock("check", "pipeline.yaml")["status"] == "done"
+    code = "import penstock, tasks; print(penstock.__file__, penstock.load_spec('pipeline.yaml').spec.name, tasks.LEVELS)"
+    place, *rest = operator.perform("python", "-c", code).split()
+    assert Path(place).is_relative_to(installed) and rest == ["drill", "16"]
+    # Other metrics: the evaluation is done anew, by the command itself.
+    measured = operator.penstock(
+        "run", "pipeline.yaml", "--set", "train.params.pause_s=0.05", "--set", "evaluate.metrics=[accuracy]"
+    )
+    assert measured["stages"][-2]["name"] == "evaluate" and measured["stages"][-2]["outcome"] == "ran"

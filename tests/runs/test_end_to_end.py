@@ -22,7 +22,7 @@ from mlflow.tracking import MlflowClient
 
 from penstock.flows.servers.services import prefect_api
 from tests.drills.project import Command, make_project
-from tests.runs.conftest import CALM_EPOCHS, CALM_FILES
+from tests.shared import CALM_EPOCHS, CALM_FILES
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +129,7 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:
     file = make_project(tmp_path / "cancelled", epochs=60, files=2)
@@ -148,7 +149,8 @@ def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path)
 @pytest.mark.usefixtures("shared_prefect")
 def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     file = make_project(tmp_path / "impatient", epochs=1, files=1)
-    with (file.parent / "model.py").open("a") as model:  # the batch that is tried before training is quick
+    # A step that does not end by itself; the batch that is tried before training is quick.
+    with (file.parent / "model.py").open("a") as model:
         model.write("\n    def loss(self, model, batch):\n")
         model.write("        time.sleep(3600 * torch.distributed.is_initialized())\n        return model[0].weight.sum()\n")
     command = Command("run", str(file), "--json")
@@ -165,7 +167,7 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     assert not alive
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.drill)])
 def test_signals_while_the_servers_start_end_the_command_and_leave_nothing(tmp_path: Path, times: int) -> None:
     file = make_project(tmp_path / "early", epochs=1, files=1)
     command = Command("run", str(file), "--json")
@@ -244,17 +246,18 @@ def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path
     assert [attempt["status"] for attempt in run["attempts"]] == ["failed"]
 
 
-def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path, prefect_url: str) -> None:
-    server = {"PREFECT_API_URL": prefect_url}
-    until = ["--until", "materialize", "--json"]
-    first = make_project(tmp_path / "first", files=2)
-    Command("run", str(first), *until, environment=server).finish()
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path, calm_file: Path) -> None:
     copied = tmp_path / "copied" / "pipeline.yaml"
-    shutil.copytree(first.parent, copied.parent)
-    shutil.rmtree(first.parent / "data")
+    shutil.copytree(calm_file.parent, copied.parent)
     for shard in (copied.parent / ".penstock" / "units").rglob("*.arrow"):
         shard.unlink()
-    again = Command("run", str(copied), *until, environment=server).finish()
+    rows, away = calm_file.parent / "data", tmp_path / "away"
+    rows.rename(away)
+    try:
+        again = penstock("run", str(copied), "--until", "materialize")
+    finally:
+        away.rename(rows)
     assert {stage["name"]: stage["outcome"] for stage in again["stages"]} == {
         "read": "reused",
         "preprocess": "reused",
@@ -262,6 +265,7 @@ def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path, 
     }
 
 
+@pytest.mark.drill
 def test_training_that_fails_after_a_checkpoint_says_how_exact_that_is(tmp_path: Path, prefect_url: str) -> None:
     file = make_project(tmp_path / "project", files=2)
     model = file.parent / "model.py"

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from penstock.errors import PenstockError
+from penstock.flows.verbs.check import check_pipeline
 from tests.drills.project import Command
-
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
 PIPELINE = """\
 name: lists
@@ -52,7 +52,7 @@ class Reader:
         return Network(schema.num_classes)
 
     def loss(self, model, batch):
-        time.sleep(float(os.environ.get("LISTS_PAUSE_S", "0")))
+        time.sleep(float(os.environ.get("LISTS_PAUSE_S", "0")))  # else all steps are over before a signal comes
         assert batch["tokens"].numel() <= 400
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
 
@@ -108,6 +108,8 @@ def make_project(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.drill
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path: Path) -> None:
     straight = Command("run", str(make_project(tmp_path / "straight")), "--json").finish()
     assert straight["status"] == "done"
@@ -138,6 +140,8 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
     assert "['age', 'age_is_null', 'marks', 'marks_length', 'picture', 'tokens', 'tokens_length'] True" in rest[0]
 
 
+@pytest.mark.drill
+@pytest.mark.usefixtures("shared_prefect")
 def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path: Path) -> None:
     results = []
     for cache in ("memory", "none"):
@@ -166,7 +170,8 @@ def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, change: str, words: list[str]) -> None:
-    command = Command("check", str(make_project(tmp_path / "project")), "--set", change, "--json")
-    result = command.finish(code=2)
+    with pytest.raises(PenstockError) as refused:
+        check_pipeline(make_project(tmp_path / "project"), [change], say=lambda line: None)
+    assert refused.value.exit_code == 2
     for word in words:
-        assert word in str(result)
+        assert word in str(refused.value)

@@ -23,8 +23,8 @@ from s3fs import S3FileSystem
 from penstock.storage import Storage
 from penstock.tasks.ledger import Ledger
 from tests.drills.project import Command, make_project
-from tests.runs.conftest import CALM_EPOCHS, CALM_FILES
 from tests.runs.servers import free_port, script_environment, serving
+from tests.shared import CALM_EPOCHS, CALM_FILES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

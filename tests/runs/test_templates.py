@@ -50,6 +50,7 @@ def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_name
     assert result["weights_digest"] == kept[best]["weights_digest"]
 
 
+@pytest.mark.drill
 def test_the_characters_become_less_surprising(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "text")[0]
     command = Command("run", str(file), "--json", "--set", "train.max_steps=40")

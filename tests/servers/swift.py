@@ -194,7 +194,7 @@ class SwiftServer:
                 log = (self.directory / f"{kind}.log").read_text(errors="replace")[-500:]
                 self.stop()
                 raise RuntimeError(f"Swift's {kind} server does not start: {log}")
-            time.sleep(0.05)
+            time.sleep(0.05)  # a server that listens tells nobody: it can only be called again
 
     def kill(self) -> None:
         """SIGKILL to all of it, as a power cut would; `start` brings it back with its data."""

@@ -35,7 +35,6 @@ def test_an_upload_in_parts_is_put_together(s3_bucket: str) -> None:
     assert storage.read_bytes("big.bin") == data
 
 
-@pytest.mark.drill
 def test_a_killed_server_comes_back_with_its_data(s3_bucket: str, s3_server: SwiftServer) -> None:
     storage = Storage(s3_bucket)
     storage.write_bytes("before.bin", b"kept")

@@ -74,7 +74,7 @@ class Slow(Digits):
         import time
 
         if model.training:
-            time.sleep(self.seconds)
+            time.sleep(self.seconds)  # a step of a network this small is over before a test can act
         return super().loss(model, batch)
 
 

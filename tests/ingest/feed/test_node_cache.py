@@ -156,7 +156,7 @@ from penstock.storage import Storage
 def stuck(self, path, local):
     Path(local).write_bytes(b"half")
     print("fetching", flush=True)
-    time.sleep(600)
+    time.sleep(600)  # until it is killed
 Storage.get_file = stuck
 NodeCache(Path(sys.argv[3])).hold(Storage(sys.argv[1]), ShardInfo.model_validate_json(sys.argv[2]))
 """
@@ -349,7 +349,6 @@ def test_training_starts_before_the_dataset_has_arrived(
     assert sum(batch.rows for batch in batches) == ROWS - 1
 
 
-@pytest.mark.slow
 @pytest.mark.drill
 def test_processes_that_are_killed_over_a_tight_budget_leave_only_whole_shards(remote: Storage, tmp_path: Path) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 30)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from penstock.ingest.manifest import manifest_path
 from tests import ROOT
@@ -23,7 +22,7 @@ UNITS = 12
 def make_source(folder: Path) -> Source:
     """A source of twelve units; each takes a moment, so that a kill finds one at work."""
     files = {f"train/{i:02d}.parquet": pa.table({"x": np.full(5, float(i)), "y": np.arange(5) % 2}) for i in range(UNITS)}
-    target = counting_code(folder, "time.sleep(0.05)")
+    target = counting_code(folder, "time.sleep(0.05)")  # five rows would be done before the kill
     step = {"map_batches": {"function": target, "params": {"log": str(folder / "calls")}}}
     present = {} if (folder / "train").exists() else files
     return Source.of(folder, present, [step], label="y")
@@ -33,7 +32,6 @@ def committed(folder: Path) -> set[Path]:
     return set(folder.glob("state/units/*/unit.json"))
 
 
-@pytest.mark.drill
 def test_after_kill_9_only_the_unit_in_hand_is_made_again(tmp_path: Path) -> None:
     make_source(tmp_path)
     program = (
@@ -45,7 +43,7 @@ def test_after_kill_9_only_the_unit_in_hand_is_made_again(tmp_path: Path) -> Non
         child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
         deadline = time.monotonic() + 120
         while len(committed(tmp_path)) < target and time.monotonic() < deadline and child.poll() is None:
-            time.sleep(0.005)
+            time.sleep(0.005)  # the child must not know that it is watched, so its files are all there is to look at
         os.kill(child.pid, signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
         done.append(len(committed(tmp_path)))
@@ -64,7 +62,6 @@ def test_after_kill_9_only_the_unit_in_hand_is_made_again(tmp_path: Path) -> Non
     assert not list(tmp_path.glob("state/units/*/.build-*"))
 
 
-@pytest.mark.drill
 def test_the_dataset_after_kills_equals_one_made_in_one_go(tmp_path: Path) -> None:
     interrupted, straight = tmp_path / "a", tmp_path / "b"
     for folder in (interrupted, straight):

@@ -51,7 +51,7 @@ def recorded(folder: Path, run: str, attempt: int) -> list[dict[str, Any]]:
         ("Digits", {"precision": "bf16"}),
         ("Digits", {"precision": "fp16"}),
         ("MixedDtypes", {}),
-        pytest.param("Digits", {"compile": True}, marks=pytest.mark.slow),
+        pytest.param("Digits", {"compile": True}, marks=pytest.mark.drill),
     ],
 )
 def test_stopped_twice_it_ends_with_the_weights_of_an_uninterrupted_run(

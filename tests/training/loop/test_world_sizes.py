@@ -114,14 +114,29 @@ def test_what_modules_keep_beside_tensors_is_the_first_rank_s(tmp_path: Path) ->
     assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
 
 
-def test_every_global_batch_holds_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
-    for workers in (1, 2, 4):
-        # 333 rows in batches of 83: parts of unequal length, and a last batch of one row, which leaves ranks without any.
-        train_ranks(make_job(tmp_path, run=f"w{workers}", workers=workers, batch_rows=83, recipe="Linear"))
-    alone = global_batches(tmp_path, "w1")
+SIZES = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of each size, in one group: `rows-`, `clipped-`, and `frozen-`, whose weights stay as they are."""
+    folder = tmp_path_factory.mktemp("trained")
+    for workers in SIZES:
+        own = {"recipe": "Linear", "workers": workers}
+        train_ranks(
+            # 333 rows in batches of 83: parts of unequal length, and a last batch of one row, which leaves ranks without any.
+            make_job(folder, run=f"rows-{workers}", batch_rows=83, **own),
+            make_job(folder, run=f"clipped-{workers}", batch_rows=83, clip_norm=1.0, accumulate=min(workers, 2), **own),
+            make_job(folder, run=f"frozen-{workers}", learning_rate=1e-30, max_steps=1, **own),
+        )
+    return folder
+
+
+def test_every_global_batch_holds_the_same_rows_in_the_same_order(trained: Path) -> None:
+    alone = global_batches(trained, "rows-1")
     assert [len(rows) for rows in alone.values()] == [83, 83, 83, 83, 1] * 2
-    assert global_batches(tmp_path, "w2") == alone
-    assert global_batches(tmp_path, "w4") == alone
+    assert global_batches(trained, "rows-2") == alone
+    assert global_batches(trained, "rows-4") == alone
 
 
 def test_resizing_keeps_the_rows_and_says_that_bits_may_differ(tmp_path: Path) -> None:
@@ -135,28 +150,21 @@ def test_resizing_keeps_the_rows_and_says_that_bits_may_differ(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_the_gradient_is_the_mean_over_the_global_batch(tmp_path: Path, workers: int) -> None:
-    spec = {"recipe": "Linear", "batch_rows": 83, "clip_norm": 1.0}
-    train_ranks(make_job(tmp_path, run="alone", **spec))
-    train_ranks(make_job(tmp_path, run="together", workers=workers, accumulate=2, **spec))
-    alone, together = newest(tmp_path, "alone"), newest(tmp_path, "together")
+def test_the_gradient_is_the_mean_over_the_global_batch(trained: Path, workers: int) -> None:
+    alone, together = newest(trained, "clipped-1"), newest(trained, f"clipped-{workers}")
     for name, weight in weights_of(alone).items():
         torch.testing.assert_close(weights_of(together)[name], weight, rtol=1e-4, atol=1e-5)
     assert together.manifest.metrics == pytest.approx(alone.manifest.metrics, rel=1e-4)
 
 
-def test_validation_counts_every_row_once_on_any_number_of_ranks(tmp_path: Path) -> None:
-    frozen = {"recipe": "Linear", "learning_rate": 1e-30, "max_steps": 1}
-    measured = []
-    for workers in (1, 2, 4):
-        train_ranks(make_job(tmp_path, run=f"w{workers}", workers=workers, **frozen))
-        measured.append(newest(tmp_path, f"w{workers}").manifest.metrics)
+def test_validation_counts_every_row_once_on_any_number_of_ranks(trained: Path) -> None:
+    measured = [newest(trained, f"frozen-{workers}").manifest.metrics for workers in SIZES]
     assert measured[0]["val/accuracy"] == measured[1]["val/accuracy"] == measured[2]["val/accuracy"]
     assert measured[0]["val/f1"] == pytest.approx(measured[2]["val/f1"], rel=1e-6)
     assert measured[0]["val/loss"] == pytest.approx(measured[2]["val/loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.drill)])
 def test_stopped_twice_a_group_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path, workers: int) -> None:
     spec = {"recipe": "Scheduled", "workers": workers, "params": {"hidden": 600}}
     whole = make_job(tmp_path, run="whole", **spec)
@@ -170,6 +178,7 @@ def test_stopped_twice_a_group_ends_with_the_weights_of_an_uninterrupted_one(tmp
     assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
 
 
+@pytest.mark.drill
 def test_buckets_that_ddp_lays_out_by_its_first_batch_would_cost_the_last_bit(tmp_path: Path) -> None:
     """Why training begins with a backward of zeros. If this fails, DDP has changed and it may go."""
     spec = {"recipe": "Scheduled", "workers": 4, "params": {"hidden": 600}}
@@ -190,7 +199,10 @@ def _train_by_ddp_alone(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankRe
     return train_all(group, jobs)
 
 
-@pytest.mark.parametrize(("recipe", "accumulate", "workers"), [("Branches", 1, 4), ("Branches", 3, 2), ("Sparse", 2, 3)])
+@pytest.mark.parametrize(
+    ("recipe", "accumulate", "workers"),
+    [pytest.param("Branches", 1, 4, marks=pytest.mark.drill), ("Branches", 3, 2), ("Sparse", 2, 3)],
+)
 def test_parameters_that_some_ranks_or_steps_do_not_reach(tmp_path: Path, recipe: str, accumulate: int, workers: int) -> None:
     # Batches of 10 rows: half of them hold no label 3, and of 4 ranks some hold none in most steps. The last has 3 rows.
     spec = {"recipe": recipe, "batch_rows": 10, "accumulate": accumulate}

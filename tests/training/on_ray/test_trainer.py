@@ -90,6 +90,7 @@ def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_r
     assert sorted(restarts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@pytest.mark.drill
 def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp_path: Path) -> None:
     stop = threading.Event()
     watcher = Watcher(at_step=2, act=lambda pids: stop.set())
@@ -104,11 +105,18 @@ def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp
     assert third.weights_digest == second.weights_digest and third.checkpoint == second.checkpoint
 
 
-def test_no_process_starts_that_does_nothing_for_us(tmp_path: Path) -> None:
+def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
     connect()  # the actor that is asked for workers lives as long as the cluster
     actors: set[str] = set()
     watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
-    assert run(tmp_path, "lean", watcher, **SLOW, max_steps=2, own_cluster=True).status == "finished"
+
+    def listen(events: list[Event]) -> None:
+        watcher(events)
+        raise ConnectionError("the tracker is away")
+
+    outcome = run(tmp_path, "lean", listen, **SLOW, max_steps=2, own_cluster=True)
+    assert outcome.status == "finished"
+    assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
     assert {"TrainController", "RayTrainWorker", "Mailbox"} <= actors
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
 
@@ -126,16 +134,10 @@ def test_a_worker_that_dies_too_often_is_named_as_the_cause(tmp_path: Path) -> N
         run(tmp_path, "dies", watcher, **SLOW, retries=0)
 
 
-def test_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
-    def listen(events: list[Event]) -> None:
-        raise ConnectionError("the tracker is away")
-
-    outcome = run(tmp_path, "deaf", listen, max_steps=2)
-    assert outcome.status == "finished"
-    assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
-
-
-@pytest.mark.parametrize("started", [0, 2], ids=["while Ray Train starts", "while it trains"])
+@pytest.mark.parametrize(
+    "started",
+    [pytest.param(0, marks=pytest.mark.drill, id="while Ray Train starts"), pytest.param(2, id="while it trains")],
+)
 def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, started: int) -> None:
     """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and nothing is told."""
     watcher = Watcher()

@@ -1,0 +1,119 @@
+"""What is made once for all processes of a test run: a run that nothing disturbs, the wheel, an environment that holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+from tests.drills.project import Command, make_project
+
+CALM_EPOCHS, CALM_FILES = 5, 2
+"""Of the project of `calm`; the weights of another one with the same two are the same."""
+FOLDERS = ("penstock", "ingest", "training", "tasks", "flows")
+"""Where the code of the package lies in this checkout."""
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
+    """A folder that all processes of this test run share, and what `make(folder)` returned to the first of them."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    answer = folder / "made.json"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not answer.exists():
+            answer.write_text(json.dumps(make(folder)))
+    return folder, json.loads(answer.read_text())
+
+
+def run_calm(folder: Path) -> dict[str, Any]:
+    file = make_project(folder / "project", epochs=CALM_EPOCHS, files=CALM_FILES)
+    planned = Command("plan", str(file), "--json").finish()
+    assert [stage["action"] for stage in planned["stages"]] == ["run"] * 7
+    return Command("run", str(file), "--json").finish()
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `penstock run --json` said of `calm_file`, from the plan of seven stages to run to the registered model."""
+    return made_once(tmp_path_factory, "calm", run_calm)[1]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def calm_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pipeline file of `calm`."""
+    return made_once(tmp_path_factory, "calm", run_calm)[0] / "project" / "pipeline.yaml"
+
+
+def run_outside(*command: str | Path, cwd: Path, **more: str) -> str:
+    """Run a command without this checkout on any path, with `more` in its environment; returns its standard output."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env={**environment, **more}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build_wheel(folder: Path) -> str:
+    """The wheel, built from a copy of what git would hand over, so that no build folder of an earlier try gets in."""
+    source, out = folder / "source", folder / "wheel"
+    out.mkdir()
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = [name for name in listed.stdout.split("\0") if name]
+    if not names:  # an unpacked archive has no git; then everything that a build needs is what lies here
+        names = [path.relative_to(ROOT).as_posix() for part in FOLDERS for path in (ROOT / part).rglob("*") if path.is_file()]
+        names += ["pyproject.toml", "README.md", "LICENSE"]
+    for name in names:
+        if (ROOT / name).exists() and "__pycache__" not in name:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name, follow_symlinks=False)
+    run_outside(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, source, cwd=out)
+    (built,) = out.glob("penstock-*.whl")
+    return str(built)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    return Path(made_once(tmp_path_factory, "wheel", build_wheel)[1])
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that holds the wheel; what penstock depends on comes from this one, through a .pth file."""
+
+    def install(folder: Path) -> str:
+        venv = folder / "venv"
+        run_outside(sys.executable, "-m", "venv", "--without-pip", venv, cwd=folder)
+        site = next((venv / "lib").glob("python3*")) / "site-packages"
+        pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python"]
+        run_outside(*pip, "install", "-q", "--no-deps", "--no-index", wheel, cwd=venv)
+        # .pth files inside these folders are not followed, so an editable install of this checkout stays out.
+        here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in sorted(here)))
+        # The command of Prefect as pip would have put it there: the same lines, begun by the interpreter of this environment.
+        _, lines = (Path(sysconfig.get_path("scripts")) / "prefect").read_text().split("\n", 1)
+        script = venv / "bin" / "prefect"
+        script.write_text(f"#!{venv}/bin/python\n{lines}")
+        script.chmod(0o755)
+        return str(venv)
+
+    return Path(made_once(tmp_path_factory, "installed", install)[1])
