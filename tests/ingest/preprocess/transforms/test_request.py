@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DataError
@@ -171,6 +171,7 @@ def tried(transform: Transform[Any], form: Any, request: Request, states: list[C
 
 
 @pytest.mark.parametrize("name", STEPS)
+@settings(deadline=None)
 @given(data=st.data())
 def test_a_request_gives_what_a_table_gives(name: str, data: st.DataObject) -> None:
     written, states = data.draw(STEPS[name])
@@ -200,6 +201,7 @@ def test_nulls_and_nan_of_every_type_of_number_are_treated_alike(kind: pa.DataTy
     assert isinstance(made, dict) or kind == pa.float16()  # Arrow finds no NaN among half floats
 
 
+@settings(deadline=None)
 @given(table=tables())
 def test_a_table_comes_back_from_the_form_of_a_request(table: pa.Table) -> None:
     back = table_of(request_of(table))
