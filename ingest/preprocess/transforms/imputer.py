@@ -74,7 +74,7 @@ class Imputer(Transform[ImputerOptions]):
                 values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
             try:
                 rows.put(name, pc.fill_null(values, pa.scalar(fill, values.type)))
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise DataError(
                     f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}"
                 ) from error

@@ -119,6 +119,9 @@ def test_a_constant_fills_nulls_and_nan() -> None:
     assert transform_table(table, steps)["a"].to_pylist() == [1.0, 9.0, 9.0]
     with pytest.raises(DataError, match="'none' is no value for column 'a' of type double"):
         transform_table(table, [{"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": "none"}}])
+    with pytest.raises(DataError, match="-1 is no value for column 'n' of type uint8"):
+        negative = {"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": -1}}
+        transform_table(pa.table({"n": pa.array([1, None], pa.uint8())}), [negative])
 
 
 # Steps with state.

@@ -1,0 +1,185 @@
+"""A transform of another package, the one that docs/extend/transform.md shows: installed, used, described and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from penstock.flows.spec_file import schema_json
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.storage import Storage
+from tests import ROOT
+from tests.drills.project import Command
+from tests.plugin_package import install_package
+
+PAGE = (ROOT / "docs" / "extend" / "transform.md").read_text(encoding="utf-8")
+
+FAILING = """
+
+class Fails(ClipQuantile):
+    \"\"\"Always.\"\"\"
+
+    learns = False
+
+    def apply(self, rows, fitted, data, functions):
+        return 1 / 0
+"""
+
+PIPELINE = """\
+name: clipped
+data: {format: parquet, train: rows.parquet, label: label}
+preprocess:
+  - clip_quantile: {columns: [x], share: 0.25}
+train: {recipe: model.py:Line, epochs: 1, batch_rows: 8, cpus_per_worker: 0.5}
+"""
+
+MODEL = """\
+from torch import nn
+
+
+class Line:
+    def build_model(self, schema):
+        return nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        return (model(batch["x"][:, None].float())[:, 0] - batch["label"]).square().mean()
+"""
+
+X = np.arange(33.0)
+"""Quartiles 8 and 24."""
+
+
+def block(language: str) -> str:
+    return PAGE.split(f"```{language}\n")[1].split("```")[0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page's package is installed, with a second transform that fails."""
+    entry = block("toml").strip().splitlines()[1]
+    entries = f'{entry}\nfails = "acme_clip:Fails"'
+    return install_package(tmp_path_factory.mktemp("acme"), "penstock.transforms", entries, block("python") + FAILING)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    pq.write_table(pa.table({"x": X, "label": X / 2}), tmp_path / "rows.parquet")
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    return tmp_path / "pipeline.yaml"
+
+
+def environment(site: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+def answer(site: Path, script: str, *arguments: str) -> Any:
+    """What a Python process that finds the package prints as JSON."""
+    command = [sys.executable, "-c", f"import json, sys\n{script}", *arguments]
+    done = subprocess.run(command, env={**os.environ, **environment(site)}, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_pipeline_learns_and_applies_it_in_rays_workers(site: Path, file: Path, shared_prefect: str) -> None:
+    result = Command("run", str(file), "--json", environment=environment(site)).finish()
+    assert result["status"] == "done"
+    storage = Storage(str(file.parent / ".penstock"))
+    (dataset,) = Path(storage.root).glob("datasets/*/manifest.json")
+    manifest = DatasetManifest.model_validate_json(dataset.read_text())
+    shards = [open_shard(storage.local_path(shard.path)) for shard in manifest.shards_of("train")]
+    assert np.concatenate([shard.column("x") for shard in shards]).tolist() == np.clip(X, 8, 24).tolist()
+
+
+def test_an_unknown_transform_is_answered_with_those_there_are() -> None:
+    with pytest.raises(ValidationError, match=r"no transform 'clip_quantile'; there are standard_scaler, .*, map_batches"):
+        PreprocessStep.model_validate({"clip_quantile": {"columns": "*"}})
+    with pytest.raises(ValidationError, match="did you mean 'label_encoder'"):
+        PreprocessStep.model_validate("label_encodr")
+
+
+def test_its_options_are_checked_at_their_line(site: Path, file: Path) -> None:
+    file.write_text(PIPELINE.replace("share: 0.25", "share: 0.75").replace("[x]", "[x], shares: 1"))
+    script = """
+from penstock.errors import SpecError
+from penstock.flows.spec_file import load_spec
+try:
+    load_spec(sys.argv[1])
+except SpecError as error:
+    print(json.dumps(error.problems))
+"""
+    assert answer(site, script, str(file)) == [
+        "pipeline.yaml:4: preprocess.0.clip_quantile.share: 0.75: input should be less than 0.5",
+        "pipeline.yaml:4: preprocess.0.clip_quantile.shares: unknown key; did you mean 'share'?",
+    ]
+
+
+def test_the_schema_and_the_reference_hold_it_where_it_is_installed(site: Path) -> None:
+    assert "clip_quantile" not in schema_json()
+    script = """
+import runpy
+from penstock.flows.spec_file import schema_json
+reference = runpy.run_path("docs/make_spec_reference.py")["reference"]()
+print(json.dumps([json.loads(schema_json()), reference]))
+"""
+    schema, reference = answer(site, script)
+    whole, short = schema["$defs"]["PreprocessStep"]["anyOf"]
+    said = "Values beyond two quantiles of the train split become those quantiles."
+    assert whole["properties"]["clip_quantile"]["description"] == said
+    assert "clip_quantile" in short["enum"]
+    assert f"| `clip_quantile` | section \\| null | none |  | {said} |" in reference
+    assert "## `preprocess.clip_quantile`, `preprocess.fails`\n\nNumeric columns whose extreme values are clipped." in reference
+
+
+def test_the_key_of_the_stage_names_its_version(site: Path, file: Path) -> None:
+    script = """
+from penstock.flows.spec_file import load_spec
+from penstock.tasks.keys import stage_keys
+from penstock.tasks.project import Project
+loaded = load_spec(sys.argv[1])
+print(json.dumps(stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins))["preprocess"].inputs))
+"""
+    inputs = answer(site, script, str(file))
+    assert inputs["version.clip_quantile"] == "acme-penstock==1.2"
+    assert inputs["preprocess.0"] == {"clip_quantile": {"columns": ["x"], "share": 0.25}}
+
+
+def test_a_step_is_written_alike_and_imports_nothing_where_other_packages_are_installed(site: Path) -> None:
+    script = """
+from penstock.ingest.preprocess.steps import PreprocessStep
+step = PreprocessStep.model_validate({"imputer": {"columns": ["a"]}})
+print(json.dumps([step.model_dump(mode="json"), "acme_clip" in sys.modules]))
+"""
+    written = PreprocessStep.model_validate({"imputer": {"columns": ["a"]}}).model_dump(mode="json")
+    assert written == {"imputer": {"columns": ["a"], "strategy": "mean", "fill_value": None}}
+    assert answer(site, script) == [written, False]
+
+
+def test_what_its_code_raises_names_transform_package_and_rows(site: Path) -> None:
+    script = """
+import pyarrow
+from penstock.errors import DataError
+from tests.ingest.preparing import transform_table
+try:
+    transform_table(pyarrow.table({"x": [1.0, 2.0]}), [{"fails": {"columns": ["x"]}}])
+except DataError as error:
+    print(json.dumps([error.message, *error.problems, error.next_step]))
+"""
+    message, given, advice = answer(site, script)
+    assert message.startswith("preprocess: fails of package acme-penstock==1.2 raised ZeroDivisionError: division by zero (")
+    assert "acme_clip.py, line " in message
+    assert given == "it was given part-0.parquet, row 100 (from 0) and the 1 rows after it"
+    assert "preprocess.fails" in advice
