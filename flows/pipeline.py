@@ -131,7 +131,8 @@ def _begin(
     if will_train and request.until not in _BEFORE_TRAINING:
         check_machine(loaded.spec)
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
-        for warning in check_room(project, try_one_batch(project)["parameters"]):
+        tried = try_one_batch(project)
+        for warning in check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"]):
             reporter.warn(warning)
     if current is not None and current.run == run.run:
         close_attempts(ledger, current)

@@ -15,8 +15,9 @@ from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.tasks.project import Project
 from penstock.tasks.spec import STAGES
+from penstock.training.frameworks.registry import FRAMEWORKS
 
-__all__ = ["StageKey", "changed_inputs", "stage_keys"]
+__all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
 FORMATS = {"read": 1, "preprocess": 2, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
@@ -64,6 +65,12 @@ _UPSTREAM: dict[str, tuple[str, ...]] = {
     "evaluate": ("train",),
     "register": ("train",),
 }
+
+
+def framework_versions(project: Project) -> dict[str, str]:
+    """Distribution -> version, of the framework's libraries and of the package that adds it."""
+    found = {name: _version(name) for name in project.framework.libraries}
+    return found | _package_of(FRAMEWORKS.origin(project.spec.train.framework))
 
 
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -126,7 +133,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             f"code.{train.recipe}": project.recipe.reached,
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
-            "version.torch": _version("torch"),
+            **{f"version.{n}": v for n, v in framework_versions(project).items()},
         },
         "evaluate": {f"evaluate.{k}": v for k, v in _leaves(spec.evaluate)}
         | {"version.torchmetrics": _version("torchmetrics")},
@@ -137,6 +144,12 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         },
     }
     return {stage: result[stage] for stage in STAGES}
+
+
+def _package_of(origin: str | None) -> dict[str, str]:
+    """Distribution -> version from `Plugins.origin`; nothing for what penstock brings."""
+    name, _, version_ = (origin or "").partition("==")
+    return {name: version_} if name else {}
 
 
 def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.stage import Facts, Look, Stage, stage_task
-from penstock.tasks.train import make_job, other_weights, trusted_checkpoint
+from penstock.tasks.train import make_job, model_spec, other_weights, trusted_checkpoint
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.tracking.mlflow_backend import version_exists
 
@@ -35,19 +35,17 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     manifest = ctx.manifest
     with tempfile.TemporaryDirectory() as folder:
-        weights = Path(folder, "model.safetensors")
-        checkpoint.storage.get_file("model.safetensors", weights)
+        files = [Path(folder, name) for name in ctx.project.framework.model_files]
+        for file in files:
+            checkpoint.storage.get_file(file.name, file)
         registered = register_model(
             ctx.tracker,
             name=name,
             alias=spec.register_.alias,
             # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
             key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
-            weights_path=weights,
-            code=ctx.project.recipe,
-            params=spec.train.params,
-            schema=manifest.feed_schema,
-            fitted_json=ctx.output("preprocess"),
+            model=model_spec(ctx),
+            files=files,
             example=_example(ctx),
             tags={
                 "penstock.run": ctx.run.run,

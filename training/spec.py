@@ -39,8 +39,8 @@ class CheckpointSpec(Section):
 class TrainSpec(Section):
     """What is trained, and on what."""
 
-    framework: Literal["torch"] = "torch"
-    """The training framework."""
+    framework: str = "torch"
+    """The training framework: `torch`, or the name that an installed package adds (docs/extend/framework.md)."""
     recipe: Annotated[str, OnResume.WARN]
     """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md)."""
     params: dict[str, Any] = Field(default_factory=dict)

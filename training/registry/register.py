@@ -1,7 +1,7 @@
 """How does a trained model become a version in MLflow's registry, once, with everything needed to load it elsewhere?
 
-The model is a pyfunc "from code": source text, JSON and safetensors. Each step looks first whether an earlier try has done
-it, so a kill between any two of them leads to one version, not two.
+The model is a pyfunc "from code": source text, JSON and the framework's files. Each step looks first whether an earlier try
+has done it, so a kill between any two of them leads to one version, not two.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import mlflow.pyfunc
 import numpy as np
@@ -29,10 +28,10 @@ from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
 from penstock.config import Section
 from penstock.ingest.schema import FeedSchema
 from penstock.own_code import PACKAGE_DIR
-from penstock.training.registry.serving import ServedModel, ServedSpec
+from penstock.training.model import ModelSpec
+from penstock.training.registry.serving import ServedModel
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.tracker import Tracker
-from penstock.usercode.capture import UserCode
 
 __all__ = ["Registered", "register_model"]
 
@@ -49,8 +48,8 @@ from penstock.training.registry.serving import ServedModel
 set_model(ServedModel())
 """
 
-_REQUIRED = ("blake3", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
-"""Distributions that training/registry/serving.py reaches; user code adds its own."""
+_REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
+"""Distributions that training/registry/serving.py and torch's loader reach; user code and other frameworks add their own."""
 
 _EXAMPLE_BYTES = 1 << 20
 
@@ -74,11 +73,8 @@ def register_model(
     name: str,
     alias: str | None,
     key: str,
-    weights_path: Path,
-    code: UserCode,
-    params: Mapping[str, Any],
-    schema: FeedSchema,
-    fitted_json: Mapping[str, Any],
+    model: ModelSpec,
+    files: Sequence[Path],
     example: Mapping[str, np.ndarray],
     tags: Mapping[str, str],
 ) -> Registered:
@@ -89,28 +85,24 @@ def register_model(
         name: of the registered model; made if absent.
         alias: moved to this version; None for none.
         key: the register stage's key.
-        weights_path: a local safetensors file. Linked, not copied, where its disk allows.
-        code: the recipe.
-        params: the recipe's constructor arguments.
-        schema: of the dataset; its feature columns become the model's inputs.
-        fitted_json: the fitted preprocessing, kept with the model.
+        model: what the model is rebuilt from, besides its files; the schema's feature columns become its inputs.
+        files: local files in one folder, such as a safetensors file. Linked, not copied, where their disk allows.
         example: some rows of every feature column, rows first; at most 1 MB of them is kept.
         tags: set on the version, such as the dataset's digest and URI and the code's version.
 
     Raises:
         ServiceError: MLflow does not answer for two minutes, or refuses.
-        TrainingError: the recipe cannot predict the example rows.
+        TrainingError: the model cannot predict the example rows.
     """
     client = tracker.client
     all_tags = {**tags, KEY_TAG: key}
     version = patiently("search the registry", lambda: _find_version(client, name, key, tracker.run_id))
     if version is None:
-        model = patiently("search logged models", lambda: _find_model(client, tracker, key))
-        if model is None or str(model.status) != "READY":
-            spec = ServedSpec(code=_portable(code), params=dict(params), feed_schema=schema, fitted=dict(fitted_json))
-            with _model_folder(spec, weights_path, example, key) as folder:
-                model = patiently("log the model", lambda: _log_model(client, tracker, name, all_tags, folder, model))
-        logged = model
+        found = patiently("search logged models", lambda: _find_model(client, tracker, key))
+        if found is None or str(found.status) != "READY":
+            with _model_folder(model, files, example, key) as folder:
+                found = patiently("log the model", lambda: _log_model(client, tracker, name, all_tags, folder, found))
+        logged = found
         version = patiently("register the model", lambda: _create_version(client, name, logged, tracker.run_id, all_tags))
     number = str(version.version)
     if alias is not None:
@@ -162,32 +154,35 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, run_id:
 
 
 @contextlib.contextmanager
-def _model_folder(spec: ServedSpec, weights: Path, example: Mapping[str, np.ndarray], key: str) -> Iterator[Path]:
-    """Build the model's folder beside the weights, so that they can be linked instead of copied."""
-    with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=weights.parent) as folder:
+def _model_folder(model: ModelSpec, files: Sequence[Path], example: Mapping[str, np.ndarray], key: str) -> Iterator[Path]:
+    """Build the model's folder beside its files, so that they can be linked instead of copied."""
+    with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=files[0].parent) as folder:
         work = Path(folder)
-        entry, spec_file, placeholder = work / "penstock_model.py", work / "model.json", work / "model.safetensors"
+        entry, spec_file = work / "penstock_model.py", files[0].parent / "model.json"
         entry.write_text(_ENTRY)
-        spec_file.write_text(spec.model_dump_json(indent=1))
-        placeholder.touch()
+        spec_file.write_text(_portable(model).model_dump_json(indent=1))
+        placeholders = [work / file.name for file in files]
+        for placeholder in placeholders:
+            placeholder.touch()
         rows = _few_rows(example)
         ours = shutil.copytree(PACKAGE_DIR, work / "penstock", ignore=_not_for_models)
         mlflow.pyfunc.save_model(
             str(work / "model"),
             python_model=str(entry),
-            artifacts={"spec": str(spec_file), "weights": str(placeholder)},
+            artifacts={"spec": str(spec_file), **{file.name: str(file) for file in placeholders}},
             code_paths=[str(ours)],
-            signature=ModelSignature(_inputs(spec.feed_schema), _outputs(spec, spec_file, weights, rows)),
+            signature=ModelSignature(_inputs(model.feed_schema), _outputs(model, spec_file, rows)),
             input_example=rows,
-            pip_requirements=_requirements(spec.code),
+            pip_requirements=_requirements(model),
             metadata={KEY_TAG: key},
         )
-        target = work / "model" / "artifacts" / placeholder.name
-        target.unlink()
-        try:
-            os.link(weights, target)
-        except OSError:
-            shutil.copyfile(weights, target)
+        for file in files:
+            target = work / "model" / "artifacts" / file.name
+            target.unlink()
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)
         yield work / "model"
 
 
@@ -215,10 +210,10 @@ def _inputs(schema: FeedSchema) -> Schema:
     return Schema(columns)
 
 
-def _outputs(spec: ServedSpec, spec_file: Path, weights: Path, rows: dict[str, np.ndarray]) -> Schema | None:
+def _outputs(spec: ModelSpec, spec_file: Path, rows: dict[str, np.ndarray]) -> Schema | None:
     """Describe what the model answers, by asking it: this also proves that it can be rebuilt from what is stored."""
     model = ServedModel()
-    context = PythonModelContext(artifacts={"spec": str(spec_file), "weights": str(weights)}, model_config={})
+    context = PythonModelContext(artifacts={"spec": str(spec_file)}, model_config={})
     model.load_context(context)
     if not model.can_predict:
         return None
@@ -235,16 +230,16 @@ def _outputs(spec: ServedSpec, spec_file: Path, weights: Path, rows: dict[str, n
     return Schema([TensorSpec(answer.dtype, (-1, *answer.shape[1:]))])
 
 
-def _requirements(code: UserCode) -> list[str]:
+def _requirements(model: ModelSpec) -> list[str]:
     """Exact versions of what is installed here, without build tags such as `+cpu`, which no index knows."""
     installed = {name: importlib.metadata.version(name) for name in _REQUIRED}
-    for name, version in code.versions.items():
+    for name, version in {**model.code.versions, **model.requires}.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version(name)
             installed.setdefault(name, version)
     return [f"{name}=={version.split('+', 1)[0]}" for name, version in sorted(installed.items())]
 
 
-def _portable(code: UserCode) -> UserCode:
-    """Without the folder it came from, which says nothing on another machine."""
-    return code.model_copy(update={"origin": ""})
+def _portable(model: ModelSpec) -> ModelSpec:
+    """Without the folder the code came from, which says nothing on another machine."""
+    return model.model_copy(update={"code": model.code.model_copy(update={"origin": ""})})
