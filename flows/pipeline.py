@@ -25,10 +25,10 @@ from penstock.flows.run.decisions import Continue, Refuse, choose_run, past_of
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
 from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room, check_storage, gpus_refused
-from penstock.flows.run.repair import MLFLOW_STATUS, close_attempts, repair_run
+from penstock.flows.run.repair import TRACKED_STATUS, close_attempts, repair_run
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.try_batch import try_one_batch
-from penstock.flows.servers.services import mlflow_uri, ray_cluster, telemetry_off
+from penstock.flows.servers.services import ray_cluster, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import hold_lease
 from penstock.redact import redact_text
@@ -49,7 +49,7 @@ from penstock.tasks.train import STAGE as TRAIN
 from penstock.tasks.train import train
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.tracking.tracker import Tracker
+from penstock.training.tracking.registry import TRACKERS
 
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
@@ -120,7 +120,8 @@ def _begin(
     ledger = Ledger(project.storage)
     keys = stage_keys(project)
     check_recipe(project)
-    tracking_uri = mlflow_uri(loaded.state_dir)
+    tracked_by = loaded.spec.tracking.tracker
+    tracking = TRACKERS.get(tracked_by)
     current = _current(ledger, loaded.spec.name, request.fresh, reporter)
     run = _choose(ledger, loaded, keys, request, current, reporter)
     will_train = not _trained(ledger, project, run, keys)
@@ -137,17 +138,17 @@ def _begin(
     if current is not None and current.run == run.run:
         close_attempts(ledger, current)
     elif current is not None:
-        repair_run(ledger, current, tracking_uri)
+        repair_run(ledger, current, loaded.state_dir)
     attempt = ledger.new_attempt(run.run, flow_run.get_id())
     try:
         ledger.save_run(run)
         ledger.make_current(run)
         name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
-        tracker = Tracker.open(
-            tracking_uri,
+        tracker = tracking.open(
+            tracking.default_uri(loaded.state_dir),
             experiment=loaded.spec.name,
             run_name=run.run,
-            run_id=run.mlflow_run_id,
+            run_id=run.tracking_runs.get(tracked_by),
             tags=_tags(run, attempt, keys, loaded),
             params=run.spec,
             attempt=attempt.number,
@@ -179,7 +180,7 @@ def _begin(
         project=project,
         keys=keys,
         ledger=ledger,
-        run=run.model_copy(update={"mlflow_run_id": tracker.run_id}),
+        run=run.model_copy(update={"tracking_runs": {**run.tracking_runs, tracked_by: tracker.run_id}}),
         attempt=attempt,
         tracker=tracker,
         reporter=reporter,
@@ -191,7 +192,7 @@ def _begin(
 
 
 def _introduce(ctx: RunContext) -> None:
-    """Note which MLflow run this is, and tell it what it should know before the first stage."""
+    """Note which tracked run this is, and tell it what it should know before the first stage."""
     ctx.ledger.save_run(ctx.run)
     own = ctx.work_storage
     committed = CheckpointStore(own).committed()
@@ -296,7 +297,7 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
     last_result.update(
         status=status,
         run=ctx.run.run,
-        mlflow_run_id=ctx.run.mlflow_run_id,
+        **{f"{ctx.run.tracker}_run_id": ctx.run.tracking_runs[ctx.run.tracker]},
         attempt=ctx.attempt.number,
         exactness=exactness,
         stages=stages,
@@ -313,7 +314,7 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
     ctx.run = ctx.run.model_copy(update={"status": status, "result": dict(last_result), **done})
     unrecorded: Exception | None = None
     try:
-        # Before MLflow is waited for: a signal there must not make a finished run look unfinished.
+        # Before the tracker is waited for: a signal there must not make a finished run look unfinished.
         ctx.ledger.save_run(ctx.run)
     except (OSError, ServiceError) as failure:
         if error is None:
@@ -321,9 +322,9 @@ def _finish(ctx: RunContext, status: Status, error: BaseException | None) -> Non
         unrecorded = failure
     ctx.attempt = ended
     ctx.tracker.set_tags({"penstock.exactness": exactness or "not reached", "penstock.status": status})
-    unsent = ctx.tracker.close(MLFLOW_STATUS[status])
+    unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
-        ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
+        ctx.reporter.warn(f"{unsent} metric points wait for the tracking server; the next penstock run or status sends them")
     try:
         # Last: an attempt that is still marked as running is what a later command repairs.
         if unrecorded is None:
@@ -354,4 +355,4 @@ def _tags(run: Run, attempt: Attempt, keys: dict[str, StageKey], loaded: LoadedS
         **{f"penstock.key.{name}": key.key for name, key in keys.items()},
     }
     commit = git_commit(loaded.base_dir)
-    return {**tags, "mlflow.source.git.commit": commit} if commit else tags
+    return {**tags, "git.commit": commit} if commit else tags

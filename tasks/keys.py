@@ -16,6 +16,8 @@ from penstock.digest import digest_of
 from penstock.tasks.project import Project
 from penstock.tasks.spec import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.registry.registry import REGISTRIES
+from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
@@ -107,7 +109,7 @@ def _short(value: Any) -> str:
 
 def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     spec = project.spec
-    data, train = spec.data, spec.train
+    data, train, registry = spec.data, spec.train, spec.tracking.registry
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images") and k not in ("label", "invalid")}
@@ -140,7 +142,9 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "register": {
             **{f"register.{k}": v for k, v in _leaves(spec.register_)},
             "name": spec.name,
-            "version.mlflow": _version("mlflow"),
+            **({"registry": registry} if registry != TrackingSpec().registry else {}),
+            **{f"version.{n}": _version(n) for n in project.registry.libraries},
+            **{f"version.{n}": v for n, v in _package_of(REGISTRIES.origin(registry)).items()},
         },
     }
     return {stage: result[stage] for stage in STAGES}

@@ -12,6 +12,7 @@ from penstock.storage import Storage
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.registry.registry import REGISTRIES, ModelRegistry
 from penstock.usercode.capture import UserCode, capture
 
 __all__ = ["Project"]
@@ -51,6 +52,11 @@ class Project:
     def framework(self) -> Framework:
         """What `train.framework` names. Raises PreflightError if its package cannot be imported."""
         return FRAMEWORKS.get(self.spec.train.framework)
+
+    @property
+    def registry(self) -> ModelRegistry:
+        """What `tracking.registry` names. Raises PreflightError if its package cannot be imported."""
+        return REGISTRIES.get(self.spec.tracking.registry)
 
     @cached_property
     def recipe(self) -> UserCode:

@@ -13,7 +13,9 @@ from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.spec import EvaluateSpec, RegisterSpec, TrainSpec
+from penstock.training.registry.registry import REGISTRIES
+from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
+from penstock.training.tracking.registry import TRACKERS
 
 __all__ = ["NAMED", "STAGES", "PipelineSpec", "cross_check"]
 
@@ -42,9 +44,15 @@ class PipelineSpec(Section):
     """What is measured on held-out rows."""
     register_: Annotated[RegisterSpec, OnResume.FREE, Field(alias="register")] = RegisterSpec()
     """Under which name the model is registered."""
+    tracking: Annotated[TrackingSpec, OnResume.FREE] = TrackingSpec()
+    """Where runs are looked at and models are registered."""
 
 
-NAMED: dict[str, Plugins[Any]] = {"train.framework": FRAMEWORKS}
+NAMED: dict[str, Plugins[Any]] = {
+    "train.framework": FRAMEWORKS,
+    "tracking.tracker": TRACKERS,
+    "tracking.registry": REGISTRIES,
+}
 """Fields that name something that packages add, by dotted path."""
 
 

@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
-    "mlflow": ("training/tracking/mlflow_backend.py", "training/registry/"),
+    "mlflow": ("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
     "typer": ("flows/",),
 }
 """Library -> the files (or folders, with a slash) that may import it."""

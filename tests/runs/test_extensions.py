@@ -118,3 +118,66 @@ def test_a_framework_that_is_not_installed_is_named_with_what_is_meant(tmp_path:
     assert problem.startswith("pipeline.yaml:") and "there is no training framework 'nearest-mean'; there are torch" in problem
     wrong = Command("check", str(file), "--json", "--set", "train.framework=torhc").finish(code=2)
     assert "did you mean 'torch'?" in str(wrong["error"]["problems"])
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Where the tracker and the model registry of docs/extend are installed, each of a package of its own."""
+    lines = install_package(
+        tmp_path_factory.mktemp("lines"),
+        "penstock.trackers",
+        'lines = "acme_lines:LinesTracker"',
+        code_of("tracker.md"),
+        name="acme-lines",
+    )
+    folder = install_package(
+        tmp_path_factory.mktemp("folder"),
+        "penstock.registries",
+        'folder = "acme_folder:FOLDER"',
+        code_of("registry.md"),
+        name="acme-folder",
+    )
+    return lines, folder
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_tracker_and_a_registry_of_other_packages_take_a_stopped_and_a_finished_run(
+    tmp_path: Path, services: tuple[Path, Path]
+) -> None:
+    file = make_project(tmp_path / "project", epochs=3, files=2)
+    file.write_text(file.read_text() + "tracking: {tracker: lines, registry: folder}\n")
+    state = file.parent / ".penstock"
+    command = Command("run", str(file), "--json", environment=seeing(*services, DRILL_PAUSE_S="0.05"))
+    command.wait_for("a checkpoint", lambda: any(state.glob("runs/*/checkpoints/*/manifest.json")))
+    command.kill()
+    run_name = next((state / "lines" / "drill").iterdir()).name
+    (state / "lines" / "drill" / run_name / "points.jsonl").touch()
+    assert Command("status", str(file), "--json", environment=seeing(*services)).finish()["repaired"] == [run_name]
+    assert (state / "lines" / "drill" / run_name / "status").read_text() == "KILLED"
+    result = Command("run", str(file), "--json", environment=seeing(*services)).finish()
+    assert result["lines_run_id"] == f"drill/{run_name}" and "mlflow_run_id" not in result
+    tracked = state / "lines" / "drill" / run_name
+    assert (tracked / "status").read_text() == "FINISHED"
+    steps = [point["step"] for point in json_lines(tracked / "points.jsonl") if "train/loss" in point]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 20
+    kinds = {record["kind"] for record in json_lines(tracked / "records.jsonl")}
+    assert kinds == {"tags", "params", "artifact", "dataset", "checkpoint", "checkpoints", "status"}
+    index = json.loads((state / "models" / "drill" / "index.json").read_text())
+    assert index["aliases"] == {"candidate": "1"} and result["model_uri"] == str(state / "models" / "drill" / "1")
+    assert not (state / "mlflow").exists()
+
+    again = Command("run", str(file), "--json", environment=seeing(*services)).finish()
+    assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
+    (state / "models" / "drill" / "1" / "model.json").unlink()
+    planned = Command("plan", str(file), "--json", environment=seeing(*services)).finish()
+    assert [stage["name"] for stage in planned["stages"] if stage["action"] == "run"] == ["register"]
+    # MLflow's registry takes the model of a run that MLflow has not tracked.
+    moved = Command("run", str(file), "--json", "--set", "tracking.registry=mlflow", environment=seeing(*services)).finish()
+    assert [stage["name"] for stage in moved["stages"] if stage["outcome"] == "ran"] == ["register"]
+    client = MlflowClient(f"sqlite:///{state}/mlflow/mlflow.db")
+    assert moved["model_uri"] == "models:/drill/1"
+    assert client.get_run(client.get_model_version("drill", "1").run_id).info.run_name == run_name

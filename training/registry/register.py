@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import mlflow.pyfunc
@@ -25,15 +25,15 @@ from mlflow.pyfunc import PythonModelContext
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
 
-from penstock.config import Section
 from penstock.ingest.schema import FeedSchema
 from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ModelSpec
+from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.registry.serving import ServedModel
 from penstock.training.tracking.mlflow_backend import patiently
-from penstock.training.tracking.tracker import Tracker
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
 
-__all__ = ["Registered", "register_model"]
+__all__ = ["register_model"]
 
 
 KEY_TAG = "penstock.register_key"
@@ -43,6 +43,7 @@ MODEL_TAG = "penstock.model_id"
 
 _ENTRY = """from mlflow.models import set_model
 
+from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.registry.serving import ServedModel
 
 set_model(ServedModel())
@@ -54,53 +55,23 @@ _REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pydantic", "safet
 _EXAMPLE_BYTES = 1 << 20
 
 
-class Registered(Section):
-    """A version in the registry."""
+def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
+    """Log the model to the tracker's run, register it, set the alias. A second call with the same key gives the same version.
 
-    name: str
-    version: str
-    uri: str
-    """`models:/<name>/<version>`."""
-    alias: str | None
-    model_id: str
-    """MLflow's logged model behind the version."""
-    run_id: str
-
-
-def register_model(
-    tracker: Tracker,
-    *,
-    name: str,
-    alias: str | None,
-    key: str,
-    model: ModelSpec,
-    files: Sequence[Path],
-    example: Mapping[str, np.ndarray],
-    tags: Mapping[str, str],
-) -> Registered:
-    """Log the model to the tracker's run, register it, set the alias. A second call with `key` returns the same version.
-
-    Args:
-        tracker: of the run that trained the model.
-        name: of the registered model; made if absent.
-        alias: moved to this version; None for none.
-        key: the register stage's key.
-        model: what the model is rebuilt from, besides its files; the schema's feature columns become its inputs.
-        files: local files in one folder, such as a safetensors file. Linked, not copied, where their disk allows.
-        example: some rows of every feature column, rows first; at most 1 MB of them is kept.
-        tags: set on the version, such as the dataset's digest and URI and the code's version.
+    At most 1 MB of the example is kept. Files are linked, not copied, where their disk allows.
 
     Raises:
         ServiceError: MLflow does not answer for two minutes, or refuses.
         TrainingError: the model cannot predict the example rows.
     """
+    name, alias, key = trained.name, trained.alias, trained.key
     client = tracker.client
-    all_tags = {**tags, KEY_TAG: key}
+    all_tags = {**trained.tags, KEY_TAG: key}
     version = patiently("search the registry", lambda: _find_version(client, name, key, tracker.run_id))
     if version is None:
         found = patiently("search logged models", lambda: _find_model(client, tracker, key))
         if found is None or str(found.status) != "READY":
-            with _model_folder(model, files, example, key) as folder:
+            with _model_folder(trained) as folder:
                 found = patiently("log the model", lambda: _log_model(client, tracker, name, all_tags, folder, found))
         logged = found
         version = patiently("register the model", lambda: _create_version(client, name, logged, tracker.run_id, all_tags))
@@ -108,7 +79,6 @@ def register_model(
     if alias is not None:
         patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, number))
     uri = f"models:/{name}/{number}"
-    tracker.set_tags({"penstock.model": uri})
     model_id = version.tags[MODEL_TAG]
     return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
 
@@ -118,14 +88,14 @@ def _find_version(client: MlflowClient, name: str, key: str, run_id: str) -> Mod
     return next((version for version in found if version.run_id == run_id), None)
 
 
-def _find_model(client: MlflowClient, tracker: Tracker, key: str) -> LoggedModel | None:
+def _find_model(client: MlflowClient, tracker: MlflowTracker, key: str) -> LoggedModel | None:
     wanted = f"source_run_id = '{tracker.run_id}' AND tags.`{KEY_TAG}` = '{key}'"
     found = client.search_logged_models([tracker.experiment_id], filter_string=wanted)
     return max(found, key=lambda model: str(model.status) == "READY", default=None)
 
 
 def _log_model(
-    client: MlflowClient, tracker: Tracker, name: str, tags: Mapping[str, str], folder: Path, begun: LoggedModel | None
+    client: MlflowClient, tracker: MlflowTracker, name: str, tags: Mapping[str, str], folder: Path, begun: LoggedModel | None
 ) -> LoggedModel:
     """Upload the folder as a logged model of the run; one that an earlier try began is completed."""
     model = begun or client.create_logged_model(
@@ -154,8 +124,9 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, run_id:
 
 
 @contextlib.contextmanager
-def _model_folder(model: ModelSpec, files: Sequence[Path], example: Mapping[str, np.ndarray], key: str) -> Iterator[Path]:
+def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
     """Build the model's folder beside its files, so that they can be linked instead of copied."""
+    model, files = trained.model, trained.files
     with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=files[0].parent) as folder:
         work = Path(folder)
         entry, spec_file = work / "penstock_model.py", files[0].parent / "model.json"
@@ -164,7 +135,7 @@ def _model_folder(model: ModelSpec, files: Sequence[Path], example: Mapping[str,
         placeholders = [work / file.name for file in files]
         for placeholder in placeholders:
             placeholder.touch()
-        rows = _few_rows(example)
+        rows = _few_rows(trained.example)
         ours = shutil.copytree(PACKAGE_DIR, work / "penstock", ignore=_not_for_models)
         mlflow.pyfunc.save_model(
             str(work / "model"),
@@ -174,7 +145,7 @@ def _model_folder(model: ModelSpec, files: Sequence[Path], example: Mapping[str,
             signature=ModelSignature(_inputs(model.feed_schema), _outputs(model, spec_file, rows)),
             input_example=rows,
             pip_requirements=_requirements(model),
-            metadata={KEY_TAG: key},
+            metadata={KEY_TAG: trained.key},
         )
         for file in files:
             target = work / "model" / "artifacts" / file.name

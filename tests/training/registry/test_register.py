@@ -21,9 +21,10 @@ from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.model import ModelSpec
 from penstock.training.registry import register
-from penstock.training.registry.register import Registered, register_model
+from penstock.training.registry.register import register_model
+from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.tracking.mlflow_backend import connect, version_exists
-from penstock.training.tracking.tracker import Tracker
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.usercode.capture import capture
 
 RECIPE = """
@@ -87,13 +88,15 @@ def arguments(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
         "files": [tmp_path / "model.safetensors"],
         "example": example,
         "tags": {"penstock.data.digest": "d" * 32, "penstock.data.uri": "s3://bucket/datasets/1"},
+        "experiment": "demo",
+        "run_name": "run",
     }
 
 
 def run_register(uri: str, arguments: dict[str, Any], run_id: str | None = None) -> Registered:
-    tracker = Tracker.open(uri, "demo", "run", run_id=run_id, system_metrics_every_s=None)
+    tracker = MlflowTracker.open(uri, "demo", "run", run_id=run_id, system_metrics_every_s=None)
     try:
-        return register_model(tracker, **arguments)
+        return register_model(tracker, TrainedVersion(**arguments))
     finally:
         tracker.close("FINISHED")
 
@@ -204,10 +207,10 @@ def test_a_kill_between_any_two_steps_leads_to_one_version(
             original(*args, **kwargs)
         raise Killed
 
-    tracker = Tracker.open(uri, "demo", "run", system_metrics_every_s=None)
+    tracker = MlflowTracker.open(uri, "demo", "run", system_metrics_every_s=None)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(MlflowClient, moment, dying)
-        register_model(tracker, **arguments)
+        register_model(tracker, TrainedVersion(**arguments))
     tracker.close("KILLED")
     again = run_register(uri, arguments, tracker.run_id)
     client = MlflowClient(uri)
