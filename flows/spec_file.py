@@ -18,7 +18,7 @@ from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret
 from penstock.stores import is_local
-from penstock.tasks.spec import PipelineSpec, cross_check
+from penstock.tasks.spec import NAMED, PipelineSpec, cross_check
 
 __all__ = ["LoadedSpec", "load_spec", "schema_json"]
 
@@ -123,9 +123,20 @@ def _secrets(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def schema_json() -> str:
     """The JSON Schema of a pipeline file, for editors."""
     schema = PipelineSpec.model_json_schema(by_alias=True)
+    for path, names in NAMED.items():
+        _property_of(schema, path)["enum"] = list(names.names)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "penstock pipeline"
     return json.dumps(schema, indent=1) + "\n"
+
+
+def _property_of(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    """The JSON Schema of the field at a dotted path."""
+    found = schema
+    for part in path.split("."):
+        section = found.get("$ref") or next((each["$ref"] for each in found.get("allOf", ())), None)
+        found = (schema["$defs"][section.rsplit("/", 1)[1]] if section else found)["properties"][part]
+    return found
 
 
 def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int], list[tuple[str, str]]]:

@@ -8,9 +8,10 @@ from typing import Any
 from penstock.ingest.schema import SPLITS, Split
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage
-from penstock.tasks.train import chosen_checkpoint, make_job, other_weights, trusted_checkpoint
+from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
 from penstock.training.evaluation.evaluate import evaluate as evaluate_model
-from penstock.training.on_ray.trainer import TrainOutcome
+from penstock.training.job import TrainOutcome
+from penstock.training.model import load_model
 
 __all__ = ["STAGE", "model_checkpoint"]
 
@@ -29,7 +30,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     result = evaluate_model(
         make_job(ctx),
-        checkpoint,
+        load_model(model_spec(ctx), checkpoint.storage),
         splits=splits,
         metrics=spec.evaluate.metrics,
         figures=spec.evaluate.figures,

@@ -16,8 +16,11 @@ from penstock.digest import digest_of
 from penstock.ingest.formats.registry import format_origin
 from penstock.tasks.project import Project
 from penstock.tasks.stages import STAGES, UPSTREAM
+from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.registry.registry import REGISTRIES
+from penstock.training.spec import TrackingSpec
 
-__all__ = ["StageKey", "changed_inputs", "stage_keys"]
+__all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
 FORMATS = {"read": 1, "preprocess": 3, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
@@ -57,6 +60,12 @@ def stage_keys(project: Project) -> dict[str, StageKey]:
     return keys
 
 
+def framework_versions(project: Project) -> dict[str, str]:
+    """Distribution -> version, of the framework's libraries and of the package that adds it."""
+    found = {name: _version(name) for name in project.framework.libraries}
+    return found | _package_of(FRAMEWORKS.origin(project.spec.train.framework))
+
+
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Name every input that differs between two runs of a stage, with both values, upstream keys left out."""
     found: list[str] = []
@@ -91,7 +100,7 @@ def _short(value: Any) -> str:
 
 def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     spec = project.spec
-    data, train = spec.data, spec.train
+    data, train, registry = spec.data, spec.train, spec.tracking.registry
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in ("label", "invalid")}
@@ -119,16 +128,24 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             f"code.{train.recipe}": project.recipe.reached,
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
-            "version.torch": _version("torch"),
+            **{f"version.{n}": v for n, v in framework_versions(project).items()},
         },
         "evaluate": {f"evaluate.{k}": v for k, v in _leaves(spec.evaluate)}
         | {"version.torchmetrics": _version("torchmetrics")},
         "register": {
             **{f"register.{k}": v for k, v in _leaves(spec.register_)},
             "name": spec.name,
-            "version.mlflow": _version("mlflow"),
+            **({"registry": registry} if registry != TrackingSpec().registry else {}),
+            **{f"version.{n}": _version(n) for n in project.registry.libraries},
+            **{f"version.{n}": v for n, v in _package_of(REGISTRIES.origin(registry)).items()},
         },
     }
+
+
+def _package_of(origin: str | None) -> dict[str, str]:
+    """Distribution -> version from `Plugins.origin`; nothing for what penstock brings."""
+    name, _, version_ = (origin or "").partition("==")
+    return {name: version_} if name else {}
 
 
 def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -89,13 +89,19 @@ class Run(Section):
     origins: dict[str, str] = Field(default_factory=dict)
     keys: dict[str, StageKey] = Field(default_factory=dict)
     """Stage keys of the newest attempt."""
-    mlflow_run_id: str | None = None
+    tracking_runs: dict[str, str] = Field(default_factory=dict)
+    """Name of a tracker -> its id of the run; the pipeline file may name another one in a later attempt."""
     status: Status = "running"
     """Of the newest attempt: one before it may have come to the end."""
     done_key: str | None = None
     """Key of the train stage when the run was last done. While it still holds, there is no unfinished training to lose."""
     result: dict[str, Any] = Field(default_factory=dict)
     """What the last finished attempt reported."""
+
+    @property
+    def tracker(self) -> str:
+        """Name of the newest attempt's tracker."""
+        return str(self.spec.get("tracking", {}).get("tracker", "mlflow"))
 
 
 class Ledger:

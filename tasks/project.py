@@ -11,6 +11,9 @@ from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.tasks.spec import PipelineSpec
+from penstock.training.frameworks.framework import Framework
+from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.registry.registry import REGISTRIES, ModelRegistry
 from penstock.usercode.capture import UserCode, capture
 
 __all__ = ["Project"]
@@ -46,9 +49,19 @@ class Project:
         """The source files as they are now. Raises DataError, ServiceError."""
         return list_source(self.spec.data, self.base_dir, format_of(self.spec.data).extensions)
 
+    @property
+    def framework(self) -> Framework:
+        """What `train.framework` names. Raises PreflightError if its package cannot be imported."""
+        return FRAMEWORKS.get(self.spec.train.framework)
+
+    @property
+    def registry(self) -> ModelRegistry:
+        """What `tracking.registry` names. Raises PreflightError if its package cannot be imported."""
+        return REGISTRIES.get(self.spec.tracking.registry)
+
     @cached_property
     def recipe(self) -> UserCode:
-        """The user's recipe. Raises SpecError if it cannot be found."""
+        """The user's code that the framework trains. Raises SpecError if it cannot be found."""
         return capture(self.spec.train.recipe, self.base_dir)
 
     @cached_property

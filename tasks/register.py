@@ -17,9 +17,9 @@ from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.stage import Facts, Stage, VerifyContext
-from penstock.tasks.train import make_job, other_weights, trusted_checkpoint
+from penstock.tasks.train import make_job, model_spec, other_weights, trusted_checkpoint
 from penstock.training.open_feeds import open_job_feed
-from penstock.training.tracking.mlflow_backend import version_exists
+from penstock.training.registry.registry import TrainedVersion
 
 __all__ = ["STAGE"]
 
@@ -27,27 +27,21 @@ EXAMPLE_ROWS = 4
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    # Here, because what logs models brings pandas and scipy, and most commands log none.
-    from penstock.training.registry.register import register_model
-
     spec = ctx.project.spec
     name = spec.register_.name or spec.name
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     manifest = ctx.manifest
     with tempfile.TemporaryDirectory() as folder:
-        weights = Path(folder, "model.safetensors")
-        checkpoint.storage.get_file("model.safetensors", weights)
-        registered = register_model(
-            ctx.tracker,
+        files = [Path(folder, name) for name in ctx.project.framework.model_files]
+        for file in files:
+            checkpoint.storage.get_file(file.name, file)
+        trained = TrainedVersion(
             name=name,
             alias=spec.register_.alias,
             # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
             key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
-            weights_path=weights,
-            code=ctx.project.recipe,
-            params=spec.train.params,
-            schema=manifest.feed_schema,
-            fitted_json=ctx.output("preprocess"),
+            model=model_spec(ctx),
+            files=files,
             example=_example(ctx),
             tags={
                 "penstock.run": ctx.run.run,
@@ -57,10 +51,16 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 "penstock.data.uri": ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else spec.data.train,
                 "penstock.code": ctx.project.recipe.digest,
             },
+            experiment=spec.name,
+            run_name=ctx.run.run,
         )
+        registry = ctx.project.registry
+        uri = registry.default_uri(ctx.state_dir)
+        registered = registry.register(uri, trained, ctx.tracker)
+    ctx.tracker.set_tags({"penstock.model": registered.uri})
     return {
         **registered.model_dump(mode="json"),
-        "tracking_uri": redact_text(ctx.tracker.tracking_uri),
+        "tracking_uri": redact_text(uri),
         "weights_digest": checkpoint.manifest.weights_digest,
     }, "ran"
 
@@ -80,13 +80,8 @@ def _example(ctx: RunContext) -> dict[str, Any]:
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
-    # By the run, not by the address: the store may have moved with its folder, and a server may have another name now.
-    if not version_exists(context.tracking_uri, output["name"], output["version"], output["run_id"]):
-        here = redact_text(context.tracking_uri)
-        if here != output["tracking_uri"]:
-            return f"the model is registered at {output['tracking_uri']}, and MLflow is now {here}"
-        return f"version {output['version']} of model {output['name']} is no longer in the registry"
-    return other_weights(context, output)
+    registry = context.project.registry
+    return registry.missing(registry.default_uri(context.state_dir), output) or other_weights(context, output)
 
 
 def _facts(output: dict[str, Any]) -> Facts:

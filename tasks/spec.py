@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from penstock.config import OnResume, Section
+from penstock.errors import SpecError
 from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
-from penstock.training.spec import EvaluateSpec, RegisterSpec, TrainSpec
+from penstock.plugins import Plugins
+from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.registry.registry import REGISTRIES
+from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
+from penstock.training.tracking.registry import TRACKERS
 
-__all__ = ["PipelineSpec", "cross_check"]
+__all__ = ["NAMED", "PipelineSpec", "cross_check"]
 
 
 class PipelineSpec(Section):
@@ -36,11 +42,21 @@ class PipelineSpec(Section):
     """What is measured on held-out rows."""
     register_: Annotated[RegisterSpec, OnResume.FREE, Field(alias="register")] = RegisterSpec()
     """Under which name the model is registered."""
+    tracking: Annotated[TrackingSpec, OnResume.FREE] = TrackingSpec()
+    """Where runs are looked at and models are registered."""
+
+
+NAMED: dict[str, Plugins[Any]] = {
+    "train.framework": FRAMEWORKS,
+    "tracking.tracker": TRACKERS,
+    "tracking.registry": REGISTRIES,
+}
+"""Fields that name something that packages add, by dotted path."""
 
 
 def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     """Return (path, message) for every rule between fields that `spec` breaks."""
-    problems: list[tuple[str, str]] = []
+    problems = [(path, unknown) for path, names in NAMED.items() if (unknown := _unknown(spec, path, names))]
     train = spec.train
     if train.batch_rows % train.workers:
         lower = train.batch_rows // train.workers * train.workers
@@ -73,6 +89,18 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     if spec.materialize.cache != "disk" and spec.shuffle.window_of == "shards":
         problems.append(("shuffle.window_of", "only rows on disk lie in shards; use window_of: rows, or cache: disk"))
     return problems
+
+
+def _unknown(spec: PipelineSpec, path: str, names: Plugins[Any]) -> str | None:
+    name = functools.reduce(getattr, path.split("."), spec)
+    try:
+        names.origin(str(name))  # which imports nothing
+    except KeyError:
+        try:
+            names.get(str(name))
+        except SpecError as error:
+            return error.message
+    return None
 
 
 def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prefect import State, Task, task
@@ -36,7 +37,7 @@ class VerifyContext:
     Attributes:
         deep: read and hash the data too; without it presence and sizes have to do.
         will_train: training has something left to do, so it will read the rows.
-        tracking_uri: the MLflow server of this attempt.
+        state_dir: where what is embedded keeps files on this machine, such as a model registry.
         upstream: outputs of the stages before, as far as they are known.
     """
 
@@ -44,7 +45,7 @@ class VerifyContext:
     run_id: str
     deep: bool
     will_train: bool = False
-    tracking_uri: str = ""
+    state_dir: Path = Path()
     upstream: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -113,7 +114,7 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
             ctx.run.run,
             deep=ctx.will_train,
             will_train=ctx.will_train,
-            tracking_uri=ctx.tracker.tracking_uri,
+            state_dir=ctx.state_dir,
             upstream={name: outcome.output for name, outcome in ctx.outcomes.items()},
         )
         doubt = stage.verify(context, record.output)
@@ -142,7 +143,7 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
         {"": "outcome", "value": outcome.outcome},
         {"": "seconds", "value": f"{outcome.seconds:.2f}"},
         {"": "key", "value": outcome.key},
-        {"": "MLflow run", "value": ctx.tracker.url or ctx.tracker.run_id},
+        {"": "tracked run", "value": ctx.tracker.url or ctx.tracker.run_id},
     ]
     try:
         create_table_artifact(

@@ -1,4 +1,4 @@
-"""The train stage: Ray Train workers turn the cached dataset into weights, and every metric point goes to the tracker."""
+"""The train stage: the framework turns the cached dataset into weights, and every metric point goes to the tracker."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 from penstock.errors import CheckpointError, Interrupted, PenstockError
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.keys import framework_versions
 from penstock.tasks.materialize import feed_opener
 from penstock.tasks.project import Project
 from penstock.tasks.stage import Facts, Stage, VerifyContext
-from penstock.training.checkpoint import journal
+from penstock.training.checkpoint.exactness import check_identity
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import CheckpointCommitted, Event, Progress, Resumed, StopAsked, Warned, WorkerStarted
-from penstock.training.job import TrainJob
-from penstock.training.on_ray.mailbox import Point
-from penstock.training.on_ray.trainer import TrainOutcome
-from penstock.training.on_ray.trainer import train as run_training
+from penstock.training.events import CheckpointCommitted, Event, Point, Progress, Resumed, StopAsked, Warned, WorkerStarted
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.model import ModelSpec
 
-__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "other_weights", "trusted_checkpoint"]
+__all__ = ["STAGE", "checkpoint_store", "chosen_checkpoint", "make_job", "model_spec", "other_weights", "trusted_checkpoint"]
 
 
 def make_job(ctx: RunContext) -> TrainJob:
@@ -46,6 +45,19 @@ def make_job(ctx: RunContext) -> TrainJob:
     )
 
 
+def model_spec(ctx: RunContext) -> ModelSpec:
+    """What the trained model is rebuilt from, besides its files."""
+    project = ctx.project
+    return ModelSpec(
+        code=project.recipe,
+        params=project.spec.train.params,
+        feed_schema=ctx.manifest.feed_schema,
+        loader=project.framework.loader,
+        requires=framework_versions(project),
+        fitted=ctx.output("preprocess"),
+    )
+
+
 def checkpoint_store(project: Project, run_storage: Storage) -> CheckpointStore:
     """The checkpoints of a run."""
     spec = project.spec.train.checkpoint
@@ -58,6 +70,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     job = make_job(ctx)
     store = checkpoint_store(ctx.project, ctx.work_storage)
     committed = store.committed()
+    if committed:
+        check_identity(committed[0].manifest, job.identity, committed[0].name)
     ctx.tracker.checkpoints(committed)
     if not committed and ctx.ledger.has_trained(ctx.run.run):
         ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
@@ -68,7 +82,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         nonlocal restarts
         points = [event for event in events if isinstance(event, Point)]
         if points:
-            ctx.tracker.points([journal.Point(point.t_ms, point.step, point.values) for point in points])
+            ctx.tracker.points(points)
         for event in events:
             if isinstance(event, CheckpointCommitted):
                 with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
@@ -96,7 +110,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
     ctx.stopping.graceful = True
     try:
-        outcome = run_training(job, stop=ctx.stopping.stop, listener=listen, own_cluster=own_cluster)
+        outcome = ctx.project.framework.train(job, stop=ctx.stopping.stop, listener=listen, own_cluster=own_cluster)
     except BaseException:
         with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
             committed = store.committed()

@@ -37,6 +37,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "training/evaluation": ("training", "training/checkpoint", "training/step"),
     "training/loop": ("training", "training/checkpoint", "training/step", "training/evaluation"),
     "training/on_ray": ("training", "training/checkpoint", "training/step", "training/evaluation", "training/loop"),
+    "training/frameworks": (
+        "training",
+        "training/checkpoint",
+        "training/step",
+        "training/evaluation",
+        "training/loop",
+        "training/on_ray",
+    ),
     "training/tracking": ("training", "training/checkpoint"),
     "training/registry": ("training", "training/tracking", "training/evaluation"),
     "flows/spec_file.py": (),
@@ -53,7 +61,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
-    "mlflow": ("training/tracking/mlflow_backend.py", "training/registry/"),
+    "mlflow": ("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
     "typer": ("flows/",),
 }
 """Library -> the files (or folders, with a slash) that may import it."""

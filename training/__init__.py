@@ -1,4 +1,4 @@
 """Training: specs, recipes, the loop, checkpoints, evaluation, tracking and the registry. No Prefect.
 
-Rooms, low to high: `checkpoint`, `step`, `evaluation`, `loop`, `on_ray`; `tracking` and `registry` beside them.
+Rooms, low to high: `checkpoint`, `step`, `evaluation`, `loop`, `on_ray`, `frameworks`; `tracking` and `registry` beside them.
 """

@@ -29,6 +29,7 @@ import sysconfig
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -43,7 +44,7 @@ from penstock.own_code import PACKAGE_DIR
 if TYPE_CHECKING:
     from penstock.usercode.capture import UserCode
 
-__all__ = ["Columns", "Recipe", "load_recipe"]
+__all__ = ["Columns", "Recipe", "RecipeModel", "load_recipe"]
 
 Columns = dict[str, Tensor]
 
@@ -190,6 +191,32 @@ class Recipe:
                 problems=_user_frames(error)[:-1],
                 next_step="correct the recipe and run the same command again",
             ) from error
+
+
+@dataclass(frozen=True)
+class RecipeModel:
+    """A recipe's model with its weights, as a `penstock.training.model.TrainedModel`."""
+
+    recipe: Recipe
+    model: nn.Module
+    device: torch.device
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether the recipe has a `predict`."""
+        return self.recipe.can_predict
+
+    def metrics(self) -> dict[str, Any] | None:
+        """The recipe's own."""
+        return self.recipe.metrics()
+
+    def loss(self, batch: Columns) -> Tensor:
+        """The mean loss over the batch's rows, a scalar."""
+        return self.recipe.loss(self.model, batch)
+
+    def predict(self, batch: Columns, rows: int) -> Tensor:
+        """Predictions, rows first."""
+        return self.recipe.predict(self.model, batch, rows)
 
 
 def _where(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from penstock.config import OnResume, Section
 
-__all__ = ["BestSpec", "CheckpointSpec", "EvaluateSpec", "RegisterSpec", "TrainSpec"]
+__all__ = ["BestSpec", "CheckpointSpec", "EvaluateSpec", "RegisterSpec", "TrackingSpec", "TrainSpec"]
 
 
 class BestSpec(Section):
@@ -39,8 +39,8 @@ class CheckpointSpec(Section):
 class TrainSpec(Section):
     """What is trained, and on what."""
 
-    framework: Literal["torch"] = "torch"
-    """The training framework."""
+    framework: str = "torch"
+    """The training framework: `torch`, or the name that an installed package adds (docs/extend/framework.md)."""
     recipe: Annotated[str, OnResume.WARN]
     """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md)."""
     params: dict[str, Any] = Field(default_factory=dict)
@@ -79,6 +79,15 @@ class TrainSpec(Section):
     """When training saves itself."""
     retries: Annotated[NonNegativeInt, OnResume.FREE] = 3
     """Restarts of the worker group within one attempt."""
+
+
+class TrackingSpec(Section):
+    """Where runs are looked at and models are registered: MLflow, or what an installed package adds."""
+
+    tracker: Annotated[str, OnResume.FREE] = "mlflow"
+    """Where metrics, checkpoints and documents of a run go: `mlflow`, or the name of an added one (docs/extend/tracker.md)."""
+    registry: Annotated[str, OnResume.FREE] = "mlflow"
+    """Where the model is registered: `mlflow`, or the name of an added one (docs/extend/registry.md)."""
 
 
 class EvaluateSpec(Section):

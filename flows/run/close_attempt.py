@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
-from penstock.flows.run.repair import MLFLOW_STATUS
+from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
 from penstock.tasks.ledger import Status, utc_now
@@ -26,7 +26,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     result = _result(ctx, status)
     done = {"done_key": ctx.keys["train"].key} if status == "done" else {}
     ctx.run = ctx.run.model_copy(update={"status": status, "result": result, **done})
-    # Before MLflow is waited for: a signal there must not make a finished run look unfinished.
+    # Before the tracker is waited for: a signal there must not make a finished run look unfinished.
     unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
     if unrecorded is not None and error is None:
         raise unrecorded
@@ -34,9 +34,9 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     ctx.tracker.set_tags({"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status})
-    unsent = ctx.tracker.close(MLFLOW_STATUS[status])
+    unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
-        ctx.reporter.warn(f"{unsent} metric points wait for the MLflow server; the next penstock run or status sends them")
+        ctx.reporter.warn(f"{unsent} metric points wait for the tracking server; the next penstock run or status sends them")
     if unrecorded is None:
         # Last: an attempt that is still marked as running is what a later command repairs.
         unrecorded = _failure_of(lambda: ctx.ledger.save_attempt(ctx.run.run, ctx.attempt))
@@ -52,7 +52,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
     result = {
         "status": status,
         "run": ctx.run.run,
-        "mlflow_run_id": ctx.run.mlflow_run_id,
+        f"{ctx.run.tracker}_run_id": ctx.run.tracking_runs[ctx.run.tracker],
         "attempt": ctx.attempt.number,
         "exactness": trained.get("exactness") or ctx.attempt.exactness,
         "stages": [

@@ -25,7 +25,7 @@ class Past:
     reached: TrainState | None = None
     """Where its newest committed checkpoint stands; None without one."""
     begun: bool = False
-    """Training has begun in one of its attempts, so that its MLflow run may hold points."""
+    """Training has begun in one of its attempts, so that its tracked run may hold points."""
 
 
 def past_of(ledger: Ledger, run: Run) -> Past:

@@ -1,4 +1,4 @@
-"""In which environment did an attempt run? Versions, platform and the code's commit, as text that goes into the MLflow run."""
+"""In which environment did an attempt run? Versions, platform and the code's commit, as text that goes to the tracker."""
 
 from __future__ import annotations
 

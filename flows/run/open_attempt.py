@@ -19,7 +19,7 @@ from penstock.flows.run.preflight import check_machine, check_recipe, check_reso
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.try_batch import try_one_batch
-from penstock.flows.servers.services import mlflow_uri, ray_cluster
+from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.redact import redact_text
 from penstock.stopping import StopRequest, stop_behind
@@ -33,6 +33,7 @@ from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ def open_attempt(
     """
     ledger, keys = Ledger(project.storage), stage_keys(project)
     check_recipe(project)
-    tracking_uri = mlflow_uri(loaded.state_dir)
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
@@ -68,14 +68,14 @@ def open_attempt(
     if current is not None and current.run == run.run:
         close_attempts(ledger, current)
     elif current is not None:
-        repair_run(ledger, current, tracking_uri)
+        repair_run(ledger, current, loaded.state_dir)
     attempt = ledger.new_attempt(run.run, flow_run.get_id())
-    tracker = _open_tracker(ledger, run, attempt, loaded, tracking_uri)
+    tracker = _open_tracker(ledger, run, attempt, loaded)
     return RunContext(
         project=project,
         keys=keys,
         ledger=ledger,
-        run=run.model_copy(update={"mlflow_run_id": tracker.run_id}),
+        run=run.model_copy(update={"tracking_runs": {**run.tracking_runs, run.tracker: tracker.run_id}}),
         attempt=attempt,
         tracker=tracker,
         reporter=reporter,
@@ -87,7 +87,7 @@ def open_attempt(
 
 
 def introduce(ctx: RunContext) -> None:
-    """Note which MLflow run this is, and send it what it lacks before the first stage."""
+    """Note which tracked run this is, and send it what it lacks before the first stage."""
     ctx.ledger.save_run(ctx.run)
     own = ctx.work_storage
     committed = CheckpointStore(own).committed()
@@ -156,21 +156,23 @@ def _check_needs(ledger: Ledger, project: Project, run: Run, *, will_train: bool
     if will_train and until not in BEFORE_TRAINING:
         check_machine(project.spec)
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
-        warnings += check_room(project, try_one_batch(project)["parameters"])
+        tried = try_one_batch(project)
+        warnings += check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"])
     return warnings
 
 
-def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec, tracking_uri: str) -> Tracker:
-    """Record that the attempt has begun, here and in Prefect and MLflow; if that fails, record that it has ended."""
+def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec) -> Tracker:
+    """Record that the attempt has begun, here, in Prefect and in the tracker; if that fails, record that it has ended."""
+    tracking = TRACKERS.get(run.tracker)
     try:
         ledger.save_run(run)
         ledger.make_current(run)
         name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
-        return Tracker.open(
-            tracking_uri,
+        return tracking.open(
+            tracking.default_uri(loaded.state_dir),
             experiment=run.pipeline,
             run_name=run.run,
-            run_id=run.mlflow_run_id,
+            run_id=run.tracking_runs.get(run.tracker),
             tags=_tags(run, attempt, loaded),
             params=run.spec,
             attempt=attempt.number,
@@ -195,7 +197,7 @@ def _tags(run: Run, attempt: Attempt, loaded: LoadedSpec) -> dict[str, str]:
         **{f"penstock.key.{name}": key.key for name, key in run.keys.items()},
     }
     commit = git_commit(loaded.base_dir)
-    return {**tags, "mlflow.source.git.commit": commit} if commit else tags
+    return {**tags, "git.commit": commit} if commit else tags
 
 
 @dataclass

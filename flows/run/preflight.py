@@ -19,16 +19,12 @@ from penstock.ingest.feed.node_cache import configured_budget
 from penstock.storage import NO_ROOM, Storage
 from penstock.tasks.project import Project
 from penstock.tasks.spec import PipelineSpec
-from penstock.training.recipe import load_recipe
 
 __all__ = ["check_machine", "check_recipe", "check_resources", "check_room", "check_storage", "gpus_refused"]
 
 
 PREPARED_TO_SOURCE = 3.0
 """Prepared rows may take this many times the source's bytes: text and compressed files grow."""
-
-BYTES_PER_WEIGHT, BYTES_PER_PARAMETER = 4, 12
-"""In a checkpoint: AdamW's two averages come to the weight."""
 
 FREE_AFTER_BYTES = 256 << 20
 """What must stay free on the disk when the dataset and the checkpoints are written."""
@@ -107,11 +103,13 @@ def check_resources(project: Project) -> list[str]:
     return warnings
 
 
-def check_room(project: Project, parameters: int) -> list[str]:
+def check_room(project: Project, parameters: int, weights_bytes: int, checkpoint_bytes: int) -> list[str]:
     """Compare the disk with the checkpoints that will lie there. Returns warnings.
 
     Args:
         parameters: of the model.
+        weights_bytes: the least that a checkpoint takes.
+        checkpoint_bytes: what it takes as a rule.
 
     Raises:
         PreflightError: not even their weights can fit.
@@ -121,7 +119,7 @@ def check_room(project: Project, parameters: int) -> list[str]:
     folder, keep = existing_folder(Path(project.storage.root)), project.spec.train.checkpoint.keep
     # One more is written before the oldest goes, and the best may be an old one.
     count = keep + (2 if project.spec.train.checkpoint.best else 1)
-    weights, with_optimizer = (count * parameters * size for size in (BYTES_PER_WEIGHT, BYTES_PER_PARAMETER))
+    weights, with_optimizer = count * weights_bytes, count * checkpoint_bytes
     free = shutil.disk_usage(folder).free
     problem = f"{folder} has {free / 1e6:,.0f} MB free; {count} checkpoints of a model of {parameters:,} parameters take"
     if free < weights:
@@ -129,7 +127,7 @@ def check_room(project: Project, parameters: int) -> list[str]:
             f"{problem} {weights / 1e6:,.0f} MB for the weights alone",
             next_step="free some space, lower train.checkpoint.keep, or point `storage` to a larger disk or to s3://",
         )
-    return [f"{problem} {with_optimizer / 1e6:,.0f} MB with AdamW's averages"] if free < with_optimizer else []
+    return [f"{problem} {with_optimizer / 1e6:,.0f} MB with the optimizer's state"] if free < with_optimizer else []
 
 
 def check_machine(spec: PipelineSpec) -> None:
@@ -167,12 +165,12 @@ def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
 
 
 def check_recipe(project: Project) -> None:
-    """Import and construct the recipe here, so that its first error costs nothing.
+    """Let the framework load what it will train, and import the steps' functions, so that their first error costs nothing.
 
     Raises:
         SpecError: naming the target and what is wrong.
     """
-    load_recipe(project.recipe, project.spec.train.params)
+    project.framework.check(project.recipe, project.spec.train)
     for target, code in project.transforms.items():
         if not callable(code.load()):
             raise SpecError(f"preprocess: map_batches: {target} is not a function")

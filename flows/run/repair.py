@@ -1,28 +1,30 @@
-"""What does a process that vanished leave behind, and how is it put right in the ledger, in Prefect and in MLflow?
+"""What does a process that vanished leave behind, and how is it put right in the ledger, in Prefect and at the tracker?
 
 Whoever calls these functions holds the pipeline's lease: then an attempt that is still marked as running has no process.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from penstock.flows.run.flow_runs import mark_crashed
 from penstock.tasks.ledger import Ledger, Run, Status, utc_now
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.tracking.repair import repair
+from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import RunStatus
 
-__all__ = ["MLFLOW_STATUS", "close_attempts", "repair_run"]
+__all__ = ["TRACKED_STATUS", "close_attempts", "repair_run"]
 
 
-MLFLOW_STATUS: dict[Status, RunStatus] = {
+TRACKED_STATUS: dict[Status, RunStatus] = {
     "done": "FINISHED",
     "partial": "FINISHED",
     "failed": "FAILED",
     "interrupted": "KILLED",
     "killed": "KILLED",
 }
-"""What MLflow calls the status of a run that nobody works on."""
+"""What a tracker calls the status of a run that no process works on."""
 
 
 def close_attempts(ledger: Ledger, run: Run) -> Status | None:
@@ -43,22 +45,27 @@ def close_attempts(ledger: Ledger, run: Run) -> Status | None:
     return ended
 
 
-def repair_run(ledger: Ledger, run: Run, tracking_uri: str) -> bool:
-    """Close a run that no process works on, and send MLflow what it missed. Returns whether anything was to repair."""
+def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
+    """Close a run that no process works on, and send its tracker what it missed. Returns whether anything was to repair.
+
+    Raises:
+        SpecError, PreflightError: the package that brings the run's tracker is gone, or fails; the ledger is right by then.
+    """
     ended = close_attempts(ledger, run)
     if ended is None:
         return False
     if run.status != ended:
         run = run.model_copy(update={"status": ended})
         ledger.save_run(run)
-    if run.mlflow_run_id is not None:
+    if run.tracker in run.tracking_runs:
+        tracker = TRACKERS.get(run.tracker)
         own = ledger.run_storage(run.run)
         committed = CheckpointStore(own).committed()
         last = committed[0].manifest.step if committed else 0
-        repair(
-            tracking_uri,
-            run.mlflow_run_id,
-            status=MLFLOW_STATUS[run.status],
+        tracker.repair(
+            tracker.default_uri(state_dir),
+            run.tracking_runs[run.tracker],
+            status=TRACKED_STATUS[run.status],
             tags={"penstock.status": run.status},
             points=read_journal(own, last),
             outbox=own,

@@ -1,20 +1,17 @@
-"""Does one real batch go through everything? A few hundred rows are prepared, cached and fed to the recipe.
+"""Does one real batch go through everything? A few hundred rows are prepared, cached and fed to what is trained.
 
 The same functions as in a run do the work, so what passes here fails later only for reasons of size.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import torch
 
-from penstock.errors import DataError, Interrupted, PenstockError, TrainingError
+from penstock.errors import DataError, Interrupted, PenstockError
 from penstock.ingest.feed.batch import Batch, FeedShare
 from penstock.ingest.feed.cached import open_feed, open_parts
 from penstock.ingest.feed.lists import batch_rows_of
@@ -27,15 +24,12 @@ from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import make_order
-from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.ingest.shuffle.sampling import check_column
 from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
 from penstock.training.evaluation.metrics import make_metrics, validation_metrics
-from penstock.training.recipe import Recipe, load_recipe
-from penstock.training.rng import seed_rng
 
 __all__ = ["try_one_batch"]
 
@@ -47,20 +41,20 @@ SAMPLE_FILES = 8
 
 
 def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> dict[str, Any]:
-    """Send one batch of real rows through the transforms and the recipe: forward, loss, backward, predict.
+    """Send one batch of real rows through the transforms and the framework, which does with it what training will do.
 
     Args:
         snapshot: the source if it was read already; without it only the first train file is read.
 
     Returns:
-        `rows`, `columns`, `parameters`, `loss` and `predict_shape` (None without `predict`).
+        `rows`, `columns`, and what the framework's `TriedBatch` holds.
 
     Raises:
         SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder:
         storage, manifest = _prepare(project, snapshot, Path(folder))
-        return _try_recipe(project, storage, manifest)
+        return _try_framework(project, storage, manifest)
 
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
@@ -130,24 +124,6 @@ def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
     return files[::step][:count]
 
 
-def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: str) -> dict[str, torch.Tensor]:
-    """The batch as training would get it. Raises TrainingError where it hangs on more than the generator it is given."""
-    made = []
-    for seed in (1, 2):
-        seed_rng(seed)
-        copied = {name: column.clone() for name, column in batch.columns.items()}
-        made.append(recipe.augment(copied, RowGenerator(0, 0, batch.row_ids), packed))
-    for name in made[0].keys() | made[1].keys():
-        first, second = (columns.get(name) for columns in made)
-        same = first is not None and second is not None and first.shape == second.shape
-        if not same or not torch.allclose(first, second, rtol=0, atol=0, equal_nan=True):  # type: ignore[arg-type]
-            raise TrainingError(
-                f"{target}: augment() makes other values of column {name!r} each time: a resumed run would differ",
-                next_step="draw from `generator` (random, normal, integers), not from torch's, numpy's or Python's own",
-            )
-    return made[0]
-
-
 def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) -> Batch:
     """The rows that a worker has in hand at once in a step: of its share, one of `train.accumulate` parts."""
     train, shuffle = project.spec.train, project.spec.shuffle
@@ -167,37 +143,14 @@ def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) 
     return batch._replace(columns=columns, row_ids=batch.row_ids[:rows], rows=rows)
 
 
-def _try_recipe(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
+def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
     train, sample = project.spec.train, project.spec.shuffle.sample
     batch = _first_batch(project, storage, manifest)
     if sample is not None:
         check_column(sample, manifest.feed_schema.columns)
-    seed_rng(project.spec.shuffle.seed)  # as a worker does: the weights that training begins with
-    recipe = load_recipe(project.recipe, train.params)
-    validation_metrics(train.checkpoint.best, manifest.feed_schema, recipe)
-    make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, recipe)
-    model = recipe.build_model(manifest.feed_schema)
-    columns = _augmented(recipe, batch, manifest.feed_schema.packed, train.recipe) if recipe.can_augment else batch.columns
-    loss = recipe.loss(model, dict(columns))
-    value = loss.detach().item()
-    if not math.isfinite(value):
-        raise TrainingError(
-            f"{train.recipe}: the loss of the first batch is {value}",
-            next_step="look at the columns' values (scale, missing values) and at the loss function",
-        )
-    if not loss.requires_grad:
-        raise TrainingError(f"{train.recipe}: the loss does not depend on the model's parameters; backward() has nothing to do")
-    loss.backward()  # type: ignore[no-untyped-call]
-    if recipe.has_optimizer:  # the default one is known to work, and torch loads its compiler for the first one made
-        recipe.optimizer(model, train.learning_rate)
-    shape: list[int] | None = None
-    if recipe.can_predict:
-        with torch.no_grad():
-            shape = list(recipe.predict(model.eval(), dict(batch.columns), batch.rows).shape)
-    return {
-        "rows": batch.rows,
-        "columns": {c.name: c.type_text for c in manifest.feed_schema.columns},
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "loss": value,
-        "predict_shape": shape,
-    }
+    trained = project.framework.check(project.recipe, train)
+    validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
+    make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, trained)
+    tried = project.framework.try_batch(project.recipe, train, manifest.feed_schema, batch, project.spec.shuffle.seed)
+    columns = {c.name: c.type_text for c in manifest.feed_schema.columns}
+    return {"rows": batch.rows, "columns": columns, **tried.model_dump()}

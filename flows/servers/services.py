@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
 
-__all__ = ["PrefectService", "mlflow_uri", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
+__all__ = ["PrefectService", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
 
 
 _QUIET = {
@@ -52,11 +52,6 @@ def telemetry_off() -> None:
     """Turn off the telemetry of Prefect, MLflow and Ray, here and in child processes. A variable that is set is left alone."""
     for name, value in TELEMETRY_OFF.items():
         os.environ.setdefault(name, value)
-
-
-def mlflow_uri(state_dir: Path) -> str:
-    """The tracking (and registry) URI: MLFLOW_TRACKING_URI, else a database below `state_dir`, with artifacts beside it."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_dir.absolute()}/mlflow/mlflow.db"
 
 
 @contextlib.contextmanager

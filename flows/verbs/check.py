@@ -38,7 +38,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     _check_one_step(project, snapshot)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
     batch = try_one_batch(project, snapshot)
-    warnings += check_room(project, batch["parameters"])
+    warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
     for warning in warnings:
         say(f"warning: {warning}")

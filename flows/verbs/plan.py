@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.flows.run.decisions import Continue, NewRun, Refuse, choose_run, past_of
-from penstock.flows.servers.services import mlflow_uri
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
@@ -49,7 +48,7 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     will_run: set[str] = set()
     upstream: dict[str, dict[str, Any]] = {}
     run_id = continued.run if continued else ""
-    context = VerifyContext(project, run_id, deep=False, tracking_uri=mlflow_uri(loaded.state_dir), upstream=upstream)
+    context = VerifyContext(project, run_id, deep=False, state_dir=loaded.state_dir, upstream=upstream)
     for stage in ALL_STAGES:
         entry, output = _plan_stage(stage, context, ledger, keys, current, reached, will_run)
         stages.append(entry)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import os
 import signal
 import sys
 import threading
@@ -22,6 +20,8 @@ from penstock.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.ledger import Ledger, lease_path
+from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.tracking.registry import TRACKERS
 
 __all__ = ["run"]
 
@@ -35,8 +35,8 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
     telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
     _refuse_if_held(loaded)
-    # Loading torch, Ray and MLflow takes as long as the server takes to start: both at once.
-    threading.Thread(target=_load_ahead, daemon=True).start()
+    # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
+    threading.Thread(target=_load_ahead, args=[loaded], daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
     with _interrupts_once_stopped(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
@@ -93,12 +93,11 @@ def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
     return False
 
 
-def _load_ahead() -> None:
+def _load_ahead(loaded: LoadedSpec) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they are for the main thread, when it is ready
-    for name in ("penstock.training.on_ray.trainer", "penstock.training.tracking.tracker"):
-        importlib.import_module(name)
-    if "MLFLOW_TRACKING_URI" not in os.environ:
-        importlib.import_module("penstock.training.tracking.mlflow_backend").load_sqlite()
+    with contextlib.suppress(PenstockError):  # the flow gets it again, and tells
+        FRAMEWORKS.get(loaded.spec.train.framework)
+        TRACKERS.get(loaded.spec.tracking.tracker).load()
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

@@ -1,4 +1,4 @@
-"""Which runs does a storage know, and is what Prefect and MLflow say about them true? Repairs what kills left behind."""
+"""Which runs does a storage know, and is what Prefect and the tracker say about them true? Repairs what kills left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from penstock.errors import CheckpointError, LeaseHeldError, SpecError
-from penstock.flows.servers.services import mlflow_uri, prefect_api
+from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
@@ -37,7 +37,7 @@ def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage,
 
 
 def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """List runs with their attempts; attempts whose process is gone are marked killed, in Prefect and in MLflow too."""
+    """List runs with their attempts; attempts whose process is gone are marked killed, in Prefect and at the tracker too."""
     storage, state_dir, name = state_of(file, overrides)
     ledger = Ledger(storage)
     runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
@@ -84,7 +84,7 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         "pipeline": run.pipeline,
         "status": run.status,
         "held_by": str(holder) if holder is not None and run.status == "running" else None,
-        "mlflow_run_id": run.mlflow_run_id,
+        f"{run.tracker}_run_id": run.tracking_runs.get(run.tracker),
         "step": committed[0].manifest.step if committed else None,
         "checkpoint": committed[0].name if committed else None,
         "exactness": run.result.get("exactness"),
@@ -109,6 +109,6 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
             # Opening Prefect takes seconds, in which somebody may have begun to work on the run.
             with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_path(run.pipeline)):
                 now = ledger.load_run(run.run)
-                if now is not None and repair_run(ledger, now, mlflow_uri(state_dir)):
+                if now is not None and repair_run(ledger, now, state_dir):
                     repaired.append(run.run)
     return repaired

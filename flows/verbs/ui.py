@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 
 from penstock.errors import ServiceError
-from penstock.flows.servers.services import mlflow_uri, prefect_api
+from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
 from penstock.redact import redact_text
-from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder
+from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder, mlflow_uri
 
 __all__ = ["serve_ui"]
 

@@ -11,19 +11,20 @@ import sys
 import time
 import uuid
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from penstock.digest import bytes_digest
 from penstock.errors import CheckpointError, TrainingError
 from penstock.storage import Storage
 from penstock.training.checkpoint.journal import JournalWriter, read_journal
 from penstock.training.checkpoint.manifest import VERSION, Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.packed import pack
-from penstock.training.checkpoint.state_files import training_file, training_of, weights_of
-from penstock.training.checkpoint.store import CheckpointStore, Snapshot
+from penstock.training.checkpoint.state_files import torch_snapshot, training_file, training_of, weights_of
+from penstock.training.checkpoint.store import CheckpointStore, SavedBytes, Snapshot
 from penstock.training.checkpoint.weights import NamedTensors, weights_digest
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import CheckpointCommitted, Event, Point
@@ -44,7 +45,18 @@ def snapshot(step: int, *, value: float | None = None, metrics: dict[str, float 
     half = torch.full((3,), fill, dtype=torch.bfloat16)
     model = {"weight": torch.full((64, 64), fill), "half": half, "count": torch.tensor(step), "none": torch.zeros(0, 4)}
     training = pack({"optimizer": {"state": {0: {"step": torch.tensor(fill)}}}, "extra": {}})
-    return Snapshot(facts, NamedTensors(model), training_file(training, torch.get_rng_state().expand(2, -1)))
+    return torch_snapshot(facts, model, training_file(training, torch.get_rng_state().expand(2, -1)))
+
+
+def test_a_model_of_one_file_of_any_kind_can_be_saved(storage: Storage) -> None:
+    store, model = CheckpointStore(storage), b"1.5 2.5"
+    facts = CheckpointFacts(step=3, epoch=1, position=0, world_size=1)
+    store.write(Snapshot(facts, {"weights.txt": SavedBytes(model)}, lambda: bytes_digest(model)))
+    read = newest(store)
+    assert read.storage.read_bytes("weights.txt") == model and read.manifest.weights_digest == bytes_digest(model)
+    for name in ("manifest.json", "model.json"):
+        with pytest.raises(CheckpointError, match=f"'{name}', which is penstock's own name"):
+            store.write(Snapshot(facts, {name: SavedBytes(model)}, str))
 
 
 def overwrite(storage: Storage, path: str, data: bytes) -> None:
@@ -69,9 +81,9 @@ def test_what_was_written_is_read_back(storage: Storage) -> None:
     assert read.name == written.name and read.manifest == written.manifest
     assert (read.state.step, read.state.epoch, read.state.position) == (7, 1, 56)
     assert read.manifest.metrics == {"val/loss": 0.25, "train/loss": None}
-    assert torch.equal(weights_of(read)["half"], torch.full((3,), 7.0, dtype=torch.bfloat16))
-    assert weights_digest(weights_of(read)) == read.manifest.weights_digest
-    kept = training_of(read)
+    assert torch.equal(weights_of(read.storage)["half"], torch.full((3,), 7.0, dtype=torch.bfloat16))
+    assert weights_digest(weights_of(read.storage)) == read.manifest.weights_digest
+    kept = training_of(read.storage)
     assert kept["optimizer"]["state"][0]["step"].item() == 7.0
     assert kept["ranks"].equal(torch.get_rng_state().expand(2, -1))
     assert store.problem(read.name) is None
@@ -226,7 +238,7 @@ while True:
     step += 1
     facts = CheckpointFacts(step=step, epoch=0, position=step, world_size=1)
     model = {f"w{i}": torch.full((50_000,), float(step)) for i in range(4)}
-    store.write(Snapshot(facts, NamedTensors(model), training_file(pack({"extra": {}}), torch.zeros(1, 9, dtype=torch.uint8))))
+    store.write(torch_snapshot(facts, model, training_file(pack({"extra": {}}), torch.zeros(1, 9, dtype=torch.uint8))))
     store.prune()
     print(step, flush=True)
 """
@@ -249,7 +261,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
         found, warnings = store.newest_valid()
         assert found is not None and warnings == []
         assert found.manifest.step in (reported, reported + 1) and reported > reached
-        assert torch.equal(weights_of(found)["w3"], torch.full((50_000,), float(found.manifest.step)))
+        assert torch.equal(weights_of(found.storage)["w3"], torch.full((50_000,), float(found.manifest.step)))
         reached = found.manifest.step
 
 
@@ -295,11 +307,10 @@ def test_weights_that_are_no_numbers_are_not_written(storage: Storage) -> None:
     store = CheckpointStore(storage)
     bad = torch.tensor([1.0, math.nan])
     for tensor in (bad, bad.to(torch.float8_e4m3fn)):
-        whole = snapshot(1)
-        asked = replace(whole, model=NamedTensors({**whole.model.tensors, "bad": tensor}))
-        writer = CheckpointWriter(store, JournalWriter(storage, 1), lambda event: None, refuses_nan=True)
+        asked = partial(torch_snapshot, snapshot(1).facts, {"bad": tensor}, NamedTensors({}), refuses_nan=True)
+        writer = CheckpointWriter(store, JournalWriter(storage, 1), lambda event: None)
         with closing(writer):
-            writer.submit(lambda asked=asked: asked, [Point(1001, 1, {"train/loss": 1.0})])  # type: ignore[misc]
+            writer.submit(asked, [Point(1001, 1, {"train/loss": 1.0})])
             with pytest.raises(TrainingError, match="the weight bad is not a number after step 1"):
                 writer.wait()
     assert storage.list("checkpoints") == [] and read_journal(storage, 1) == []

@@ -209,7 +209,7 @@ def test_a_triggered_run_completes_and_mlflow_holds_it(operator: Operator, first
     assert run.status == "done"
     assert first.name == "drill attempt 1"
     assert [stage["name"] for stage in run.result["stages"]] == STAGES
-    tracked = operator.mlflow.get_run(run.mlflow_run_id)
+    tracked = operator.mlflow.get_run(run.tracking_runs["mlflow"])
     assert tracked.info.status == "FINISHED"
     assert tracked.data.metrics["validation/accuracy"] > 0
     assert tracked.data.tags["prefect.flow_run_id"] == str(first.id)
@@ -261,7 +261,7 @@ def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, ca
     assert attempt.status == "interrupted"
     committed = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{run.run}")).committed()
     assert f"{committed[0].name} is saved" in (attempt.error or "")
-    assert operator.mlflow.get_run(run.mlflow_run_id).info.status == "KILLED"
+    assert operator.mlflow.get_run(run.tracking_runs["mlflow"]).info.status == "KILLED"
 
 
 @pytest.mark.drill
@@ -276,11 +276,11 @@ def test_the_next_trigger_continues_from_that_checkpoint(
     assert again.state.is_completed(), again.state.message
     (run,) = operator.ledger.runs()
     assert run.run == before.run
-    assert run.mlflow_run_id == before.mlflow_run_id
+    assert run.tracking_runs["mlflow"] == before.tracking_runs["mlflow"]
     attempt = operator.ledger.attempts(run.run)[-1]
     assert attempt.resumed_from_step == step
     assert run.result["exactness"] == "bit-exact"
-    history = operator.mlflow.get_metric_history(run.mlflow_run_id, "train/loss")
+    history = operator.mlflow.get_metric_history(run.tracking_runs["mlflow"], "train/loss")
     steps = [point.step for point in history]
     assert len(steps) == len(set(steps))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,13 +14,21 @@ from penstock.tasks.evaluate import STAGE as EVALUATE
 from penstock.tasks.project import Project
 from penstock.tasks.register import STAGE as REGISTER
 from penstock.tasks.stage import VerifyContext
+from penstock.training.registry.mlflow_registry import MLFLOW
 
-NOWHERE = cast("Project", None)
-"""Neither stage looks at the project."""
+PROJECT = cast("Project", SimpleNamespace(registry=MLFLOW))
+"""Neither stage looks at more of the project."""
 
 
-def context(tracking_uri: str, weights: str = "w1") -> VerifyContext:
-    return VerifyContext(NOWHERE, "r", deep=False, tracking_uri=tracking_uri, upstream={"train": {"weights_digest": weights}})
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Callable[..., VerifyContext]:
+    """What a stage looks at, with MLflow at the given address."""
+
+    def made(tracking_uri: str, weights: str = "w1") -> VerifyContext:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_uri)
+        return VerifyContext(PROJECT, "r", deep=False, upstream={"train": {"weights_digest": weights}})
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +41,28 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"name": "m", "version": str(version), "run_id": run_id, "tracking_uri": uri, "weights_digest": "w1"}
 
 
-def test_they_are_believed_while_all_is_as_it_was(registered: dict[str, Any]) -> None:
+def test_they_are_believed_while_all_is_as_it_was(context: Callable[..., VerifyContext], registered: dict[str, Any]) -> None:
     uri = registered["tracking_uri"]
     assert REGISTER.verify(context(uri), registered) is None
     assert EVALUATE.verify(context(uri), {"weights_digest": "w1"}) is None
     # A plan that does not know the training's output has nothing to hold against them.
-    assert EVALUATE.verify(VerifyContext(NOWHERE, "r", deep=False), {"weights_digest": "w1"}) is None
+    assert EVALUATE.verify(VerifyContext(PROJECT, "r", deep=False), {"weights_digest": "w1"}) is None
     # The same store under another address: it was moved with its folder, or its server has another name.
     moved = {**registered, "tracking_uri": "sqlite:////elsewhere/mlflow.db"}
     assert REGISTER.verify(context(uri), moved) is None
 
 
-def test_other_weights_are_evaluated_and_registered_again(registered: dict[str, Any]) -> None:
+def test_other_weights_are_evaluated_and_registered_again(
+    context: Callable[..., VerifyContext], registered: dict[str, Any]
+) -> None:
     doubt = "it is of weights w1, and training now ends with w2"
     assert EVALUATE.verify(context("", "w2"), {"weights_digest": "w1"}) == doubt
     assert REGISTER.verify(context(registered["tracking_uri"], "w2"), registered) == doubt
 
 
-def test_another_mlflow_or_a_deleted_version_is_registered_again(registered: dict[str, Any], tmp_path: Path) -> None:
+def test_another_mlflow_or_a_deleted_version_is_registered_again(
+    context: Callable[..., VerifyContext], registered: dict[str, Any], tmp_path: Path
+) -> None:
     doubt = REGISTER.verify(context(f"sqlite:///{tmp_path}/other.db"), registered)
     assert doubt is not None and "other.db" in doubt
     uri = registered["tracking_uri"]

@@ -54,7 +54,8 @@ with prefect_api(folder / "state"):
         will_train=False,
         outcomes={},
         reporter=SimpleNamespace(finished=lambda outcome: None),
-        tracker=SimpleNamespace(url=None, run_id="m", tracking_uri="sqlite://"),
+        tracker=SimpleNamespace(url=None, run_id="m"),
+        state_dir=folder,
         warn=told.append,
     )
     stage = Stage("read", work, verify, lambda output: (("rows", str(output["rows"])),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -11,16 +11,12 @@ from penstock.config import Section
 from penstock.storage import Storage
 from penstock.training.state import TrainState
 
-if TYPE_CHECKING:
-    pass
-
-
-__all__ = ["MODEL", "TRAINING", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest"]
+__all__ = ["MANIFEST", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest", "StoredFile"]
 
 
 VERSION: Literal[4] = 4
 
-MODEL, TRAINING, MANIFEST = "model.safetensors", "training.safetensors", "manifest.json"
+MANIFEST = "manifest.json"
 
 
 class StoredFile(Section):

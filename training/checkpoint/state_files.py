@@ -1,4 +1,4 @@
-"""What lies in the files of a checkpoint, and how does it become tensors again?
+"""What lies in the files of a torch checkpoint, and how does it become tensors again?
 
 Both are safetensors files. That of the weights holds them by name. That of the training state holds blocks of bytes: `training`
 and `tree`, what training/checkpoint/packed.py makes of it, and `ranks`, the random generators as training/rng.py captures them.
@@ -16,11 +16,35 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from penstock.training.checkpoint.manifest import MODEL, TRAINING, Checkpoint
+from penstock.storage import Storage
+from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.packed import unpack
+from penstock.training.checkpoint.store import Snapshot
 from penstock.training.checkpoint.weights import NamedTensors
+from penstock.training.not_a_number import check_weights
 
-__all__ = ["training_file", "training_of", "weights_of"]
+__all__ = ["MODEL", "TRAINING", "torch_snapshot", "training_file", "training_of", "weights_of"]
+
+
+MODEL = "model.safetensors"
+"""The weights, readable without penstock."""
+
+TRAINING = "training.safetensors"
+"""Optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators."""
+
+
+def torch_snapshot(
+    facts: CheckpointFacts, weights: Mapping[str, Tensor], training: NamedTensors, *, refuses_nan: bool = False
+) -> Snapshot:
+    """What a checkpoint is written from: weights on the CPU, and what `training_file` makes.
+
+    Raises:
+        TrainingError: with `refuses_nan`, a weight is not a number.
+    """
+    if refuses_nan:
+        check_weights(weights, facts.step)
+    model = NamedTensors(weights)
+    return Snapshot(facts, {MODEL: model, TRAINING: training}, model.digest)
 
 
 def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
@@ -34,14 +58,14 @@ def training_file(training: Mapping[str, Any], ranks: Tensor) -> NamedTensors:
     return NamedTensors({"training": training["bytes"], "tree": tree, "ranks": ranks.contiguous()})
 
 
-def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights, on the CPU."""
-    return safetensors.torch.load(checkpoint.storage.read_bytes(MODEL))
+def weights_of(files: Storage) -> dict[str, Tensor]:
+    """The weights of a checkpoint's files, on the CPU."""
+    return safetensors.torch.load(files.read_bytes(MODEL))
 
 
-def training_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def training_of(files: Storage) -> dict[str, Any]:
     """Optimizer, scheduler and scaler state, and as `ranks` each rank's random generators, uint8[ranks, n], on the CPU."""
-    blocks = safetensors.torch.load(checkpoint.storage.read_bytes(TRAINING))
+    blocks = safetensors.torch.load(files.read_bytes(TRAINING))
     tree = torch.load(io.BytesIO(blocks["tree"].numpy().tobytes()), map_location="cpu", weights_only=True)
     return {**unpack({**tree, "bytes": blocks["training"]}), "ranks": blocks["ranks"]}
 

@@ -1,11 +1,11 @@
 """What is a checkpoint on storage, when does it count, and which one does a run continue from?
 
     checkpoints/step-0000000400-7f3a91/
-        model.safetensors     the weights, readable without penstock
-        training.safetensors  optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators
+        model.safetensors     what the framework saves, under names of its own: these two are torch's
+        training.safetensors
         manifest.json         written last: sizes and hashes of the others; without it the folder does not count
 
-state_files.py beside this says what lies in the two. Nothing here loads torch: commands that only look do without it.
+state_files.py beside this says what lies in torch's two. Nothing here loads torch: commands that only look do without it.
 
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
 the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint. Source: the manifest
@@ -20,11 +20,11 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -33,8 +33,6 @@ from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import (
     MANIFEST,
-    MODEL,
-    TRAINING,
     VERSION,
     Checkpoint,
     CheckpointFacts,
@@ -43,28 +41,59 @@ from penstock.training.checkpoint.manifest import (
 )
 from penstock.training.spec import BestSpec
 
-if TYPE_CHECKING:
-    from penstock.training.checkpoint.weights import NamedTensors
-
-
-__all__ = ["CheckpointStore", "Snapshot"]
+__all__ = ["CheckpointStore", "SavedBytes", "SavedFile", "Snapshot"]
 
 
 FOLDER = "checkpoints"
 
 _NEARLY_FULL_BYTES = 16 << 20
 
+_OWN_FILES = {MANIFEST, "model.json"}
+"""The second lies beside a framework's files in a model registry."""
+
 _NAME = re.compile(r"^step-(\d{10,})-[0-9a-f]+$")
+
+
+class SavedFile(Protocol):
+    """The content of one file of a checkpoint, held in memory."""
+
+    @property
+    def size_bytes(self) -> int:
+        """About how large the file will be: a full disk is told by it."""
+
+    def save(self, path: Path) -> None:
+        """Write the file. Any exception ends the write of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """A file whose bytes are known, such as a model that is one JSON or binary file."""
+
+    content: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+        return len(self.content)
+
+    def save(self, path: Path) -> None:
+        """Write it."""
+        path.write_bytes(self.content)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint is written from: copies, so that training goes on meanwhile."""
+    """What a checkpoint is written from: copies, so that training goes on meanwhile.
+
+    Attributes:
+        files: name to content; `manifest.json` and `model.json` are penstock's own names.
+        weights_digest: gives 32 hex characters that are equal for equal weights, such as `penstock.digest.bytes_digest` of
+            their bytes. Called once, when the files are written.
+    """
 
     facts: CheckpointFacts
-    model: NamedTensors
-    training: NamedTensors
-    """As `penstock.training.checkpoint.state_files.training_file` makes it."""
+    files: Mapping[str, SavedFile]
+    weights_digest: Callable[[], str]
 
 
 class CheckpointStore:
@@ -91,14 +120,19 @@ class CheckpointStore:
         Raises:
             CheckpointError: the storage refuses (full, gone, no permission).
         """
+        if taken := _OWN_FILES & snapshot.files.keys():
+            raise CheckpointError(
+                f"a checkpoint cannot hold a file {min(taken)!r}, which is penstock's own name",
+                next_step="give the framework's file another name",
+            )
         name = f"step-{snapshot.facts.step:010d}-{uuid.uuid4().hex[:6]}"
         folder = self._storage.child(name)
         try:
-            with _as_checkpoint_error(folder, snapshot.model.size_bytes + snapshot.training.size_bytes):
-                files = {MODEL: _put(folder, MODEL, snapshot.model), TRAINING: _put(folder, TRAINING, snapshot.training)}
+            with _as_checkpoint_error(folder, sum(file.size_bytes for file in snapshot.files.values())):
+                files = {file: _put(folder, file, content) for file, content in snapshot.files.items()}
                 manifest = CheckpointManifest(
                     **snapshot.facts.model_dump(),
-                    weights_digest=snapshot.model.digest(),
+                    weights_digest=snapshot.weights_digest(),
                     created=datetime.now(UTC).isoformat(timespec="milliseconds"),
                     files=files,
                 )
@@ -245,7 +279,7 @@ def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except Exception as error:  # safetensors and torch report a full disk with classes of their own
+    except Exception as error:  # a framework may report a full disk with classes of its own
         reason = _full_disk(folder, size_bytes) or f"{type(error).__name__}: {error}"
         raise CheckpointError(
             f"cannot write checkpoint {folder.uri()}: {reason}",
@@ -254,9 +288,9 @@ def _as_checkpoint_error(folder: Storage, size_bytes: int) -> Iterator[None]:
         ) from error
 
 
-def _put(folder: Storage, file: str, tensors: NamedTensors) -> StoredFile:
+def _put(folder: Storage, file: str, content: SavedFile) -> StoredFile:
     with _place(folder, file) as path:
-        tensors.save(path)
+        content.save(path)
         stored = StoredFile(size_bytes=path.stat().st_size, digest=file_digest(path))
         folder.put_file(path, file)
     return stored

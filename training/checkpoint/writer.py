@@ -9,7 +9,6 @@ from penstock.errors import CheckpointError
 from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.events import CheckpointCommitted, Event, Point
-from penstock.training.not_a_number import check_weights
 
 __all__ = ["CheckpointWriter"]
 
@@ -23,16 +22,12 @@ class CheckpointWriter:
         store: where to.
         journal: where metric points are sealed.
         post: takes the news.
-        refuses_nan: a weight that is not a number is an error, and nothing is written.
     """
 
-    def __init__(
-        self, store: CheckpointStore, journal: JournalWriter, post: Callable[[Event], None], refuses_nan: bool = False
-    ) -> None:
+    def __init__(self, store: CheckpointStore, journal: JournalWriter, post: Callable[[Event], None]) -> None:
         self._store = store
         self._journal = journal
         self._post = post
-        self._refuses_nan = refuses_nan
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-checkpoint")
         self._running: Future[str] | None = None
         self._last: str | None = None
@@ -51,8 +46,8 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: the one before failed.
-            TrainingError: the one before had a weight that is not a number.
-            RuntimeError: a rank was lost before it had sent its part of the one before.
+            TrainingError, RuntimeError: what `completed` of the one before raised, as it was: a weight that is not a number,
+                or a rank that was lost before it had sent its part.
         """
         self.wait()
         self._running = self._executor.submit(self._write, completed, points)
@@ -76,8 +71,6 @@ class CheckpointWriter:
     def _write(self, completed: Callable[[], Snapshot], points: Iterable[Point]) -> str:
         snapshot = completed()  # its errors stay as they are: a lost rank says nothing of the storage
         step = snapshot.facts.step
-        if self._refuses_nan:
-            check_weights(snapshot.model.tensors, step)
 
         def seal() -> None:
             # Before the commit: a checkpoint whose points are not durable would leave a gap that no replay can fill.

@@ -11,19 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from penstock.errors import DataError, ResumeError
+from penstock.errors import DataError
 from penstock.ingest.schema import FeedSchema, Split
 from penstock.progress import Progress, silent
-from penstock.training.checkpoint.manifest import Checkpoint
-from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.evaluation.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
 from penstock.training.evaluation.validation import run_over
 from penstock.training.job import TrainJob
+from penstock.training.model import TrainedModel
 from penstock.training.open_feeds import open_job_feed
-from penstock.training.recipe import load_recipe
 
 __all__ = ["EvaluationResult", "Findings", "evaluate"]
 
@@ -51,47 +48,39 @@ class EvaluationResult:
 
 def evaluate(
     job: TrainJob,
-    weights: Checkpoint,
+    model: TrainedModel,
     *,
     splits: Sequence[Split] = ("test",),
     metrics: Iterable[str] | None = None,
     figures: bool = True,
     progress: Progress = silent,
 ) -> EvaluationResult:
-    """Measure a checkpoint on held-out splits. Runs in any process; uses a GPU if this one has it.
+    """Measure a model on held-out splits, in this process.
 
     Args:
-        job: the training: its dataset, recipe and batch size.
-        weights: the checkpoint to measure.
+        job: the training: its dataset and batch size.
+        model: what to measure, such as `penstock.training.model.load_model` makes of a checkpoint.
         splits: which splits, of those that have rows.
-        metrics: names from training/evaluation/metrics.py; None takes the recipe's own, else those that fit the label.
+        metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
         figures: draw figures.
         progress: told rows done.
 
     Raises:
         SpecError: a metric is unknown or does not fit.
-        TrainingError: the recipe fails.
+        TrainingError: the user's code fails.
         DataError: a shard is damaged, or a split has no rows.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     schema, rows_of = job.manifest.feed_schema, job.manifest.rows
-    recipe = load_recipe(job.code, job.spec.params)
     names = None if metrics is None else list(metrics)
-    make_metrics(names, schema, recipe)  # before any work: a typo should not cost a pass over the rows
-    model = recipe.build_model(schema)
-    try:
-        model.load_state_dict({**weights_of(weights), **training_of(weights)["extra"]})
-    except RuntimeError as error:
-        raise ResumeError(f"checkpoint {weights.name} does not fit the recipe's model: {error}") from error
-    model.to(device).eval()
+    make_metrics(names, schema, model)  # before any work: a typo should not cost a pass over the rows
     result = EvaluationResult()
     total = sum(rows_of.get(split, 0) for split in splits)
     done = 0
     for split in splits:
         if not rows_of.get(split):
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
-        feed = open_job_feed(job, split, 0, 1, device)
-        measured = make_metrics(names, schema, recipe).to(device)
+        feed = open_job_feed(job, split, 0, 1, model.device)
+        measured = make_metrics(names, schema, model).to(model.device)
         findings = Findings(schema)
 
         def observe(columns: dict[str, Tensor], output: Tensor, findings: Findings = findings) -> None:
@@ -100,10 +89,10 @@ def evaluate(
             findings.add(columns, output)
             progress(done, total, "rows")
 
-        loss, count = run_over(recipe, model, feed, device, measured, observe if figures else None)
+        loss, count = run_over(model, feed, measured, observe if figures else None)
         values = {"loss": loss / count, **measured.compute()}
         result.metrics.update({f"{split}/{name}": value for name, value in values.items()})
-        if figures and recipe.can_predict:
+        if figures and model.can_predict:
             result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
             result.tables.update({f"{split}-{name}": table for name, table in findings.tables().items()})
     return result

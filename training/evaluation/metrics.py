@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.training.determinism import any_algorithm
-from penstock.training.recipe import Recipe
+from penstock.training.model import Predicts
 from penstock.training.spec import BestSpec
 
 if TYPE_CHECKING:
@@ -183,26 +183,26 @@ class MetricSet:
         return values
 
 
-def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
+def make_metrics(names: Iterable[str] | None, schema: FeedSchema, model: Predicts) -> MetricSet:
     """Choose the metrics to measure.
 
     Args:
         names: as in `evaluate.metrics`; None takes the recipe's own `metrics()`, else those that fit the label.
         schema: of the dataset.
-        recipe: whether it can predict decides whether anything but the loss can be measured.
+        model: whether it can predict decides whether anything but the loss can be measured.
 
     Raises:
         SpecError: a name is unknown, does not fit the label, or the recipe cannot predict; all problems at once.
     """
     kind = label_kind(schema)
     if names is None:
-        own = recipe.metrics()
+        own = model.metrics()
         if own is not None:
-            _check_own(own, schema, recipe)
+            _check_own(own, schema, model)
             return MetricSet({name: partial(own.__getitem__, name) for name in own}, schema, raw=True)
-        names = DEFAULTS[kind] if recipe.can_predict else ()
+        names = DEFAULTS[kind] if model.can_predict else ()
     wanted = [name for name in dict.fromkeys(names) if name != "loss"]
-    problems = [problem for name in wanted if (problem := _problem(name, kind, schema, recipe))]
+    problems = [problem for name in wanted if (problem := _problem(name, kind, schema, model))]
     if problems:
         raise SpecError(
             "evaluate.metrics cannot be measured",
@@ -215,20 +215,20 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, recipe: Recipe
     return MetricSet(makers, schema, raw=False)
 
 
-def validation_metrics(best: BestSpec | None, schema: FeedSchema, recipe: Recipe) -> MetricSet:
+def validation_metrics(best: BestSpec | None, schema: FeedSchema, model: Predicts) -> MetricSet:
     """Make what validation measures: the recipe's own metrics, or those that fit the label and the one that picks the best.
 
     Raises:
         SpecError: `train.checkpoint.best` names a metric that cannot be measured here.
     """
-    usual = make_metrics(None, schema, recipe)
+    usual = make_metrics(None, schema, model)
     if best is None:
         return usual
     name = best.metric.removeprefix("val/")
     if name == "loss" or name in usual.makers:
         return usual
     if not usual.raw and name in _fitting(label_kind(schema)):
-        return make_metrics([*usual.makers, name], schema, recipe)
+        return make_metrics([*usual.makers, name], schema, model)
     own = usual.makers if usual.raw else _fitting(label_kind(schema))
     raise SpecError(
         f"train.checkpoint.best.metric is {best.metric!r}, which validation does not measure",
@@ -276,7 +276,7 @@ def _fitting(kind: LabelKind) -> list[str]:
     return sorted(names[kind])
 
 
-def _problem(name: str, kind: LabelKind, schema: FeedSchema, recipe: Recipe) -> str | None:
+def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) -> str | None:
     known = {**CLASSIFICATION, **REGRESSION}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
@@ -287,15 +287,15 @@ def _problem(name: str, kind: LabelKind, schema: FeedSchema, recipe: Recipe) -> 
         needed = "classes" if name in CLASSIFICATION else "numbers"
         fact = f"{schema.num_classes} classes" if kind == "classification" else "a number"
         return f"{name!r} is for labels that are {needed}; {schema.label!r} is {fact}"
-    return None if recipe.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
+    return None if model.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
 
 
-def _check_own(own: Mapping[str, Any], schema: FeedSchema, recipe: Recipe) -> None:
+def _check_own(own: Mapping[str, Any], schema: FeedSchema, model: Predicts) -> None:
     kind = _torchmetrics().Metric
     problems = [f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, kind)]
     if own and schema.label is None:
         problems.append("they compare predictions with a label; set data.label")
-    if own and not recipe.can_predict:
+    if own and not model.can_predict:
         problems.append("they need a method predict(model, batch)")
     if problems:
         raise SpecError("the recipe's metrics() cannot be measured", problems=problems)

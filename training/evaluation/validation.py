@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.ingest.feed.batch import Feed
 from penstock.training.evaluation.metrics import MetricSet
+from penstock.training.model import TrainedModel
 from penstock.training.ranks import Group
-from penstock.training.recipe import Recipe
+from penstock.training.recipe import Recipe, RecipeModel
 from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.step.learner import Learner
 
@@ -32,7 +33,7 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
     learner.model.eval()
     try:
         with learner.autocast():
-            loss, rows = run_over(recipe, learner.callee, feed, group.device, metrics)
+            loss, rows = run_over(RecipeModel(recipe, learner.callee, group.device), feed, metrics)
         total, count = group.sum([loss, float(rows)])
         values = {"loss": total / max(count, 1.0), **metrics.compute()}
     finally:
@@ -43,24 +44,22 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
 
 
 @torch.no_grad()
-def run_over(
-    recipe: Recipe, model: nn.Module, feed: Feed, device: torch.device, metrics: MetricSet, observe: Observer | None = None
-) -> tuple[float, int]:
+def run_over(model: TrainedModel, feed: Feed, metrics: MetricSet, observe: Observer | None = None) -> tuple[float, int]:
     """Run the model over this rank's part of a split, updating `metrics`. The model is in eval mode already.
 
     Returns:
         (sum of the rows' losses, rows).
     """
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
     rows = 0
     for batch in feed.batches(0):
         if batch.rows == 0:
             continue
         columns = batch.columns
-        total += recipe.loss(model, columns).double() * batch.rows
+        total += model.loss(columns).double() * batch.rows
         rows += batch.rows
-        if recipe.can_predict and (metrics.metrics or observe):
-            output = recipe.predict(model, columns, batch.rows)
+        if model.can_predict and (metrics.metrics or observe):
+            output = model.predict(columns, batch.rows)
             metrics.update(output, columns)
             if observe:
                 observe(columns, output)

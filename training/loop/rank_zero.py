@@ -11,9 +11,9 @@ from typing import IO
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
-from penstock.training.checkpoint.state_files import training_file
-from penstock.training.checkpoint.store import CheckpointStore, Snapshot
-from penstock.training.checkpoint.weights import NamedTensors
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.state_files import torch_snapshot, training_file
+from penstock.training.checkpoint.store import Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Progress, Resumed, Saving, Warned, now_ms
 from penstock.training.job import TrainJob
@@ -130,7 +130,8 @@ class FirstRank(RankObserver):
         self._courier.post(Saving(step=state.step))
 
         def completed() -> Snapshot:
-            return Snapshot(facts, NamedTensors(weights()), training_file(training(), generators()))
+            state_file = training_file(training(), generators())
+            return torch_snapshot(facts, weights(), state_file, refuses_nan=self._job.spec.on_nan == "stop")
 
         self._writer.submit(completed, points)
         self._saved_s = self._clock()
@@ -161,9 +162,8 @@ def rank_observer(
         # What was sealed beyond the checkpoint belongs to steps that are now executed again.
         truncate_journal(job.run_storage, facts.step)
         courier = closes.enter_context(closing(Courier(client)))
-        store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
         journal = JournalWriter(job.run_storage, job.attempt)
-        writer = CheckpointWriter(store, journal, courier.post, refuses_nan=job.spec.on_nan == "stop")
+        writer = CheckpointWriter(job_checkpoints(job), journal, courier.post)
         closes.enter_context(closing(writer))
         yield FirstRank(job, group, courier, writer, learner, facts, rows_file)
 

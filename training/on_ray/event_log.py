@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from penstock.errors import Interrupted, PenstockError, TrainingError
-from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.checkpoint.outcome import outcome_of
 from penstock.training.events import Event, Failure, Resumed, Saving, Warned, WorkerStarted
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.worker import RankResult
@@ -73,25 +73,13 @@ class Attempt:
 
     def outcome(self, result: RankResult | None) -> TrainOutcome:
         """Say what came of it, from the checkpoints on storage. `result` is None when the workers had to be killed."""
-        spec = self._job.spec
-        store = CheckpointStore(self._job.run_storage, spec.checkpoint.keep, spec.checkpoint.best)
-        newest, best = next(iter(store.committed()), None), store.best()
-        chosen = best or newest
-        metrics = newest.manifest.metrics if newest else {}
-        return TrainOutcome(
-            status=result.status if result is not None else "interrupted",
-            step=newest.manifest.step if newest else 0,
-            epoch=newest.manifest.epoch if newest else 0,
-            position=newest.manifest.position if newest else 0,
-            checkpoint=newest.name if newest else None,
-            best_checkpoint=best.name if best else None,
-            weights_digest=chosen.manifest.weights_digest if chosen else "",
-            metrics={name: value for name, value in metrics.items() if value is not None},
-            exactness=result.exactness if result is not None else newest.manifest.exactness if newest else "bit-exact",
+        return outcome_of(
+            self._job,
+            result.status if result is not None else "interrupted",
+            exactness=result.exactness if result is not None else None,
             resumed_from_step=self._resumed.step if self._resumed else None,
             restarts=self._restarts,
             warnings=self._warnings,
-            world_size=spec.workers,
         )
 
     def error(self, raised: Exception | None) -> PenstockError:

@@ -11,9 +11,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.training.events import Event, Point, WorkerStarted
+from penstock.training.events import Event, WorkerStarted
 
-__all__ = ["Mailbox", "Point", "RayMailboxClient", "start_mailbox"]
+__all__ = ["Mailbox", "RayMailboxClient", "start_mailbox"]
 
 
 class Mailbox:

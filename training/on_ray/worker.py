@@ -17,6 +17,7 @@ from penstock.errors import PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, reporting_nondeterminism
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
@@ -92,7 +93,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     _check_validates(job, validation)
     seed_rng(job.seed, group.rank)
 
-    store = CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
+    store = job_checkpoints(job)
     checkpoint, warnings = _agree_on_checkpoint(store, group)
     state, facts = _continue_from(checkpoint, job, group, learner)
     resumed_from = state.step if checkpoint is not None else None
@@ -133,8 +134,8 @@ def _continue_from(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
         state = checkpoint.state
-        training = training_of(checkpoint)
-        learner.restore(weights_of(checkpoint), training)
+        training = training_of(checkpoint.storage)
+        learner.restore(weights_of(checkpoint.storage), training)
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(training["ranks"][group.rank], group.device)
     facts = CheckpointFacts(

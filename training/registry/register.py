@@ -1,7 +1,7 @@
 """How does a trained model become a version in MLflow's registry, once, with everything needed to load it elsewhere?
 
-The model is a pyfunc "from code": source text, JSON and safetensors. Each step looks first whether an earlier try has done
-it, so a kill between any two of them leads to one version, not two.
+The model is a pyfunc "from code": source text, JSON and the framework's files. Each step looks first whether an earlier try
+has done it, so a kill between any two of them leads to one version, not two.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import mlflow.pyfunc
 import numpy as np
@@ -26,15 +25,15 @@ from mlflow.pyfunc import PythonModelContext
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
 
-from penstock.config import Section
 from penstock.ingest.schema import FeedSchema
 from penstock.own_code import PACKAGE_DIR
-from penstock.training.registry.serving import ServedModel, ServedSpec
+from penstock.training.model import ModelSpec
+from penstock.training.registry.registry import Registered, TrainedVersion
+from penstock.training.registry.serving import ServedModel
 from penstock.training.tracking.mlflow_backend import patiently
-from penstock.training.tracking.tracker import Tracker
-from penstock.usercode.capture import UserCode
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
 
-__all__ = ["Registered", "register_model"]
+__all__ = ["register_model"]
 
 
 KEY_TAG = "penstock.register_key"
@@ -44,79 +43,42 @@ MODEL_TAG = "penstock.model_id"
 
 _ENTRY = """from mlflow.models import set_model
 
+from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.registry.serving import ServedModel
 
 set_model(ServedModel())
 """
 
-_REQUIRED = ("blake3", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
-"""Distributions that training/registry/serving.py reaches; user code adds its own."""
+_REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
+"""Distributions that training/registry/serving.py and torch's loader reach; user code and other frameworks add their own."""
 
 _EXAMPLE_BYTES = 1 << 20
 
 
-class Registered(Section):
-    """A version in the registry."""
+def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
+    """Log the model to the tracker's run, register it, set the alias. A second call with the same key gives the same version.
 
-    name: str
-    version: str
-    uri: str
-    """`models:/<name>/<version>`."""
-    alias: str | None
-    model_id: str
-    """MLflow's logged model behind the version."""
-    run_id: str
-
-
-def register_model(
-    tracker: Tracker,
-    *,
-    name: str,
-    alias: str | None,
-    key: str,
-    weights_path: Path,
-    code: UserCode,
-    params: Mapping[str, Any],
-    schema: FeedSchema,
-    fitted_json: Mapping[str, Any],
-    example: Mapping[str, np.ndarray],
-    tags: Mapping[str, str],
-) -> Registered:
-    """Log the model to the tracker's run, register it, set the alias. A second call with `key` returns the same version.
-
-    Args:
-        tracker: of the run that trained the model.
-        name: of the registered model; made if absent.
-        alias: moved to this version; None for none.
-        key: the register stage's key.
-        weights_path: a local safetensors file. Linked, not copied, where its disk allows.
-        code: the recipe.
-        params: the recipe's constructor arguments.
-        schema: of the dataset; its feature columns become the model's inputs.
-        fitted_json: the fitted preprocessing, kept with the model.
-        example: some rows of every feature column, rows first; at most 1 MB of them is kept.
-        tags: set on the version, such as the dataset's digest and URI and the code's version.
+    At most 1 MB of the example is kept. Files are linked, not copied, where their disk allows.
 
     Raises:
         ServiceError: MLflow does not answer for two minutes, or refuses.
-        TrainingError: the recipe cannot predict the example rows.
+        TrainingError: the model cannot predict the example rows.
     """
+    name, alias, key = trained.name, trained.alias, trained.key
     client = tracker.client
-    all_tags = {**tags, KEY_TAG: key}
+    all_tags = {**trained.tags, KEY_TAG: key}
     version = patiently("search the registry", lambda: _find_version(client, name, key, tracker.run_id))
     if version is None:
-        model = patiently("search logged models", lambda: _find_model(client, tracker, key))
-        if model is None or str(model.status) != "READY":
-            spec = ServedSpec(code=_portable(code), params=dict(params), feed_schema=schema, fitted=dict(fitted_json))
-            with _model_folder(spec, weights_path, example, key) as folder:
-                model = patiently("log the model", lambda: _log_model(client, tracker, name, all_tags, folder, model))
-        logged = model
+        found = patiently("search logged models", lambda: _find_model(client, tracker, key))
+        if found is None or str(found.status) != "READY":
+            with _model_folder(trained) as folder:
+                found = patiently("log the model", lambda: _log_model(client, tracker, name, all_tags, folder, found))
+        logged = found
         version = patiently("register the model", lambda: _create_version(client, name, logged, tracker.run_id, all_tags))
     number = str(version.version)
     if alias is not None:
         patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, number))
     uri = f"models:/{name}/{number}"
-    tracker.set_tags({"penstock.model": uri})
     model_id = version.tags[MODEL_TAG]
     return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
 
@@ -126,14 +88,14 @@ def _find_version(client: MlflowClient, name: str, key: str, run_id: str) -> Mod
     return next((version for version in found if version.run_id == run_id), None)
 
 
-def _find_model(client: MlflowClient, tracker: Tracker, key: str) -> LoggedModel | None:
+def _find_model(client: MlflowClient, tracker: MlflowTracker, key: str) -> LoggedModel | None:
     wanted = f"source_run_id = '{tracker.run_id}' AND tags.`{KEY_TAG}` = '{key}'"
     found = client.search_logged_models([tracker.experiment_id], filter_string=wanted)
     return max(found, key=lambda model: str(model.status) == "READY", default=None)
 
 
 def _log_model(
-    client: MlflowClient, tracker: Tracker, name: str, tags: Mapping[str, str], folder: Path, begun: LoggedModel | None
+    client: MlflowClient, tracker: MlflowTracker, name: str, tags: Mapping[str, str], folder: Path, begun: LoggedModel | None
 ) -> LoggedModel:
     """Upload the folder as a logged model of the run; one that an earlier try began is completed."""
     model = begun or client.create_logged_model(
@@ -162,32 +124,36 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, run_id:
 
 
 @contextlib.contextmanager
-def _model_folder(spec: ServedSpec, weights: Path, example: Mapping[str, np.ndarray], key: str) -> Iterator[Path]:
-    """Build the model's folder beside the weights, so that they can be linked instead of copied."""
-    with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=weights.parent) as folder:
+def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
+    """Build the model's folder beside its files, so that they can be linked instead of copied."""
+    model, files = trained.model, trained.files
+    with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=files[0].parent) as folder:
         work = Path(folder)
-        entry, spec_file, placeholder = work / "penstock_model.py", work / "model.json", work / "model.safetensors"
+        entry, spec_file = work / "penstock_model.py", files[0].parent / "model.json"
         entry.write_text(_ENTRY)
-        spec_file.write_text(spec.model_dump_json(indent=1))
-        placeholder.touch()
-        rows = _few_rows(example)
+        spec_file.write_text(_portable(model).model_dump_json(indent=1))
+        placeholders = [work / file.name for file in files]
+        for placeholder in placeholders:
+            placeholder.touch()
+        rows = _few_rows(trained.example)
         ours = shutil.copytree(PACKAGE_DIR, work / "penstock", ignore=_not_for_models)
         mlflow.pyfunc.save_model(
             str(work / "model"),
             python_model=str(entry),
-            artifacts={"spec": str(spec_file), "weights": str(placeholder)},
+            artifacts={"spec": str(spec_file), **{file.name: str(file) for file in placeholders}},
             code_paths=[str(ours)],
-            signature=ModelSignature(_inputs(spec.feed_schema), _outputs(spec, spec_file, weights, rows)),
+            signature=ModelSignature(_inputs(model.feed_schema), _outputs(model, spec_file, rows)),
             input_example=rows,
-            pip_requirements=_requirements(spec.code),
-            metadata={KEY_TAG: key},
+            pip_requirements=_requirements(model),
+            metadata={KEY_TAG: trained.key},
         )
-        target = work / "model" / "artifacts" / placeholder.name
-        target.unlink()
-        try:
-            os.link(weights, target)
-        except OSError:
-            shutil.copyfile(weights, target)
+        for file in files:
+            target = work / "model" / "artifacts" / file.name
+            target.unlink()
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)
         yield work / "model"
 
 
@@ -215,10 +181,10 @@ def _inputs(schema: FeedSchema) -> Schema:
     return Schema(columns)
 
 
-def _outputs(spec: ServedSpec, spec_file: Path, weights: Path, rows: dict[str, np.ndarray]) -> Schema | None:
+def _outputs(spec: ModelSpec, spec_file: Path, rows: dict[str, np.ndarray]) -> Schema | None:
     """Describe what the model answers, by asking it: this also proves that it can be rebuilt from what is stored."""
     model = ServedModel()
-    context = PythonModelContext(artifacts={"spec": str(spec_file), "weights": str(weights)}, model_config={})
+    context = PythonModelContext(artifacts={"spec": str(spec_file)}, model_config={})
     model.load_context(context)
     if not model.can_predict:
         return None
@@ -235,16 +201,16 @@ def _outputs(spec: ServedSpec, spec_file: Path, weights: Path, rows: dict[str, n
     return Schema([TensorSpec(answer.dtype, (-1, *answer.shape[1:]))])
 
 
-def _requirements(code: UserCode) -> list[str]:
+def _requirements(model: ModelSpec) -> list[str]:
     """Exact versions of what is installed here, without build tags such as `+cpu`, which no index knows."""
     installed = {name: importlib.metadata.version(name) for name in _REQUIRED}
-    for name, version in code.versions.items():
+    for name, version in {**model.code.versions, **model.requires}.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version(name)
             installed.setdefault(name, version)
     return [f"{name}=={version.split('+', 1)[0]}" for name, version in sorted(installed.items())]
 
 
-def _portable(code: UserCode) -> UserCode:
-    """Without the folder it came from, which says nothing on another machine."""
-    return code.model_copy(update={"origin": ""})
+def _portable(model: ModelSpec) -> ModelSpec:
+    """Without the folder the code came from, which says nothing on another machine."""
+    return model.model_copy(update={"code": model.code.model_copy(update={"origin": ""})})

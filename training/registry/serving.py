@@ -1,7 +1,8 @@
-"""How does a registered model answer? It rebuilds the recipe's model from source text and safetensors; nothing is unpickled.
+"""How does a registered model answer? The framework's loader rebuilds it from source text and files; nothing is unpickled.
 
 MLflow imports this module when it loads the model ("models from code"), from the copy of our packages that lies in the model
-itself. So an environment with the listed requirements is enough; penstock need not be installed there.
+itself. So an environment with the listed requirements is enough; penstock need not be installed there. A package that adds a
+framework must be, and is listed.
 """
 
 from __future__ import annotations
@@ -14,59 +15,39 @@ import numpy as np
 import pandas as pd
 import torch
 from mlflow.pyfunc import PythonModel, PythonModelContext
-from pydantic import Field
-from safetensors.torch import load_file
 
-from penstock.config import Section
-from penstock.errors import CheckpointError, DataError
+from penstock.errors import DataError
 from penstock.ingest.feed.lists import from_padded
-from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.schema import ColumnInfo
+from penstock.storage import Storage
 from penstock.training.evaluation.metrics import label_kind, prepare_predictions
-from penstock.training.recipe import load_recipe
-from penstock.usercode.capture import UserCode
+from penstock.training.model import ModelSpec, load_model
 
-__all__ = ["PREDICT_ROWS", "ServedModel", "ServedSpec"]
+__all__ = ["PREDICT_ROWS", "ServedModel"]
 
 
 PREDICT_ROWS = 1024
 """Rows given to the model at once; more come out the same, in several passes."""
 
 
-class ServedSpec(Section):
-    """Everything but the weights: the artifact `model.json`."""
-
-    version: int = 1
-    code: UserCode
-    params: dict[str, Any]
-    feed_schema: FeedSchema
-    fitted: dict[str, Any] = Field(default_factory=dict)
-    """The fitted preprocessing, for whoever prepares raw rows; the model itself takes prepared columns."""
-
-
 class ServedModel(PythonModel):  # type: ignore[misc]
     """Predicts from prepared feature columns, as the dataset's feed holds them."""
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Rebuild the model from the artifacts `spec` and `weights`.
+        """Rebuild the model from the artifact `spec`, `model.json`, and the files beside it.
 
         Raises:
-            CheckpointError: the weights do not fit the model the recipe builds.
+            CheckpointError: the files do not fit the model.
         """
-        spec = ServedSpec.model_validate_json(Path(context.artifacts["spec"]).read_bytes())
+        file = Path(context.artifacts["spec"])
+        spec = ModelSpec.model_validate_json(file.read_bytes())
         self._schema = spec.feed_schema
-        self._recipe = load_recipe(spec.code, spec.params)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = self._recipe.build_model(spec.feed_schema)
-        missing, unexpected = model.load_state_dict(load_file(context.artifacts["weights"]), strict=False)
-        absent = [name for name in missing if not name.endswith("_extra_state")]
-        if absent or unexpected:
-            raise CheckpointError(f"the weights do not fit {spec.code.target}: missing {absent}, unexpected {unexpected}")
-        self._model = model.to(self._device).eval()
+        self._model = load_model(spec, Storage(str(file.parent)))
 
     @property
     def can_predict(self) -> bool:
-        """Whether the recipe has a `predict`."""
-        return self._recipe.can_predict
+        """Whether what was trained can predict."""
+        return self._model.can_predict
 
     def predict(
         self, context: PythonModelContext | None, model_input: pd.DataFrame, params: dict[str, Any] | None = None
@@ -82,7 +63,7 @@ class ServedModel(PythonModel):  # type: ignore[misc]
 
         Returns:
             For a classification a DataFrame of `prediction` (the class's name, or its index), `probability` (of that class)
-            and `probabilities` (a list per row); else an array of what the recipe's `predict` returned.
+            and `probabilities` (a list per row); else an array of what the model's `predict` returned.
 
         Raises:
             DataError: a feature is missing or of the wrong shape.
@@ -102,8 +83,8 @@ class ServedModel(PythonModel):  # type: ignore[misc]
                 for column in self._schema.features:
                     if column.ragged:
                         part |= from_padded(column, part.pop(column.name), part.pop(f"{column.name}_length"))
-                on_device = {name: values.to(self._device) for name, values in part.items()}
-                parts.append(self._recipe.predict(self._model, on_device, count).detach().cpu())
+                on_device = {name: values.to(self._model.device) for name, values in part.items()}
+                parts.append(self._model.predict(on_device, count).detach().cpu())
         output = torch.cat(parts)
         if label_kind(self._schema) != "classification":
             return output.float().numpy() if output.is_floating_point() else output.numpy()

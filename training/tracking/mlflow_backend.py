@@ -39,7 +39,6 @@ __all__ = [
     "MlflowTransport",
     "OpenRun",
     "connect",
-    "dataset_schema",
     "describe_run",
     "ensure_run",
     "load_sqlite",
@@ -58,6 +57,9 @@ _FINAL_CODES = frozenset(
 
 _DELETED = "penstock.deleted"
 """Tag of a checkpoint whose files the retention rule removed."""
+
+_OWN_TAGS = {"git.commit": "mlflow.source.git.commit"}
+"""Tags that MLflow's pages show under a name of their own."""
 
 _PER_REQUEST = 100
 """Parameters or tags in one request: MLflow's limit."""
@@ -194,7 +196,7 @@ class MlflowTransport:
         return _judge(error)
 
     def _do_tags(self, tags: dict[str, str]) -> None:
-        entities = [RunTag(fit_key(key), fit_value(value, 8000)) for key, value in tags.items()]
+        entities = [RunTag(_OWN_TAGS.get(key) or fit_key(key), fit_value(value, 8000)) for key, value in tags.items()]
         for start in range(0, len(entities), _PER_REQUEST):
             self._client.log_batch(self._run_id, tags=entities[start : start + _PER_REQUEST], synchronous=True)
 
@@ -213,9 +215,10 @@ class MlflowTransport:
         with _temporary_file(name, base64.b64decode(content)) as path:
             self._client.log_artifact(self._run_id, str(path), os.path.dirname(name) or None)
 
-    def _do_dataset(self, name: str, digest: str, uri: str, schema: str, context: str) -> None:
+    def _do_dataset(self, name: str, digest: str, uri: str, schema: dict[str, Any], context: str) -> None:
         kind = "s3" if uri.startswith("s3://") else "local"
-        dataset = Dataset(name[:500], digest[:36], kind, json.dumps({"uri": uri}), schema=schema)
+        columns = dataset_schema(FeedSchema.model_validate(schema))
+        dataset = Dataset(name[:500], digest[:36], kind, json.dumps({"uri": uri}), schema=columns)
         tag = InputTag("mlflow.data.context", context)
         self._client.log_inputs(self._run_id, [DatasetInput(dataset, [tag])])
 

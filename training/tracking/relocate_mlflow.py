@@ -1,4 +1,4 @@
-"""Where are the artifacts of an MLflow store in a folder that was moved or copied? Beside its database, wherever that lies now.
+"""Where is the MLflow store of a pipeline, and where are its artifacts, also in a folder that was moved or copied?
 
 MLflow keeps the absolute address of every artifact. In a project that was copied these would be the other project's, and new
 models would be written there.
@@ -7,12 +7,13 @@ models would be written there.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["artifacts_beside", "database_of", "follow_its_folder"]
+__all__ = ["artifacts_beside", "database_of", "follow_its_folder", "mlflow_uri"]
 
 
 _ADDRESSES = {
@@ -30,6 +31,11 @@ _PATHS = {
     "model_version_tags": ("value",),
 }
 """Columns in which penstock notes paths below the state directory."""
+
+
+def mlflow_uri(state_dir: Path) -> str:
+    """The tracking (and registry) URI: MLFLOW_TRACKING_URI, else a database below `state_dir`, with artifacts beside it."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_dir.absolute()}/mlflow/mlflow.db"
 
 
 def database_of(tracking_uri: str) -> Path | None:

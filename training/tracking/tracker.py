@@ -1,57 +1,39 @@
-"""What does MLflow learn of a run? Everything goes through one `Tracker`: one MLflow run over all attempts of a penstock run.
+"""What is a tracker to the stages and the flow: where a run's metrics, checkpoints and documents are looked at?
 
-No method but `open` fails because of the server, and only `drain` and `close` wait for it, so tracking trouble never reaches
-training. Steps that are executed again after a restart are not logged again: per metric only steps above the highest one so
-far are taken.
+A tracker is a class of its own for each service; an object of it is the driver's way to one run, the same over all attempts of
+a penstock run. Tracking trouble never stops training: no method but `open` may fail because of the service, and only `drain`
+and `close` wait for it. `penstock.training.tracking.queued_tracker` brings all of that for a service that can be sent records.
 """
 
 from __future__ import annotations
 
-import base64
-import io
-import json
-import logging
-import threading
-import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
 
 from penstock.ingest.manifest import DatasetManifest
-from penstock.redact import redact, redact_text
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
-from penstock.training.tracking import mlflow_backend
-from penstock.training.tracking.mlflow_limits import fit_key, flatten
-from penstock.training.tracking.sender import Operation, Outbox, Sender
-from penstock.training.tracking.system_metrics import Sampler
 
 __all__ = ["RunStatus", "Tracker"]
 
-
-_log = logging.getLogger("penstock.tracking")
-
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
-
-_INLINE_BYTES = 4 << 20
-"""Artifacts up to this size travel in the queue, and so survive in the outbox."""
+"""Of a run that no process works on; while one does it is RUNNING."""
 
 
-class Tracker:
-    """The driver's way to one MLflow run. Thread-safe. Make it with `Tracker.open`, end it with `close`."""
+class Tracker(Protocol):
+    """The driver's way to one tracked run. Thread-safe. Make it with `open`, end it with `close`."""
 
-    def __init__(self, run: mlflow_backend.OpenRun, tracking_uri: str, sender: Sender, attempt: int) -> None:
-        self.tracking_uri = tracking_uri
-        self.run_id = run.run_id
-        self.experiment_id = run.experiment_id
-        self.client = run.client
-        self.attempt = attempt
-        self._sender = sender
-        self._sampler: Sampler | None = None
-        self._lock = threading.Lock()
-        self._last_step = dict(run.last_step)
-        self._latest: dict[str, tuple[int, int, float]] = {}
-        self._closed = False
+    @classmethod
+    def load(cls) -> None:
+        """Import what the first `open` needs. Called in a thread while other things start."""
+        ...
+
+    @classmethod
+    def default_uri(cls, state_dir: Path) -> str:
+        """Where the service is: from the environment, or else below `state_dir`, the pipeline's own folder on this machine."""
+        ...
 
     @classmethod
     def open(
@@ -65,206 +47,109 @@ class Tracker:
         params: Mapping[str, Any] | None = None,
         attempt: int = 1,
         outbox: Storage | None = None,
-        system_metrics_every_s: float | None = 10.0,
     ) -> Self:
         """Create the run, or reopen `run_id`, with status RUNNING.
 
         Args:
-            tracking_uri: an MLflow server, or `sqlite:////path/mlflow.db` (artifacts then lie beside the database).
-            experiment: its name; made if absent.
-            run_name: name of a new run.
-            run_id: the run of the earlier attempts; a new one is made if it was deleted.
-            tags: set on the run; secrets are hidden.
-            params: the spec, nested or flat.
+            tracking_uri: the service, as `default_uri` says.
+            experiment: name of the pipeline.
+            run_name: penstock's id of the run; unique.
+            run_id: what `run_id` was in an earlier attempt; a new run is made if it is gone.
+            tags: set on the run.
+            params: the resolved spec, nested.
             attempt: 1 for the first try of this run.
-            outbox: where unsent records wait for the next attempt or `penstock status`.
-            system_metrics_every_s: sampling interval of CPU, memory, disk, network and GPU; None for none.
+            outbox: where unsent records may wait for the next attempt or for `repair`.
 
         Raises:
-            ServiceError: the server does not answer or refuses.
+            ServiceError: the service does not answer or refuses.
         """
-        client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
-        run = mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=attempt > 1)
-        sender = Sender(mlflow_backend.MlflowTransport(run), outbox)
-        tracker = cls(run, tracking_uri, sender, attempt)
-        left = Outbox.load(outbox)
-        still_true = tuple(operation for operation in left.operations if operation.kind != "status")
-        tracker.points(sender.recover(left.model_copy(update={"operations": still_true})))
-        sender.start()
-        tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
-        if params:
-            tracker.log_params(params)
-        if system_metrics_every_s is not None:
-            tracker._sample_system(system_metrics_every_s)
-        return tracker
+        ...
+
+    @classmethod
+    def repair(
+        cls,
+        tracking_uri: str,
+        run_id: str,
+        *,
+        status: RunStatus,
+        tags: Mapping[str, str] | None = None,
+        points: Iterable[Point] = (),
+        outbox: Storage | None = None,
+    ) -> str:
+        """Finish what a killed driver left: deliver its outbox and journal, and replace the status RUNNING by `status`.
+
+        The caller has made sure that no living process owns the run. Returns the status that the service has afterwards;
+        `UNKNOWN` if it does not answer or lacks the run. Raises nothing.
+        """
+        ...
+
+    @property
+    def tracking_uri(self) -> str:
+        """The service that the run is at."""
+        ...
+
+    @property
+    def run_id(self) -> str:
+        """The service's id of the run: what `open` and `repair` find it by."""
+        ...
 
     @property
     def url(self) -> str | None:
-        """The run's page on the MLflow server; None in embedded mode."""
-        if not self.tracking_uri.startswith("http"):
-            return None
-        return f"{redact_text(self.tracking_uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
-
-    @property
-    def unsent(self) -> int:
-        """Points and operations the server does not have yet."""
-        return self._sender.waiting
-
-    def complete_step(self) -> int:
-        """The step up to which every point is on the server or queued: the journal is needed from there on only."""
-        with self._lock:  # points leave in order, so only those of the highest step may be partly missing
-            return max((step for key, step in self._last_step.items() if not key.startswith("system/")), default=0) - 1
+        """The run's page; None where there is none."""
+        ...
 
     def points(self, points: Iterable[Point]) -> None:
-        """Queue points in order; values at a step not above the last one of that metric are left out. Returns at once."""
-        with self._lock:
-            fresh = [point for point in map(self._take, points) if point.values]
-            self._sender.put_points(fresh)
+        """Take metric points, in order; values at a step not above the last of that metric are left out. Returns at once."""
+        ...
 
     def replay(self, points: Iterable[Point]) -> None:
-        """Send what an earlier attempt could not, from `read_journal`. Call it before the first new point of this attempt."""
-        self.points(points)
+        """Take what an earlier attempt could not send, from the journal. Comes before the first new point of this attempt."""
+        ...
+
+    def complete_step(self) -> int:
+        """The step up to which every point is there or on its way: the journal is needed from there on only. -1 for none."""
+        ...
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Queue values measured now by the driver, such as those of an evaluation."""
-        self.points([Point(time.time_ns() // 1_000_000, step, values)])
+        """Take values measured now by the driver, such as those of an evaluation."""
+        ...
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
-        """Set tags on the run; values that are no strings become JSON."""
-        text = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in redact(tags).items()}
-        self._put("tags", tags=text)
-
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log a nested mapping as dotted parameters. MLflow never changes one: a later attempt's other value becomes a tag.
-
-        The tag is `spec.<path>.attempt_<n>`.
-        """
-        self._put("params", params=dict(flatten(redact(params))), attempt=self.attempt)
+        """Set tags on the run."""
+        ...
 
     def log_json(self, name: str, value: Any) -> None:
-        """Store JSON-able data (secrets hidden) as the artifact `name`."""
-        self.log_text(name, json.dumps(redact(value), indent=1, ensure_ascii=False, default=str))
+        """Keep JSON-able data as the document `name`, such as `evaluation/metrics.json`."""
+        ...
 
     def log_text(self, name: str, text: str) -> None:
-        """Store text as the artifact `name`."""
-        self._artifact(name, redact_text(text).encode())
+        """Keep text as the document `name`."""
+        ...
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Store a figure as the artifact `name`.
-
-        Args:
-            name: artifact path; its suffix is the format.
-            figure: encoded bytes, or anything with matplotlib's `savefig`.
-        """
-        if isinstance(figure, bytes):
-            self._artifact(name, figure)
-            return
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=name.rsplit(".", 1)[-1], bbox_inches="tight")
-        self._artifact(name, buffer.getvalue())
+        """Keep a figure as the document `name`: encoded bytes, or anything with matplotlib's `savefig`."""
+        ...
 
     def log_dataset(self, manifest: DatasetManifest, *, name: str, uri: str, context: str = "training") -> None:
-        """Record the cached dataset as the run's input, by its content digest and by where its source rows lie.
-
-        The full digest is a tag too: MLflow's own dataset digests look at the first 10,000 rows only, ours at every byte.
-        """
-        schema = mlflow_backend.dataset_schema(manifest.feed_schema)
-        args = {"name": name, "digest": manifest.content_digest, "uri": redact_text(uri), "schema": schema, "context": context}
-        self._put("dataset", any_order=True, **args)
-        facts = {"digest": manifest.content_digest, "key": manifest.key, "rows": dict(manifest.rows)}
-        self.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
+        """Record the prepared dataset as the run's input, by its content digest and by where its source rows lie."""
+        ...
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Show a committed checkpoint as a logged model of type `checkpoint`, linked to its step. The same name counts once.
-
-        The metrics it is ranked by are linked to it, not logged again. Its only artifact is its manifest: the weights stay in
-        penstock's storage.
-        """
-        self._put("checkpoint", **self._describe(checkpoint))
+        """Show a checkpoint that was committed just now. The same name counts once."""
+        ...
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show those of `present` that are not shown yet, and mark all others of the run as deleted.
-
-        An earlier attempt may have been killed between writing or deleting a checkpoint and saying so.
-        """
-        self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
-
-    def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        manifest = checkpoint.manifest
-        with self._lock:
-            linked = [
-                self._link(fit_key(key), float(value), manifest.step)
-                for key, value in manifest.metrics.items()
-                if value is not None
-            ]
-        return {
-            "name": checkpoint.name,
-            "step": manifest.step,
-            "params": {
-                "step": str(manifest.step),
-                "epoch": str(manifest.epoch),
-                "uri": redact_text(checkpoint.storage.uri()),
-            },
-            "metrics": linked,
-            "manifest": redact_text(manifest.model_dump_json()),
-            "tags": {"penstock.attempt": str(self.attempt)},
-        }
+        """Show those of `present` that are not shown yet, and mark all others of the run as deleted."""
+        ...
 
     def drain(self, timeout_s: float = 30.0) -> int:
-        """Wait for the queue. Returns how many points and operations are still unsent."""
-        return self._sender.drain(timeout_s)
+        """Wait until all is sent, or `timeout_s` has passed. Returns how many records are left."""
+        ...
 
     def close(self, status: RunStatus, drain_s: float = 30.0) -> int:
-        """Send what is queued, set the final status, stop all threads. A second call does nothing.
+        """Send what is left, set the final status, stop all threads. A second call does nothing.
 
         Returns:
-            Points and operations not delivered within `drain_s`; they, and the status, wait in the outbox for the next attempt
-            or for `repair`.
+            Records not delivered within `drain_s`: they wait in the outbox.
         """
-        if self._closed:
-            return 0
-        self._closed = True
-        if self._sampler is not None:
-            self._sampler.stop()
-        self._put("status", status=status)
-        left = self._sender.drain(drain_s)
-        self._sender.stop()
-        if left:
-            _log.warning("%d tracking records are unsent; the next `penstock run` or `penstock status` sends them", left)
-        return left
-
-    def _take(self, point: Point) -> Point:
-        """The part of a point that is news; remembers it. Holds the lock."""
-        fresh: dict[str, float] = {}
-        for name, raw in point.values.items():
-            key = fit_key(name)
-            if point.step > self._last_step.get(key, -1):
-                fresh[key] = value = float(raw)
-                self._last_step[key] = point.step
-                self._latest[key] = (point.step, point.t_ms, value)
-        return Point(point.t_ms, point.step, fresh)
-
-    def _link(self, key: str, value: float, step: int) -> dict[str, Any]:
-        """Identify the run's point behind a checkpoint's value; no time means: look it up on the server. Holds the lock."""
-        known = self._latest.get(key)
-        if known is not None and known[0] <= step:
-            return {"key": key, "step": known[0], "t_ms": known[1], "value": known[2]}
-        return {"key": key, "step": step, "t_ms": None, "value": value}
-
-    def _artifact(self, name: str, content: bytes) -> None:
-        if len(content) > _INLINE_BYTES:
-            _log.warning("the artifact %s has %d bytes; it is kept in memory until it is sent", name, len(content))
-        self._put("artifact", True, name=name, content=base64.b64encode(content).decode())
-
-    def _put(self, kind: str, any_order: bool = False, **args: Any) -> None:
-        self._sender.put(Operation(kind=kind, args=args, any_order=any_order))
-
-    def _sample_system(self, interval_s: float) -> None:
-        try:
-            sample = mlflow_backend.probe(self.run_id, self.tracking_uri)
-        except Exception as error:  # a probe of the machine is no reason to end a run
-            _log.warning("no system metrics: %s", error)
-            return
-        first = 1 + max((step for key, step in self._last_step.items() if key.startswith("system/")), default=-1)
-        self._sampler = Sampler(sample, self.points, first_step=first, interval_s=interval_s)
-        self._sampler.start()
+        ...

@@ -56,9 +56,9 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(PreflightError, match=r"0 MB free; .* 268 MB must stay free"):
         check_resources(project(tmp_path))
     with pytest.raises(PreflightError, match="4 checkpoints of a model of 1,000 parameters take 0 MB for the weights"):
-        check_room(project(tmp_path / "second"), 1000)
-    assert "AdamW" in check_room(project(tmp_path / "third"), 50)[0]
-    assert check_room(project(tmp_path / "fourth"), 20) == []
+        check_room(project(tmp_path / "second"), 1000, 4000, 12000)
+    assert "optimizer" in check_room(project(tmp_path / "third"), 50, 200, 600)[0]
+    assert check_room(project(tmp_path / "fourth"), 20, 80, 240) == []
 
 
 def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ServiceError
-from penstock.flows.servers.services import mlflow_uri, prefect_api, telemetry_off
+from penstock.flows.servers.services import prefect_api, telemetry_off
+from penstock.training.tracking.relocate_mlflow import mlflow_uri
 
 
 def test_telemetry_is_off_and_a_users_own_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

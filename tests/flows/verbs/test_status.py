@@ -32,7 +32,7 @@ def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_h
     if began:
         left = left.model_copy(update={"status": "running"})
         ledger.save_run(left)
-    assert repair_run(ledger, left, "")
+    assert repair_run(ledger, left, tmp_path)
 
     found = collect_status(file)
     (described,) = found["runs"]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from penstock.flows.servers.services import mlflow_uri
+from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from tests.runs.servers import ROOT, eventually, free_port
 
 pytestmark = pytest.mark.slow

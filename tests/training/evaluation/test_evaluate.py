@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
-from penstock.errors import DataError, ResumeError, SpecError
+from penstock.errors import CheckpointError, DataError, SpecError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.schema import ColumnInfo, FeedSchema
@@ -27,7 +27,9 @@ from penstock.training.evaluation.figures import (
     precision_recall_figure,
     roc_figure,
 )
+from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, TrainedModel, load_model
 from penstock.training.recipe import load_recipe
 from tests.training.digits import make_job, train_alone
 
@@ -43,6 +45,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainJob, Checkpo
     return job, checkpoint
 
 
+def loaded(job: TrainJob, checkpoint: Checkpoint) -> TrainedModel:
+    schema, loader = job.manifest.feed_schema, TorchFramework.loader
+    spec = ModelSpec(code=job.code, params=job.spec.params, feed_schema=schema, loader=loader)
+    return load_model(spec, checkpoint.storage)
+
+
 def split_rows(manifest: DatasetManifest, storage: Storage, split: str) -> tuple[torch.Tensor, np.ndarray]:
     shards = [open_shard(storage.local_path(shard.path)) for shard in manifest.shards if shard.split == split]
     images = np.concatenate([shard.column("image") for shard in shards])
@@ -54,14 +62,14 @@ def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[Tr
     seen: list[float] = []
     result = evaluate(
         job,
-        checkpoint,
+        loaded(job, checkpoint),
         splits=["validation", "test"],
         metrics=["accuracy", "f1", "auroc"],
         progress=lambda done, total, unit, note="": seen.append(done),
     )
     recipe = load_recipe(job.code, job.spec.params)
     model = recipe.build_model(job.manifest.feed_schema).eval()
-    model.load_state_dict(weights_of(checkpoint))
+    model.load_state_dict(weights_of(checkpoint.storage))
     for split in ("validation", "test"):
         images, labels = split_rows(job.manifest, job.data_storage, split)
         with torch.no_grad():
@@ -86,21 +94,21 @@ def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[Tr
 def test_a_typo_costs_no_pass_over_the_rows(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     with pytest.raises(SpecError, match="cannot be measured"):
-        evaluate(replace(job, data_storage=Storage("/nowhere")), checkpoint, metrics=["acuracy"])
+        evaluate(replace(job, data_storage=Storage("/nowhere")), loaded(job, checkpoint), metrics=["acuracy"])
 
 
 def test_a_split_without_rows_is_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     manifest = job.manifest.model_copy(update={"rows": {"train": 333}})
     with pytest.raises(DataError, match="split 'test' has no rows"):
-        evaluate(replace(job, manifest=manifest), checkpoint)
+        evaluate(replace(job, manifest=manifest), loaded(job, checkpoint))
 
 
 def test_weights_of_another_model_are_refused(trained: tuple[TrainJob, Checkpoint]) -> None:
     job, checkpoint = trained
     job = replace(job, spec=job.spec.model_copy(update={"params": {"hidden": 8}}))
-    with pytest.raises(ResumeError, match="does not fit"):
-        evaluate(job, checkpoint)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        loaded(job, checkpoint)
 
 
 def picture(png: bytes) -> tuple[int, int]:

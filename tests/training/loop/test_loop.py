@@ -21,7 +21,6 @@ from penstock.training.checkpoint.manifest import CheckpointManifest
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import CheckpointCommitted, Point, Progress, Resumed, Warned
-from penstock.training.on_ray import mailbox
 from penstock.training.on_ray.worker import run_rank
 from penstock.training.ranks import Group
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
@@ -36,7 +35,7 @@ def newest(folder: Path, run: str) -> CheckpointManifest:
 
 
 def points(client: ListClient) -> list[Point]:
-    return [event for event in client.events if isinstance(event, mailbox.Point)]
+    return [event for event in client.events if isinstance(event, Point)]
 
 
 def recorded(folder: Path, run: str, attempt: int) -> list[dict[str, Any]]:
@@ -284,7 +283,7 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     client = ListClient()
     best = {"metric": "val/loss", "mode": "min"}
     train_alone(make_job(tmp_path, epochs=4, checkpoint={"every_s": None, "keep": 1, "best": best}), client)
-    points = [event for event in client.events if isinstance(event, mailbox.Point)]
+    points = [event for event in client.events if isinstance(event, Point)]
     measured = [(point.values["val/loss"], point.step) for point in points if "val/loss" in point.values]
     kept = CheckpointStore(
         Storage(str(tmp_path / "run")), keep=1, best=make_job(tmp_path, checkpoint={"best": best}).spec.checkpoint.best
@@ -315,7 +314,7 @@ def test_a_loss_that_is_not_a_number_ends_training_and_saves_nothing_after_it(tm
         train_alone(job)
     for checkpoint in CheckpointStore(job.run_storage).committed():
         assert checkpoint.manifest.metrics["train/loss"] is not None
-        assert not any(tensor.isnan().any() for tensor in weights_of(checkpoint).values())
+        assert not any(tensor.isnan().any() for tensor in weights_of(checkpoint.storage).values())
 
 
 def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:

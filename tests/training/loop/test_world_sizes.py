@@ -19,9 +19,8 @@ from penstock.training.checkpoint import state_files
 from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.packed import pack
-from penstock.training.checkpoint.state_files import training_file, weights_of
+from penstock.training.checkpoint.state_files import torch_snapshot, training_file, weights_of
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
-from penstock.training.checkpoint.weights import NamedTensors
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
@@ -55,7 +54,7 @@ def write_what_the_other_rank_never_sends(group: Group, folder: Path) -> str:
     facts = CheckpointFacts(step=1, epoch=0, position=0, world_size=2)
 
     def completed() -> Snapshot:
-        return Snapshot(facts, NamedTensors({}), training_file(pack({}), gathered()))
+        return torch_snapshot(facts, {}, training_file(pack({}), gathered()))
 
     writer.submit(completed, [])
     try:
@@ -152,8 +151,8 @@ def test_resizing_keeps_the_rows_and_says_that_bits_may_differ(tmp_path: Path) -
 @pytest.mark.parametrize("workers", [2, 4])
 def test_the_gradient_is_the_mean_over_the_global_batch(trained: Path, workers: int) -> None:
     alone, together = newest(trained, "clipped-1"), newest(trained, f"clipped-{workers}")
-    for name, weight in weights_of(alone).items():
-        torch.testing.assert_close(weights_of(together)[name], weight, rtol=1e-4, atol=1e-5)
+    for name, weight in weights_of(alone.storage).items():
+        torch.testing.assert_close(weights_of(together.storage)[name], weight, rtol=1e-4, atol=1e-5)
     assert together.manifest.metrics == pytest.approx(alone.manifest.metrics, rel=1e-4)
 
 
@@ -214,8 +213,8 @@ def test_parameters_that_some_ranks_or_steps_do_not_reach(tmp_path: Path, recipe
         make_job(tmp_path, run="parts", attempt=2, **together),
     )
     alone, whole = newest(tmp_path, "alone"), newest(tmp_path, "together")
-    for name, weight in weights_of(alone).items():
-        torch.testing.assert_close(weights_of(whole)[name], weight, rtol=1e-4, atol=1e-5)
+    for name, weight in weights_of(alone.storage).items():
+        torch.testing.assert_close(weights_of(whole.storage)[name], weight, rtol=1e-4, atol=1e-5)
     assert newest(tmp_path, "parts").manifest.weights_digest == whole.manifest.weights_digest
 
 
@@ -253,10 +252,12 @@ def test_a_recipe_may_freeze_parameters_while_it_trains(tmp_path: Path) -> None:
     train_ranks(make_job(tmp_path, run="alone", **spec))
     train_ranks(make_job(tmp_path, run="together", workers=2, **spec))
     train_ranks(make_job(tmp_path, run="unfrozen", workers=2, recipe="Branches", batch_rows=10))
-    alone, together = weights_of(newest(tmp_path, "alone")), weights_of(newest(tmp_path, "together"))
+    alone, together = weights_of(newest(tmp_path, "alone").storage), weights_of(newest(tmp_path, "together").storage)
     for name, weight in alone.items():
         torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(weights_of(newest(tmp_path, "unfrozen"))["even.weight"], together["even.weight"], rtol=1e-2)
+    assert not torch.allclose(
+        weights_of(newest(tmp_path, "unfrozen").storage)["even.weight"], together["even.weight"], rtol=1e-2
+    )
 
 
 def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path: Path) -> None:

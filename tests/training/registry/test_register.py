@@ -18,10 +18,13 @@ from safetensors.torch import save_file
 
 from penstock.errors import ServiceError
 from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.training.frameworks.torch.framework import TorchFramework
+from penstock.training.model import ModelSpec
 from penstock.training.registry import register
-from penstock.training.registry.register import Registered, register_model
+from penstock.training.registry.register import register_model
+from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.tracking.mlflow_backend import connect, version_exists
-from penstock.training.tracking.tracker import Tracker
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.usercode.capture import capture
 
 RECIPE = """
@@ -79,20 +82,21 @@ def arguments(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
         "name": f"model-{tmp_path.name}",
         "alias": "candidate",
         "key": "k" * 32,
-        "weights_path": tmp_path / "model.safetensors",
-        "code": code,
-        "params": {"hidden": 5},
-        "schema": schema,
-        "fitted_json": {"steps": []},
+        "model": ModelSpec(
+            code=code, params={"hidden": 5}, feed_schema=schema, loader=TorchFramework.loader, fitted={"steps": []}
+        ),
+        "files": [tmp_path / "model.safetensors"],
         "example": example,
         "tags": {"penstock.data.digest": "d" * 32, "penstock.data.uri": "s3://bucket/datasets/1"},
+        "experiment": "demo",
+        "run_name": "run",
     }
 
 
 def run_register(uri: str, arguments: dict[str, Any], run_id: str | None = None) -> Registered:
-    tracker = Tracker.open(uri, "demo", "run", run_id=run_id, system_metrics_every_s=None)
+    tracker = MlflowTracker.open(uri, "demo", "run", run_id=run_id, system_metrics_every_s=None)
     try:
-        return register_model(tracker, **arguments)
+        return register_model(tracker, TrainedVersion(**arguments))
     finally:
         tracker.close("FINISHED")
 
@@ -129,8 +133,8 @@ def load_elsewhere(uri: str, model: str, folder: Path) -> dict[str, Any]:
 def expected(arguments: dict[str, Any]) -> torch.Tensor:
     from safetensors.torch import load_file
 
-    model = arguments["code"].load()(hidden=5).build_model(arguments["schema"])
-    model.load_state_dict(load_file(arguments["weights_path"]))
+    model = arguments["model"].code.load()(hidden=5).build_model(arguments["model"].feed_schema)
+    model.load_state_dict(load_file(arguments["files"][0]))
     images = torch.arange(27, dtype=torch.uint8).reshape(3, 9).float()
     with torch.inference_mode():
         return model.eval()(torch.cat([images, torch.tensor([[1.0], [2.0], [3.0]])], dim=1))
@@ -168,7 +172,7 @@ def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
     assert "artifacts/model.safetensors" in files and "input_example.json" in files
     assert not [name for name in files if name.endswith((".pkl", ".pickle", ".pt", ".pyc"))]
-    assert (root / "artifacts/model.safetensors").read_bytes() == arguments["weights_path"].read_bytes()
+    assert (root / "artifacts/model.safetensors").read_bytes() == arguments["files"][0].read_bytes()
     spec = json.loads((root / "artifacts/model.json").read_text())
     assert set(spec["code"]["files"]) >= {"model.py", "layers/blocks.py"} and str(tmp_path) not in json.dumps(spec)
     requirements = (root / "requirements.txt").read_text().split()
@@ -203,10 +207,10 @@ def test_a_kill_between_any_two_steps_leads_to_one_version(
             original(*args, **kwargs)
         raise Killed
 
-    tracker = Tracker.open(uri, "demo", "run", system_metrics_every_s=None)
+    tracker = MlflowTracker.open(uri, "demo", "run", system_metrics_every_s=None)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(MlflowClient, moment, dying)
-        register_model(tracker, **arguments)
+        register_model(tracker, TrainedVersion(**arguments))
     tracker.close("KILLED")
     again = run_register(uri, arguments, tracker.run_id)
     client = MlflowClient(uri)

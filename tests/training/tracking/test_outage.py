@@ -19,8 +19,7 @@ from mlflow.tracking import MlflowClient
 from penstock.storage import Storage
 from penstock.training.checkpoint.journal import JournalWriter, read_journal, truncate_journal
 from penstock.training.events import Point
-from penstock.training.tracking.repair import repair
-from penstock.training.tracking.tracker import Tracker
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from tests.training.tracking_cases import checkpoint_at
 
 
@@ -72,8 +71,9 @@ def server(tmp_path: Path) -> Iterator[MlflowServer]:
     server.kill()
 
 
-def open_tracker(server: MlflowServer, folder: Path, **more: object) -> Tracker:
-    return Tracker.open(server.uri, "demo", "run", outbox=Storage(str(folder / "run")), system_metrics_every_s=None, **more)  # type: ignore[arg-type]
+def open_tracker(server: MlflowServer, folder: Path, **more: object) -> MlflowTracker:
+    options = {"outbox": Storage(str(folder / "run")), "system_metrics_every_s": None, **more}
+    return MlflowTracker.open(server.uri, "demo", "run", **options)  # type: ignore[arg-type]
 
 
 def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_pa
     first = open_tracker(server, tmp_path)
     journal = JournalWriter(storage, 1)
 
-    def execute(tracker: Tracker, steps: range, shift: int = 0) -> None:
+    def execute(tracker: MlflowTracker, steps: range, shift: int = 0) -> None:
         for step in steps:
             point = Point(1_700_000_000_000 + step + shift, step, {"train/loss": 1.0 / step, "train/rows_per_s": float(step)})
             tracker.points([point])
@@ -145,9 +145,9 @@ def test_what_a_dead_server_did_not_take_before_the_end_is_delivered_by_a_repair
     tracker.log_json("figures/curve.json", {"a": 1})
     assert tracker.close("FINISHED", drain_s=1.0) == 3
     outbox = Storage(str(tmp_path / "run"))
-    assert repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox) == "UNKNOWN"
+    assert MlflowTracker.repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox) == "UNKNOWN"
     server.start()
-    assert repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox, drain_s=60) == "FINISHED"
+    assert MlflowTracker.repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox, drain_s=60) == "FINISHED"
     client = MlflowClient(server.uri)
     assert client.get_run(tracker.run_id).data.metrics == {"test/accuracy": 0.9}
     assert [file.path for file in client.list_artifacts(tracker.run_id, "figures")] == ["figures/curve.json"]

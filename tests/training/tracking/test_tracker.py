@@ -22,8 +22,7 @@ from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.storage import Storage
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_backend import open_client
-from penstock.training.tracking.repair import repair
-from penstock.training.tracking.tracker import Tracker
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from tests import ROOT
 from tests.penstock.databases import MARK, execute, marked, tables_of
 from tests.training.tracking_cases import checkpoint_at
@@ -35,15 +34,15 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow/mlflow.db"
 
 
-def open_tracker(uri: str, **more: Any) -> Tracker:
-    return Tracker.open(uri, "demo", "run-1", **{"system_metrics_every_s": None, **more})
+def open_tracker(uri: str, **more: Any) -> MlflowTracker:
+    return MlflowTracker.open(uri, "demo", "run-1", **{"system_metrics_every_s": None, **more})
 
 
 def history(uri: str, run_id: str, key: str) -> list[tuple[int, float]]:
     return [(m.step, m.value) for m in MlflowClient(uri).get_metric_history(run_id, key)]
 
 
-def train(tracker: Tracker, steps: range, shift: float = 0.0) -> None:
+def train(tracker: MlflowTracker, steps: range, shift: float = 0.0) -> None:
     for step in steps:
         tracker.points([Point(1_000_000 + step, step, {"train/loss": step + shift, "rate": 1e-3})])
 
@@ -87,7 +86,7 @@ def test_a_run_whose_driver_was_killed_is_repaired_with_what_it_could_not_send(u
         )
     )
     journal = [Point(5, 1, {"train/loss": 1.0}), Point(6, 2, {"train/loss": 2.0})]
-    assert repair(uri, tracker.run_id, status="KILLED", points=journal, outbox=outbox) == "KILLED"
+    assert MlflowTracker.repair(uri, tracker.run_id, status="KILLED", points=journal, outbox=outbox) == "KILLED"
     run = MlflowClient(uri).get_run(tracker.run_id)
     assert run.data.tags["late"] == "yes"
     assert history(uri, tracker.run_id, "train/loss") == [(1, 1.0), (2, 2.0)]
@@ -98,7 +97,7 @@ def test_a_status_that_could_not_be_sent_outranks_the_repairers_guess(uri: str, 
     tracker = open_tracker(uri)
     tracker.drain()
     (tmp_path / "outbox.json").write_text('{"operations": [{"kind": "status", "args": {"status": "FINISHED"}}]}')
-    assert repair(uri, tracker.run_id, status="KILLED", outbox=Storage(str(tmp_path))) == "FINISHED"
+    assert MlflowTracker.repair(uri, tracker.run_id, status="KILLED", outbox=Storage(str(tmp_path))) == "FINISHED"
 
 
 def test_a_stale_status_does_not_end_a_new_attempt(uri: str, tmp_path: Path) -> None:
@@ -114,8 +113,8 @@ def test_a_stale_status_does_not_end_a_new_attempt(uri: str, tmp_path: Path) -> 
 def test_a_finished_run_is_left_alone_by_repair_and_an_unknown_one_is_said_to_be(uri: str) -> None:
     tracker = open_tracker(uri)
     tracker.close("FINISHED")
-    assert repair(uri, tracker.run_id, status="KILLED") == "FINISHED"
-    assert repair(uri, "0" * 32, status="KILLED") == "UNKNOWN"
+    assert MlflowTracker.repair(uri, tracker.run_id, status="KILLED") == "FINISHED"
+    assert MlflowTracker.repair(uri, "0" * 32, status="KILLED") == "UNKNOWN"
 
 
 def test_params_changed_between_attempts_become_tags(uri: str) -> None:

@@ -1,0 +1,183 @@
+"""Can another package add a framework, a tracker, a model registry? The ones on the pages of docs/extend, in a whole run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tests import ROOT
+from tests.drills.project import Command, make_project
+from tests.plugin_package import install_package
+
+pytestmark = pytest.mark.slow
+
+PIXELS = """\
+import os
+import time
+
+
+class Pixels:
+    num_features = 64
+
+    def features(self, batch):
+        time.sleep(float(os.environ.get("DRILL_PAUSE_S", "0")))
+        return batch["image"].numpy()
+"""
+
+
+def code_of(page: str) -> str:
+    """The Python of a page of docs/extend."""
+    return (ROOT / "docs" / "extend" / page).read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+
+
+def seeing(*sites: Path, **more: str) -> dict[str, str]:
+    """The environment of a command that finds what is installed in `sites`."""
+    return {"PYTHONPATH": os.pathsep.join([*map(str, sites), os.environ.get("PYTHONPATH", str(ROOT))]), **more}
+
+
+@pytest.fixture(scope="module")
+def means(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the framework of docs/extend/framework.md is installed."""
+    entry = 'nearest-mean = "acme_means:NearestMean"'
+    return install_package(tmp_path_factory.mktemp("means"), "penstock.frameworks", entry, code_of("framework.md"))
+
+
+def means_project(folder: Path) -> Path:
+    file = make_project(folder, epochs=3, files=2)
+    (file.parent / "model.py").write_text(PIXELS)
+    text = file.read_text().replace("recipe: model.py:Net", "framework: nearest-mean\n  recipe: model.py:Pixels")
+    file.write_text(text.replace("  workers: 2\n", ""))
+    return file
+
+
+LOAD = """
+import json, sys
+import mlflow
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model("models:/drill@candidate")
+answer = model.predict(model.input_example)
+print(json.dumps({"predicted": len(answer), "needs": open(model.metadata.flavors and mlflow.artifacts.download_artifacts(
+    "models:/drill@candidate/requirements.txt")).read().split(), "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
+"""
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_framework_of_another_package_trains_is_measured_registered_and_reused(tmp_path: Path, means: Path) -> None:
+    file = means_project(tmp_path / "project")
+    checked = Command("check", str(file), "--json", environment=seeing(means)).finish()
+    assert checked["batch"]["parameters"] == 640
+    result = Command("run", str(file), "--json", environment=seeing(means)).finish()
+    assert (result["status"], result["exactness"]) == ("done", "bit-exact")
+    assert result["metrics"]["validation/accuracy"] > 0.8
+    uri = f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db"
+    steps = [point.step for point in MlflowClient(uri).get_metric_history(result["mlflow_run_id"], "train/loss")]
+    assert steps and steps == list(range(1, len(steps) + 1))
+    again = Command("run", str(file), "--json", environment=seeing(means)).finish()
+    assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
+    assert (again["weights_digest"], again["model_uri"]) == (result["weights_digest"], result["model_uri"])
+    command = [sys.executable, "-c", LOAD, uri]
+    environment = {**os.environ, "PYTHONPATH": str(means)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    loaded: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert loaded["predicted"] > 0 and loaded["heavy"] == []
+    assert "acme-penstock==1.2" in loaded["needs"]
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_another_frameworks_training_is_stopped_continued_to_the_same_weights_and_refused_with_other_rows(
+    tmp_path: Path, means: Path
+) -> None:
+    calm = Command("run", str(means_project(tmp_path / "calm")), "--json", environment=seeing(means)).finish()
+    file = means_project(tmp_path / "stopped")
+    slow = seeing(means, DRILL_PAUSE_S="0.1")
+    command = Command("run", str(file), "--json", environment=slow)
+    command.wait_for("a checkpoint", lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json")))
+    os.kill(command.process.pid, signal.SIGTERM)
+    stopped = command.finish(code=143)
+    assert stopped["checkpoint"] is not None
+    refused = Command("run", str(file), "--json", "--set", "shuffle.seed=6", environment=slow).finish(code=6)
+    assert "shuffle.seed: 5 -> 6" in str(refused["error"]["problems"])
+    finished = Command("run", str(file), "--json", environment=seeing(means)).finish()
+    assert (finished["mlflow_run_id"], finished["attempt"]) == (stopped["mlflow_run_id"], 2)
+    assert finished["weights_digest"] == calm["weights_digest"] and finished["exactness"] == "bit-exact"
+
+
+def test_a_framework_that_is_not_installed_is_named_with_what_is_meant(tmp_path: Path) -> None:
+    file = means_project(tmp_path / "project")
+    refused = Command("check", str(file), "--json").finish(code=2)
+    (problem,) = refused["error"]["problems"]
+    assert problem.startswith("pipeline.yaml:") and "there is no training framework 'nearest-mean'; there are torch" in problem
+    wrong = Command("check", str(file), "--json", "--set", "train.framework=torhc").finish(code=2)
+    assert "did you mean 'torch'?" in str(wrong["error"]["problems"])
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Where the tracker and the model registry of docs/extend are installed, each of a package of its own."""
+    lines = install_package(
+        tmp_path_factory.mktemp("lines"),
+        "penstock.trackers",
+        'lines = "acme_lines:LinesTracker"',
+        code_of("tracker.md"),
+        name="acme-lines",
+    )
+    folder = install_package(
+        tmp_path_factory.mktemp("folder"),
+        "penstock.registries",
+        'folder = "acme_folder:FOLDER"',
+        code_of("registry.md"),
+        name="acme-folder",
+    )
+    return lines, folder
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_tracker_and_a_registry_of_other_packages_take_a_stopped_and_a_finished_run(
+    tmp_path: Path, services: tuple[Path, Path]
+) -> None:
+    file = make_project(tmp_path / "project", epochs=3, files=2)
+    file.write_text(file.read_text() + "tracking: {tracker: lines, registry: folder}\n")
+    state = file.parent / ".penstock"
+    command = Command("run", str(file), "--json", environment=seeing(*services, DRILL_PAUSE_S="0.05"))
+    command.wait_for("a checkpoint", lambda: any(state.glob("runs/*/checkpoints/*/manifest.json")))
+    command.kill()
+    run_name = next((state / "lines" / "drill").iterdir()).name
+    (state / "lines" / "drill" / run_name / "points.jsonl").touch()
+    assert Command("status", str(file), "--json", environment=seeing(*services)).finish()["repaired"] == [run_name]
+    assert (state / "lines" / "drill" / run_name / "status").read_text() == "KILLED"
+    result = Command("run", str(file), "--json", environment=seeing(*services)).finish()
+    assert result["lines_run_id"] == f"drill/{run_name}" and "mlflow_run_id" not in result
+    tracked = state / "lines" / "drill" / run_name
+    assert (tracked / "status").read_text() == "FINISHED"
+    steps = [point["step"] for point in json_lines(tracked / "points.jsonl") if "train/loss" in point]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 20
+    kinds = {record["kind"] for record in json_lines(tracked / "records.jsonl")}
+    assert kinds == {"tags", "params", "artifact", "dataset", "checkpoint", "checkpoints", "status"}
+    index = json.loads((state / "models" / "drill" / "index.json").read_text())
+    assert index["aliases"] == {"candidate": "1"} and result["model_uri"] == str(state / "models" / "drill" / "1")
+    assert not (state / "mlflow").exists()
+
+    again = Command("run", str(file), "--json", environment=seeing(*services)).finish()
+    assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
+    (state / "models" / "drill" / "1" / "model.json").unlink()
+    planned = Command("plan", str(file), "--json", environment=seeing(*services)).finish()
+    assert [stage["name"] for stage in planned["stages"] if stage["action"] == "run"] == ["register"]
+    # MLflow's registry takes the model of a run that MLflow has not tracked.
+    moved = Command("run", str(file), "--json", "--set", "tracking.registry=mlflow", environment=seeing(*services)).finish()
+    assert [stage["name"] for stage in moved["stages"] if stage["outcome"] == "ran"] == ["register"]
+    client = MlflowClient(f"sqlite:///{state}/mlflow/mlflow.db")
+    assert moved["model_uri"] == "models:/drill/1"
+    assert client.get_run(client.get_model_version("drill", "1").run_id).info.run_name == run_name

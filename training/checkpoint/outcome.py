@@ -1,0 +1,54 @@
+"""What came of an attempt at training? Read from the checkpoints on storage, whatever trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.job import TrainJob, TrainOutcome
+
+__all__ = ["job_checkpoints", "outcome_of"]
+
+
+def job_checkpoints(job: TrainJob) -> CheckpointStore:
+    """The checkpoints of the run that `job` belongs to."""
+    return CheckpointStore(job.run_storage, job.spec.checkpoint.keep, job.spec.checkpoint.best)
+
+
+def outcome_of(
+    job: TrainJob,
+    status: Literal["finished", "interrupted"],
+    *,
+    exactness: str | None = None,
+    resumed_from_step: int | None = None,
+    restarts: int = 0,
+    warnings: Sequence[str] = (),
+) -> TrainOutcome:
+    """Describe an attempt by its newest and its best checkpoint. Runs in the driver.
+
+    Args:
+        exactness: of the weights; None takes what the newest checkpoint says of itself.
+        resumed_from_step: of the checkpoint that the attempt began with.
+        restarts: worker groups that died and were started again.
+        warnings: what was warned of.
+    """
+    store = job_checkpoints(job)
+    newest, best = next(iter(store.committed()), None), store.best()
+    chosen = best or newest
+    metrics = newest.manifest.metrics if newest else {}
+    return TrainOutcome(
+        status=status,
+        step=newest.manifest.step if newest else 0,
+        epoch=newest.manifest.epoch if newest else 0,
+        position=newest.manifest.position if newest else 0,
+        checkpoint=newest.name if newest else None,
+        best_checkpoint=best.name if best else None,
+        weights_digest=chosen.manifest.weights_digest if chosen else "",
+        metrics={name: value for name, value in metrics.items() if value is not None},
+        exactness=exactness or (newest.manifest.exactness if newest else "bit-exact"),
+        resumed_from_step=resumed_from_step,
+        restarts=restarts,
+        warnings=list(warnings),
+        world_size=job.spec.workers,
+    )

@@ -1,0 +1,44 @@
+"""How does a trained torch model come back: from a checkpoint to be measured, from a registry to answer? Without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from penstock.errors import CheckpointError
+from penstock.storage import Storage
+from penstock.training.checkpoint.state_files import MODEL, TRAINING, training_of
+from penstock.training.model import ModelSpec
+from penstock.training.recipe import RecipeModel, load_recipe
+
+__all__ = ["load"]
+
+
+def load(spec: ModelSpec, files: Storage) -> RecipeModel:
+    """The recipe's model with its weights, in eval mode; on a GPU if this process has one.
+
+    Args:
+        files: a checkpoint's, or those of a registered model, which has the weights alone.
+
+    Raises:
+        CheckpointError: the weights do not fit the model the recipe builds.
+    """
+    recipe = load_recipe(spec.code, spec.params)
+    model = recipe.build_model(spec.feed_schema)
+    extra: dict[str, Any] = training_of(files)["extra"] if files.exists(TRAINING) else {}
+    local = files.is_local  # where the file can be mapped, it is not held in memory a second time
+    weights = safetensors.torch.load_file(files.local_path(MODEL)) if local else safetensors.torch.load(files.read_bytes(MODEL))
+    problem = ""
+    try:
+        missing, unexpected = model.load_state_dict({**weights, **extra}, strict=False)
+        absent = [name for name in missing if not name.endswith("_extra_state")]
+        if absent or unexpected:
+            problem = f"missing {absent}, unexpected {unexpected}"
+    except RuntimeError as error:  # shapes
+        problem = str(error)
+    if problem:
+        raise CheckpointError(f"the weights in {files.uri(MODEL)} do not fit {spec.code.target}: {problem}")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return RecipeModel(recipe, model.to(device).eval(), device)

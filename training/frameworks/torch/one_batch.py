@@ -1,0 +1,78 @@
+"""Does one real batch go through the recipe: augment, forward, loss, backward, predict? In the driver, on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+
+from penstock.errors import TrainingError
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.schema import FeedSchema
+from penstock.ingest.shuffle.row_generator import RowGenerator
+from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.recipe import Recipe, load_recipe
+from penstock.training.rng import seed_rng
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import UserCode
+
+__all__ = ["try_batch"]
+
+
+BYTES_PER_WEIGHT, BYTES_PER_PARAMETER = 4, 12
+"""In a checkpoint: AdamW's two averages come to the weight."""
+
+
+def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
+    """Send one batch through the recipe.
+
+    Raises:
+        TrainingError: what is wrong, naming the user's file and line where there is one.
+    """
+    seed_rng(seed)  # as a worker does: the weights that training begins with
+    recipe = load_recipe(code, spec.params)
+    model = recipe.build_model(schema)
+    columns = _augmented(recipe, batch, schema.packed, code.target) if recipe.can_augment else batch.columns
+    loss = recipe.loss(model, dict(columns))
+    value = loss.detach().item()
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"{code.target}: the loss of the first batch is {value}",
+            next_step="look at the columns' values (scale, missing values) and at the loss function",
+        )
+    if not loss.requires_grad:
+        raise TrainingError(f"{code.target}: the loss does not depend on the model's parameters; backward() has nothing to do")
+    loss.backward()  # type: ignore[no-untyped-call]
+    if recipe.has_optimizer:  # the default one is known to work, and torch loads its compiler for the first one made
+        recipe.optimizer(model, spec.learning_rate)
+    shape: list[int] | None = None
+    if recipe.can_predict:
+        with torch.no_grad():
+            shape = list(recipe.predict(model.eval(), dict(batch.columns), batch.rows).shape)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return TriedBatch(
+        loss=value,
+        parameters=parameters,
+        weights_bytes=parameters * BYTES_PER_WEIGHT,
+        checkpoint_bytes=parameters * BYTES_PER_PARAMETER,
+        predict_shape=shape,
+    )
+
+
+def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: str) -> dict[str, torch.Tensor]:
+    """The batch as training would get it. Raises TrainingError where it depends on more than the generator it is given."""
+    made = []
+    for seed in (1, 2):
+        seed_rng(seed)
+        copied = {name: column.clone() for name, column in batch.columns.items()}
+        made.append(recipe.augment(copied, RowGenerator(0, 0, batch.row_ids), packed))
+    for name in made[0].keys() | made[1].keys():
+        first, second = (columns.get(name) for columns in made)
+        same = first is not None and second is not None and first.shape == second.shape
+        if not same or not torch.allclose(first, second, rtol=0, atol=0, equal_nan=True):  # type: ignore[arg-type]
+            raise TrainingError(
+                f"{target}: augment() makes other values of column {name!r} each time: a resumed run would differ",
+                next_step="draw from `generator` (random, normal, integers), not from torch's, numpy's or Python's own",
+            )
+    return made[0]

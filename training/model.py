@@ -1,0 +1,99 @@
+"""What is a trained model to what comes after training: evaluation, the register stage and whoever loads a registered version?
+
+A model is rebuilt from its files and a `ModelSpec`, by a function that its framework names. So it is measured by the same
+metrics and answers in the same form, whatever framework has trained it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from penstock.config import Section
+from penstock.ingest.schema import FeedSchema
+from penstock.storage import Storage
+from penstock.usercode.capture import UserCode
+
+__all__ = ["LearningModel", "ModelSpec", "Predicts", "TrainedModel", "load_model"]
+
+
+class Predicts(Protocol):
+    """What can be measured of a model? Asked before it is trained, too. The defaults are those of most frameworks."""
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether metrics other than the loss can be measured."""
+        return True
+
+    def metrics(self) -> dict[str, Any] | None:
+        """Torchmetrics of its own by name; None leaves the choice to the label's kind."""
+        return None
+
+
+class TrainedModel(Predicts, Protocol):
+    """A model with its weights. `batch` maps columns to tensors as the feed delivers them, rows first, on `device`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches have to be."""
+        return torch.device("cpu")
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """The mean loss over the batch's rows, a scalar."""
+        raise NotImplementedError
+
+    def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
+        """Predictions, rows first: logits or probabilities [rows, classes], logits [rows] of two classes, values [rows].
+
+        Args:
+            rows: of the batch; a packed column's tensor is longer. The label is absent where a registered model answers.
+        """
+        raise NotImplementedError
+
+
+class LearningModel(TrainedModel, Protocol):
+    """A model that learns from one batch after the other, for penstock.training.frameworks.one_process."""
+
+    def learn(self, batch: dict[str, Tensor]) -> float:
+        """Learn from one step's rows; returns their mean loss."""
+        raise NotImplementedError
+
+    def files(self) -> Mapping[str, bytes]:
+        """All that has been learned, by file name: what the framework's loader and `start` read. Equal for equal weights."""
+        raise NotImplementedError
+
+
+class ModelSpec(Section):
+    """What a model is rebuilt from, besides its files. A registered model keeps it as `model.json`."""
+
+    version: int = 1
+    code: UserCode
+    """What `train.recipe` names."""
+    params: dict[str, Any]
+    feed_schema: FeedSchema
+    loader: str
+    """`module:function`, called with (this, storage rooted at the folder of the model's files) -> TrainedModel."""
+    requires: dict[str, str] = Field(default_factory=dict)
+    """Distribution -> version, of what the loader needs besides penstock."""
+    fitted: dict[str, Any] = Field(default_factory=dict)
+    """The fitted preprocessing, for whoever prepares raw rows; the model itself takes prepared columns."""
+
+
+def load_model(spec: ModelSpec, files: Storage) -> TrainedModel:
+    """Rebuild a model in this process.
+
+    Args:
+        files: rooted at a folder that holds the model's files: a checkpoint's, or a registered model's.
+
+    Raises:
+        SpecError: the user's code cannot be loaded.
+        CheckpointError: the files do not fit it.
+    """
+    module, _, function = spec.loader.partition(":")
+    model: TrainedModel = getattr(importlib.import_module(module), function)(spec, files)
+    return model

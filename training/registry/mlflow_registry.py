@@ -1,0 +1,52 @@
+"""How is MLflow's registry reached? A light door: what logs models brings pandas and scipy, and most commands log none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.redact import redact_text
+from penstock.training.registry.registry import Registered, TrainedVersion
+from penstock.training.tracking.mlflow_backend import version_exists
+from penstock.training.tracking.mlflow_tracker import MlflowTracker
+from penstock.training.tracking.relocate_mlflow import mlflow_uri
+from penstock.training.tracking.tracker import Tracker
+
+__all__ = ["MLFLOW", "MlflowRegistry"]
+
+
+class MlflowRegistry:
+    """See `penstock.training.registry.registry.ModelRegistry`."""
+
+    libraries = ("mlflow",)
+
+    def default_uri(self, state_dir: Path) -> str:
+        """That of the tracker: MLFLOW_TRACKING_URI, else a database below `state_dir`."""
+        return mlflow_uri(state_dir)
+
+    def register(self, uri: str, trained: TrainedVersion, tracker: Tracker) -> Registered:
+        """Log the model to the tracker's run, or where that is no MLflow's, to a run of its name; then register it."""
+        from penstock.training.registry.register import register_model
+
+        if isinstance(tracker, MlflowTracker):
+            return register_model(tracker, trained)
+        own = MlflowTracker.open(
+            uri, trained.experiment, trained.run_name, tags=trained.tags, attempt=2, system_metrics_every_s=None
+        )
+        try:
+            return register_model(own, trained)
+        finally:
+            own.close("FINISHED")
+
+    def missing(self, uri: str, registered: Mapping[str, Any]) -> str | None:
+        """By the run, not by the address: the store may have moved with its folder, and a server may have another name now."""
+        if version_exists(uri, registered["name"], registered["version"], registered["run_id"]):
+            return None
+        here = redact_text(uri)
+        if here != registered["tracking_uri"]:
+            return f"the model is registered at {registered['tracking_uri']}, and MLflow is now {here}"
+        return f"version {registered['version']} of model {registered['name']} is no longer in the registry"
+
+
+MLFLOW = MlflowRegistry()

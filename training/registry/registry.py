@@ -1,0 +1,102 @@
+"""What is a model registry to the register stage: where does a trained model become a version that others load?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.config import Section
+from penstock.plugins import Plugins
+from penstock.training.model import ModelSpec
+from penstock.training.tracking.tracker import Tracker
+
+__all__ = ["REGISTRIES", "ModelRegistry", "Registered", "TrainedVersion"]
+
+
+@dataclass(frozen=True)
+class TrainedVersion:
+    """What is registered.
+
+    Attributes:
+        name: of the registered model; made if absent.
+        alias: moved to this version; None for none.
+        key: of the register stage with the weights: the same version is registered once by it.
+        model: what the model is rebuilt from, besides its files; the schema's feature columns become its inputs.
+        files: local files in one folder, such as a safetensors file; the folder is the caller's, and may be written to.
+        example: some rows of every feature column, rows first.
+        tags: for the version, such as the dataset's digest and the code's version.
+        experiment: name of the pipeline.
+        run_name: penstock's id of the run.
+    """
+
+    name: str
+    alias: str | None
+    key: str
+    model: ModelSpec
+    files: Sequence[Path]
+    example: Mapping[str, np.ndarray]
+    tags: Mapping[str, str]
+    experiment: str
+    run_name: str
+
+
+class Registered(Section):
+    """A version in the registry. Recorded, and given back to `ModelRegistry.missing`."""
+
+    name: str
+    version: str
+    uri: str
+    """What others load it by: `models:/<name>/<version>` at MLflow."""
+    alias: str | None
+    model_id: str = ""
+    """MLflow's logged model behind the version; a registry without such ids leaves it empty."""
+    run_id: str
+    """The tracker's id of the run that trained it."""
+
+
+class ModelRegistry(Protocol):
+    """A model registry. Stateless; runs in the driver."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions whose version is part of the register stage's key: another version registers again."""
+        ...
+
+    def default_uri(self, state_dir: Path) -> str:
+        """Where the registry is: from the environment, or else below `state_dir`, the pipeline's own folder on this machine."""
+        ...
+
+    def register(self, uri: str, trained: TrainedVersion, tracker: Tracker) -> Registered:
+        """Register a version and set its alias. A second call with the same `key` gives the same version.
+
+        Each step looks first whether an earlier try has done it: a process killed between any two leads to one version.
+
+        Args:
+            uri: the registry, as `default_uri` says.
+            trained: the model.
+            tracker: of the run that trained it.
+
+        Raises:
+            ServiceError: the registry does not answer, or refuses.
+            TrainingError: the model cannot predict the example rows.
+        """
+        ...
+
+    def missing(self, uri: str, registered: Mapping[str, Any]) -> str | None:
+        """Why a recorded version cannot be believed any more, such as that it was deleted; None if it is there.
+
+        A registry that does not answer counts as having it.
+
+        Args:
+            registered: a `Registered` as JSON, and as `tracking_uri` where it was registered, without secrets.
+        """
+        ...
+
+
+REGISTRIES: Plugins[ModelRegistry] = Plugins(
+    "model registry", "penstock.registries", {"mlflow": "penstock.training.registry.mlflow_registry:MLFLOW"}
+)

@@ -1,0 +1,92 @@
+"""What does MLflow learn of a run? One MLflow run over all attempts of a penstock run.
+
+A checkpoint is a logged model of type `checkpoint`, linked to its step. MLflow never changes a parameter: a later attempt's
+other value becomes the tag `spec.<path>.attempt_<n>`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow.tracking import MlflowClient
+
+from penstock.redact import redact_text
+from penstock.training.tracking import mlflow_backend
+from penstock.training.tracking.mlflow_limits import fit_key
+from penstock.training.tracking.queued_tracker import OpenRun, QueuedTracker
+from penstock.training.tracking.relocate_mlflow import mlflow_uri
+
+__all__ = ["MlflowTracker"]
+
+
+@dataclass(frozen=True)
+class _MlflowRun(OpenRun):
+    client: MlflowClient
+    experiment_id: str
+
+
+class MlflowTracker(QueuedTracker[_MlflowRun]):
+    """The driver's way to one MLflow run, at a server or in a database file beside which the artifacts lie."""
+
+    @classmethod
+    def load(cls) -> None:
+        """Load SQLite's store, where no server is named."""
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            mlflow_backend.load_sqlite()
+
+    @classmethod
+    def default_uri(cls, state_dir: Path) -> str:
+        """MLFLOW_TRACKING_URI, else a database below `state_dir`."""
+        return mlflow_uri(state_dir)
+
+    @classmethod
+    def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> _MlflowRun:
+        """See `QueuedTracker.begin`."""
+        client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
+        return _described(mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=begun), "RUNNING")
+
+    @classmethod
+    def find(cls, tracking_uri: str, run_id: str) -> _MlflowRun:
+        """See `QueuedTracker.find`."""
+        client = mlflow_backend.open_client(tracking_uri)
+        run = client.get_run(run_id)
+        return _described(mlflow_backend.describe_run(client, run), str(run.info.status))
+
+    @property
+    def client(self) -> MlflowClient:
+        """Of the run's server."""
+        return self.run.client
+
+    @property
+    def experiment_id(self) -> str:
+        """MLflow's id of the experiment."""
+        return self.run.experiment_id
+
+    @property
+    def url(self) -> str | None:
+        """The run's page on the MLflow server; None in embedded mode."""
+        if not self.tracking_uri.startswith("http"):
+            return None
+        return f"{redact_text(self.tracking_uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
+    def fit_key(self, key: str) -> str:
+        """In MLflow's alphabet."""
+        return fit_key(key)
+
+    def system_probe(self) -> Callable[[], dict[str, float]]:
+        """MLflow's own probes."""
+        return mlflow_backend.probe(self.run_id, self.tracking_uri)
+
+
+def _described(run: mlflow_backend.OpenRun, status: str) -> _MlflowRun:
+    return _MlflowRun(
+        run_id=run.run_id,
+        transport=mlflow_backend.MlflowTransport(run),
+        last_step=run.last_step,
+        status=status,
+        client=run.client,
+        experiment_id=run.experiment_id,
+    )

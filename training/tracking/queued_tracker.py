@@ -1,0 +1,360 @@
+"""How does a tracker never hold up training, and never log a step twice? Points and operations go through one queue.
+
+Shared by the trackers of all services; a service brings a `Transport` (training/tracking/sender.py). Its operations are `tags`
+(tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name, digest, uri, schema, context),
+`checkpoint` (name, step, params, metrics, manifest, tags), `checkpoints` (present: a list of those) and `status` (status).
+
+No method but `open` fails because of the server, and only `drain` and `close` wait for it, so tracking trouble never reaches
+training. Steps that are executed again after a restart are not logged again: per metric only steps above the highest one so
+far are taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from penstock.ingest.manifest import DatasetManifest
+from penstock.redact import redact, redact_text
+from penstock.storage import Storage
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.events import Point
+from penstock.training.tracking.flat import flatten
+from penstock.training.tracking.sender import Operation, Outbox, Sender, Transport
+from penstock.training.tracking.system_metrics import Sampler
+from penstock.training.tracking.tracker import RunStatus
+
+__all__ = ["OpenRun", "QueuedTracker"]
+
+
+_log = logging.getLogger("penstock.tracking")
+
+R = TypeVar("R", bound="OpenRun")
+
+_INLINE_BYTES = 4 << 20
+"""Artifacts up to this size travel in the queue, and so survive in the outbox."""
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run at a service, and what the service knows of it.
+
+    Attributes:
+        transport: does what the queue asks for, on this run.
+        last_step: highest step per metric that the service has.
+        status: RUNNING, or what `close` set.
+    """
+
+    run_id: str
+    transport: Transport
+    last_step: Mapping[str, int]
+    status: str
+
+
+class QueuedTracker(Generic[R]):
+    """Most of a tracker: see `penstock.training.tracking.tracker.Tracker`. A subclass brings `default_uri`, `begin`, `find`."""
+
+    def __init__(self, run: R, tracking_uri: str, sender: Sender, attempt: int) -> None:
+        self.run = run
+        self.tracking_uri = tracking_uri
+        self.run_id = run.run_id
+        self.attempt = attempt
+        self._sender = sender
+        self._sampler: Sampler | None = None
+        self._lock = threading.Lock()
+        self._last_step = dict(run.last_step)
+        self._latest: dict[str, tuple[int, int, float]] = {}
+        self._closed = False
+
+    @classmethod
+    def default_uri(cls, state_dir: Path) -> str:
+        """Where the service is: from the environment, or else below `state_dir`."""
+        raise NotImplementedError
+
+    @classmethod
+    def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> R:
+        """Create the run, or reopen it, with status RUNNING.
+
+        Args:
+            run_id: of the earlier attempts; a new run is made if it is gone.
+            begun: an earlier attempt may have made the run and been killed before its id was noted: look for `run_name`.
+
+        Raises:
+            ServiceError: the service does not answer or refuses.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def find(cls, tracking_uri: str, run_id: str) -> R:
+        """The run as it is. Raises anything where it cannot be had."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls) -> None:
+        """Import what the first `open` needs."""
+
+    @property
+    def url(self) -> str | None:
+        """The run's page; None where there is none."""
+        return None
+
+    def fit_key(self, key: str) -> str:
+        """The name of a metric as the service takes it."""
+        return key
+
+    def system_probe(self) -> Callable[[], dict[str, float]] | None:
+        """What takes one sample of the machine, `system/<name>` to value; None for no such metrics."""
+        return None
+
+    @classmethod
+    def open(
+        cls,
+        tracking_uri: str,
+        experiment: str,
+        run_name: str,
+        *,
+        run_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        attempt: int = 1,
+        outbox: Storage | None = None,
+        system_metrics_every_s: float | None = 10.0,
+    ) -> Self:
+        """Create the run, or reopen `run_id`, with status RUNNING.
+
+        Args:
+            tracking_uri: the service.
+            experiment: its name; made if absent.
+            run_name: name of a new run.
+            run_id: the run of the earlier attempts; a new one is made if it was deleted.
+            tags: set on the run; secrets are hidden.
+            params: the spec, nested or flat.
+            attempt: 1 for the first try of this run.
+            outbox: where unsent records wait for the next attempt or `penstock status`.
+            system_metrics_every_s: sampling interval of CPU, memory, disk, network and GPU; None for none.
+
+        Raises:
+            ServiceError: the service does not answer or refuses.
+        """
+        run = cls.begin(tracking_uri, experiment, run_name, run_id, begun=attempt > 1)
+        sender = Sender(run.transport, outbox)
+        tracker = cls(run, tracking_uri, sender, attempt)
+        left = Outbox.load(outbox)
+        still_true = tuple(operation for operation in left.operations if operation.kind != "status")
+        tracker.points(sender.recover(left.model_copy(update={"operations": still_true})))
+        sender.start()
+        tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
+        if params:
+            tracker.log_params(params)
+        if system_metrics_every_s is not None:
+            tracker._sample_system(system_metrics_every_s)
+        return tracker
+
+    @classmethod
+    def repair(
+        cls,
+        tracking_uri: str,
+        run_id: str,
+        *,
+        status: RunStatus,
+        tags: Mapping[str, str] | None = None,
+        points: Iterable[Point] = (),
+        outbox: Storage | None = None,
+        drain_s: float = 10.0,
+    ) -> str:
+        """Finish what a killed driver left: deliver its outbox and journal, and replace the status RUNNING by `status`.
+
+        The caller has made sure that no living process owns the run. A status waiting in the outbox counts more than `status`:
+        the process that wrote it knew. Returns the status the service has afterwards; `UNKNOWN` if it does not answer or lacks
+        the run.
+        """
+        try:
+            run = cls.find(tracking_uri, run_id)
+            sender = Sender(run.transport, outbox)
+            tracker = cls(run, tracking_uri, sender, attempt=0)
+            left = Outbox.load(outbox)
+            tracker.points(sender.recover(left))
+            tracker.replay(points)
+            sender.start()
+            if run.status == "RUNNING" and all(operation.kind != "status" for operation in left.operations):
+                tracker._put("status", status=status)
+            if tags:
+                tracker.set_tags(tags)
+            sender.drain(drain_s)
+            sender.stop()
+            return cls.find(tracking_uri, run_id).status
+        except Exception as error:  # `penstock status` must show the runs whatever the service says
+            reason = (str(error).splitlines() or [repr(error)])[0]
+            _log.warning("cannot repair the tracked run %s at %s: %s", run_id, redact_text(tracking_uri), reason)
+            return "UNKNOWN"
+
+    @property
+    def unsent(self) -> int:
+        """Points and operations the server does not have yet."""
+        return self._sender.waiting
+
+    def complete_step(self) -> int:
+        """The step up to which every point is on the server or queued: the journal is needed from there on only."""
+        with self._lock:  # points leave in order, so only those of the highest step may be partly missing
+            return max((step for key, step in self._last_step.items() if not key.startswith("system/")), default=0) - 1
+
+    def points(self, points: Iterable[Point]) -> None:
+        """Queue points in order; values at a step not above the last one of that metric are left out. Returns at once."""
+        with self._lock:
+            fresh = [point for point in map(self._take, points) if point.values]
+            self._sender.put_points(fresh)
+
+    def replay(self, points: Iterable[Point]) -> None:
+        """Send what an earlier attempt could not, from `read_journal`. Call it before the first new point of this attempt."""
+        self.points(points)
+
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Queue values measured now by the driver, such as those of an evaluation."""
+        self.points([Point(time.time_ns() // 1_000_000, step, values)])
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set tags on the run; values that are no strings become JSON."""
+        text = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in redact(tags).items()}
+        self._put("tags", tags=text)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log a nested mapping as dotted parameters."""
+        self._put("params", params=dict(flatten(redact(params))), attempt=self.attempt)
+
+    def log_json(self, name: str, value: Any) -> None:
+        """Store JSON-able data (secrets hidden) as the artifact `name`."""
+        self.log_text(name, json.dumps(redact(value), indent=1, ensure_ascii=False, default=str))
+
+    def log_text(self, name: str, text: str) -> None:
+        """Store text as the artifact `name`."""
+        self._artifact(name, redact_text(text).encode())
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Store a figure as the artifact `name`.
+
+        Args:
+            name: artifact path; its suffix is the format.
+            figure: encoded bytes, or anything with matplotlib's `savefig`.
+        """
+        if isinstance(figure, bytes):
+            self._artifact(name, figure)
+            return
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=name.rsplit(".", 1)[-1], bbox_inches="tight")
+        self._artifact(name, buffer.getvalue())
+
+    def log_dataset(self, manifest: DatasetManifest, *, name: str, uri: str, context: str = "training") -> None:
+        """Record the cached dataset as the run's input, by its content digest and by where its source rows lie.
+
+        The full digest is a tag too: a service may cut its own or look at some rows only, ours looks at every byte.
+        """
+        schema = manifest.feed_schema.model_dump(mode="json")
+        args = {"name": name, "digest": manifest.content_digest, "uri": redact_text(uri), "schema": schema, "context": context}
+        self._put("dataset", any_order=True, **args)
+        facts = {"digest": manifest.content_digest, "key": manifest.key, "rows": dict(manifest.rows)}
+        self.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Show a committed checkpoint. The same name counts once.
+
+        The metrics it is ranked by are linked to it, not logged again. What is sent of it is its manifest: the weights stay in
+        penstock's storage.
+        """
+        self._put("checkpoint", **self._describe(checkpoint))
+
+    def checkpoints(self, present: Iterable[Checkpoint]) -> None:
+        """Show those of `present` that are not shown yet, and mark all others of the run as deleted.
+
+        An earlier attempt may have been killed between writing or deleting a checkpoint and saying so.
+        """
+        self._put("checkpoints", present=[self._describe(checkpoint) for checkpoint in present])
+
+    def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        manifest = checkpoint.manifest
+        with self._lock:
+            linked = [
+                self._link(self.fit_key(key), float(value), manifest.step)
+                for key, value in manifest.metrics.items()
+                if value is not None
+            ]
+        return {
+            "name": checkpoint.name,
+            "step": manifest.step,
+            "params": {
+                "step": str(manifest.step),
+                "epoch": str(manifest.epoch),
+                "uri": redact_text(checkpoint.storage.uri()),
+            },
+            "metrics": linked,
+            "manifest": redact_text(manifest.model_dump_json()),
+            "tags": {"penstock.attempt": str(self.attempt)},
+        }
+
+    def drain(self, timeout_s: float = 30.0) -> int:
+        """Wait for the queue. Returns how many points and operations are still unsent."""
+        return self._sender.drain(timeout_s)
+
+    def close(self, status: RunStatus, drain_s: float = 30.0) -> int:
+        """Send what is queued, set the final status, stop all threads. A second call does nothing.
+
+        Returns:
+            Points and operations not delivered within `drain_s`; they, and the status, wait in the outbox for the next attempt
+            or for `repair`.
+        """
+        if self._closed:
+            return 0
+        self._closed = True
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._put("status", status=status)
+        left = self._sender.drain(drain_s)
+        self._sender.stop()
+        if left:
+            _log.warning("%d tracking records are unsent; the next `penstock run` or `penstock status` sends them", left)
+        return left
+
+    def _take(self, point: Point) -> Point:
+        """The part of a point that is news; remembers it. Holds the lock."""
+        fresh: dict[str, float] = {}
+        for name, raw in point.values.items():
+            key = self.fit_key(name)
+            if point.step > self._last_step.get(key, -1):
+                fresh[key] = value = float(raw)
+                self._last_step[key] = point.step
+                self._latest[key] = (point.step, point.t_ms, value)
+        return Point(point.t_ms, point.step, fresh)
+
+    def _link(self, key: str, value: float, step: int) -> dict[str, Any]:
+        """Identify the run's point behind a checkpoint's value; no time means: look it up on the server. Holds the lock."""
+        known = self._latest.get(key)
+        if known is not None and known[0] <= step:
+            return {"key": key, "step": known[0], "t_ms": known[1], "value": known[2]}
+        return {"key": key, "step": step, "t_ms": None, "value": value}
+
+    def _artifact(self, name: str, content: bytes) -> None:
+        if len(content) > _INLINE_BYTES:
+            _log.warning("the artifact %s has %d bytes; it is kept in memory until it is sent", name, len(content))
+        self._put("artifact", True, name=name, content=base64.b64encode(content).decode())
+
+    def _put(self, kind: str, any_order: bool = False, **args: Any) -> None:
+        self._sender.put(Operation(kind=kind, args=args, any_order=any_order))
+
+    def _sample_system(self, interval_s: float) -> None:
+        try:
+            sample = self.system_probe()
+        except Exception as error:  # a probe of the machine is no reason to end a run
+            _log.warning("no system metrics: %s", error)
+            return
+        if sample is None:
+            return
+        first = 1 + max((step for key, step in self._last_step.items() if key.startswith("system/")), default=-1)
+        self._sampler = Sampler(sample, self.points, first_step=first, interval_s=interval_s)
+        self._sampler.start()
