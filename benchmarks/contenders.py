@@ -18,7 +18,7 @@ import penstock.ingest.feed.read_ahead
 from benchmarks.cached_dataset import manifest
 from benchmarks.consumers import BATCH, Batches, Contender
 from benchmarks.feed_data import Rows, arrays
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -90,7 +90,7 @@ def penstock_feed(
 def _feed(rows: Rows, folder: str, rank: int, world: int, mode: str, prefetch: int, window_rows: int) -> Any:
     made = manifest(rows, Path(folder))
     order = make_order(ShuffleSpec.model_validate({"mode": mode, "seed": 17, "window_rows": window_rows}), rows.rows)
-    return open_feed(
+    return open_cached_feed(
         Storage(folder), made, "train", batch_rows=BATCH * world, order=order, rank=rank, world_size=world, prefetch=prefetch
     )
 

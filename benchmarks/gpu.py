@@ -23,7 +23,7 @@ from benchmarks.contenders import MemoryMap
 from benchmarks.feed_data import TABLES, arrays
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
-from penstock.ingest.feed.cached import CachedFeed, open_feed
+from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
@@ -144,7 +144,7 @@ def _on(device: torch.device, image: Tensor, label: Tensor) -> tuple[Tensor, Ten
 def _feed(home: Path) -> CachedFeed:
     order = make_order(ShuffleSpec(seed=17), ROWS.rows)
     made = manifest(ROWS, home / "penstock")
-    return open_feed(Storage(str(home / "penstock")), made, "train", batch_rows=BATCH, order=order)
+    return open_cached_feed(Storage(str(home / "penstock")), made, "train", batch_rows=BATCH, order=order)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 What a program of your own may import from here; each is loaded on first use, so that `import penstock` takes no time:
 
     open_feed, FeedDataset    batches of prepared rows, for any training loop (docs/feed.md)
+    FeedOptions               what `open_feed` may be given
     run, load_spec            a pipeline file, run or read (docs/spec.md)
     errors                    what the functions above raise
 """
@@ -15,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.flows.spec_file import load_spec
     from penstock.flows.verbs.run import run
+    from penstock.ingest.feed.options import FeedOptions
     from penstock.ingest.open_feed import FeedDataset, open_feed
 
 __version__ = "0.1.0"
-__all__ = ["FeedDataset", "__version__", "errors", "load_spec", "open_feed", "run"]
+__all__ = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_spec", "open_feed", "run"]
 
 _PLACES = {
     "FeedDataset": "penstock.ingest.open_feed",
+    "FeedOptions": "penstock.ingest.feed.options",
     "open_feed": "penstock.ingest.open_feed",
     "load_spec": "penstock.flows.spec_file",
     "run": "penstock.flows.verbs.run",

@@ -10,7 +10,7 @@ import ray
 import torch
 
 from penstock.ingest.feed.batch import Feed, LastBatch
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.memory import MemoryFeed
 from penstock.ingest.feed.stream import StreamFeed, stream_tasks, streamed
 from penstock.ingest.materialize.without_disk import MemoryDataset, RowSource
@@ -30,7 +30,7 @@ def open_job_feed(job: TrainJob, split: Split, rank: int, world_size: int, devic
 
 
 def _open_cached(job: TrainJob, split: Split, rank: int, world_size: int) -> Feed:
-    return open_feed(
+    return open_cached_feed(
         job.data_storage,
         job.manifest,
         split,

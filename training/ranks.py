@@ -47,12 +47,6 @@ class Group:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]
 
-    def sum_tensor(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over the ranks, in place."""
-        if self.world_size > 1:
-            dist.all_reduce(tensor)
-        return tensor
-
     def gather(self, own: Tensor) -> Callable[[], Tensor]:
         """Begin to gather every rank's vector, of one length and dtype, and return at once.
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import DataError, Interrupted, PenstockError
 from penstock.ingest.feed.batch import Batch, FeedShare
-from penstock.ingest.feed.cached import open_feed, open_parts
+from penstock.ingest.feed.cached import open_cached_feed, open_parts
 from penstock.ingest.feed.lists import batch_rows_of
 from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.formats.registry import format_of, reader_of
@@ -132,7 +132,7 @@ def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) 
     order = make_order(ShuffleSpec(mode="none", by_length=shuffle.by_length), manifest.rows["train"])
     if shuffle.by_length is None or shuffle.by_length.batch_entries is None:
         rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
-        return next(open_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0))
+        return next(open_cached_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0))
     # How many rows fit the budget of entries is known only once the whole step is made. The last rank's share is never empty;
     # the largest one, because a step may hold what the others left of the sample.
     last = FeedShare(train.batch_rows, rank=train.workers - 1, world_size=train.workers)

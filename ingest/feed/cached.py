@@ -31,7 +31,16 @@ from penstock.ingest.shuffle.sampling import check_column, make_draws, mixed_dra
 from penstock.ingest.spec import LengthSpec
 from penstock.storage import Storage
 
-__all__ = ["CachedFeed", "batches_at_once", "gathered", "make_pools", "open_feed", "open_parts", "select_columns", "shards_in"]
+__all__ = [
+    "CachedFeed",
+    "batches_at_once",
+    "gathered",
+    "make_pools",
+    "open_cached_feed",
+    "open_parts",
+    "select_columns",
+    "shards_in",
+]
 
 
 GROUP_BYTES = 4 << 20
@@ -181,7 +190,7 @@ def _filled(ids_at: IdsAt, epoch_rows: int, epoch: int, positions: NDArray[np.in
     return np.concatenate([ids, ids_at(epoch, np.arange(again.max() + 1))[again]]) if len(again) else ids
 
 
-def open_feed(
+def open_cached_feed(
     storage: Storage,
     manifest: DatasetManifest,
     split: Split,
@@ -219,7 +228,7 @@ def open_parts(
     part: FeedShare,
     columns: Sequence[str] | None = None,
 ) -> CachedFeed:
-    """Open one split of one or several datasets, whose rows count on from one to the next. See `open_feed`.
+    """Open one split of one or several datasets, whose rows count on from one to the next. See `open_cached_feed`.
 
     Raises:
         DataError: also where the datasets' columns or classes differ.

@@ -14,7 +14,7 @@ from penstock.ingest.spec import DataSpec, SplitRule, check_split_rules, split_r
 __all__ = ["split_codes"]
 
 
-_TRAIN, _VALIDATION, _TEST = (np.uint8(SPLITS.index(split)) for split in ("train", "validation", "test"))
+_VALIDATION, _TEST = (np.uint8(SPLITS.index(split)) for split in ("validation", "test"))
 
 
 def split_codes(data: DataSpec, table: pa.Table, location: Split) -> np.ndarray:

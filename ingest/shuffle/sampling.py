@@ -33,7 +33,6 @@ __all__ = ["MAX_ROWS", "Draws", "Mixture", "check_column", "make_draws", "mixed_
 
 Ids = NDArray[np.int64]
 
-Share = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 MAX_ROWS = 1 << 30
 """Of the split and of an epoch: the arithmetic is that of 64 bits, and draws by weights keep 40 bytes per row."""

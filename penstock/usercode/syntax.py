@@ -27,9 +27,6 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-NOT_ON_IMPORT = ("__name__", "TYPE_CHECKING", "typing.TYPE_CHECKING")
-"""First words of the `if` tests that are false when a module is imported."""
-
 
 def read_source_text(file: Path) -> str:
     """Text of a Python file, in the encoding it declares."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.errors import ResumeError, SpecError
 from penstock.ingest.feed.batch import Batch
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.memory import MemoryFeed
 from penstock.ingest.feed.stream import StreamFeed, streamed
 from penstock.ingest.materialize.without_disk import MemoryDataset
@@ -85,7 +85,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     else:
         monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
         manifest = write_dataset(storage, tmp_path / "scratch", int(rest[0]), lists=lists)
-        open_as = partial(open_feed, storage, manifest, "train")
+        open_as = partial(open_cached_feed, storage, manifest, "train")
     yield Case(request.param, Opener(open_as, mode, by_length), shuffles=mode != "none" or by_length is not None)
     if place == "remote":
         fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)

@@ -67,7 +67,7 @@ def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
         ({"batch_rows": BATCH, "columns": []}, r"open_feed: columns=\[\] is no list of names"),
     ):
         with pytest.raises(SpecError, match=words):
-            open_feed(dataset, **wrong)  # type: ignore[arg-type]
+            open_feed(dataset, **wrong)
     with pytest.raises(ResumeError, match="saved state cannot be read"):
         open_feed(dataset, batch_rows=BATCH).load_state_dict(None)  # type: ignore[arg-type]
 
@@ -257,10 +257,10 @@ def test_datasets_that_do_not_fit_together_are_refused(dataset: str, tmp_path: P
     with pytest.raises(SpecError, match="epoch_rows=5 is for several"):
         open_feed(dataset, batch_rows=BATCH, epoch_rows=5)
     with pytest.raises(SpecError, match=r"^open_feed: shuffle='random': Input should be 'none', 'windowed' or 'global'"):
-        open_feed(dataset, batch_rows=BATCH, shuffle="random")  # type: ignore[arg-type]
+        open_feed(dataset, batch_rows=BATCH, shuffle="random")
     with pytest.raises(SpecError, match=r"so it needs shuffle=global, not windowed\n") as caught:
         open_feed(dataset, batch_rows=BATCH, shuffle="windowed", sample={"balance": "label"})
-    assert "help(open_feed)" in caught.value.next_step
+    assert "help(penstock.FeedOptions)" in caught.value.next_step
     with pytest.raises(SpecError, match="no column 'label'") as caught:
         open_feed(dataset, batch_rows=BATCH, columns=["x"], sample={"balance": "label"})
     assert "open_feed's `columns`" in caught.value.next_step

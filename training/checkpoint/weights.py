@@ -5,18 +5,17 @@ By one digest over names, dtypes, shapes and bytes, the same for a model and for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from penstock.digest import arrays_digest
 
-__all__ = ["NamedTensors", "file_weights_digest", "tensors_of", "weights_digest"]
+__all__ = ["NamedTensors", "tensors_of", "weights_digest"]
 
 
 def tensors_of(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
@@ -26,19 +25,12 @@ def tensors_of(state_dict: Mapping[str, object]) -> dict[str, Tensor]:
 
 def weights_digest(state_dict: Mapping[str, object]) -> str:
     """Digest a state_dict: 32 hex characters. Device and memory layout do not count, values count bit by bit."""
-    tensors = tensors_of(state_dict)
-    return arrays_digest(_arrays(tensors, tensors.__getitem__))
+    return arrays_digest(_arrays(tensors_of(state_dict)))
 
 
-def file_weights_digest(path: str | Path) -> str:
-    """Digest a safetensors file, one tensor at a time; equals `weights_digest` of the state_dict it was saved from."""
-    with safe_open(str(path), framework="pt") as file:
-        return arrays_digest(_arrays(file.keys(), file.get_tensor))
-
-
-def _arrays(names: Iterable[str], tensor: Callable[[str], Tensor]) -> Iterator[tuple[str, str, list[int], bytes | memoryview]]:
-    for name in sorted(names):
-        value = tensor(name).detach().cpu().contiguous()
+def _arrays(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str, list[int], bytes | memoryview]]:
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
         # As bytes, because numpy knows no bfloat16 and a float comparison would call -0.0 and 0.0 equal.
         content = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
         yield name, str(value.dtype).removeprefix("torch."), list(value.shape), content

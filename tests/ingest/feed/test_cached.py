@@ -19,7 +19,7 @@ import torch
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.feed.batch import Batch, FeedShare, share
-from penstock.ingest.feed.cached import GROUP_BYTES, gathered, open_feed
+from penstock.ingest.feed.cached import GROUP_BYTES, gathered, open_cached_feed
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.memory import MemoryFeed
 from penstock.ingest.feed.node_cache import NodeCache
@@ -48,18 +48,18 @@ GLOBAL = order_of("global", 3)
 
 
 def test_only_the_columns_asked_for_are_gathered(storage: Storage, manifest: DatasetManifest) -> None:
-    feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["label", "x"])
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["label", "x"])
     assert [column.name for column in feed.schema.columns] == ["label", "x"]
     assert list(next(feed.batches(0)).columns) == ["label", "x"]
-    whole = next(open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL).batches(0))
+    whole = next(open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL).batches(0))
     assert set(whole.columns) == {"x", "image", "label"}  # and not where the rows came from
     with pytest.raises(KeyError, match="nosuch"):
-        open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["nosuch"])
+        open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, columns=["nosuch"])
 
 
 def test_a_split_that_does_not_exist_is_named(storage: Storage, manifest: DatasetManifest) -> None:
     with pytest.raises(DataError, match=r"'test'.*\['train'\]"):
-        open_feed(storage, manifest, "test", batch_rows=10, order=GLOBAL)
+        open_cached_feed(storage, manifest, "test", batch_rows=10, order=GLOBAL)
 
 
 @pytest.mark.parametrize("wrong", [{"order": Order(mode="none", rows=5)}, {"rank": 2}, {"batch_rows": 0}, {"prefetch": -1}])
@@ -67,26 +67,26 @@ def test_arguments_that_make_no_sense_are_refused(
     storage: Storage, manifest: DatasetManifest, wrong: dict[str, object]
 ) -> None:
     with pytest.raises(ValueError):
-        open_feed(storage, manifest, "train", **({"batch_rows": 10, "order": GLOBAL, "world_size": 2} | wrong))  # type: ignore[arg-type]
+        open_cached_feed(storage, manifest, "train", **({"batch_rows": 10, "order": GLOBAL, "world_size": 2} | wrong))  # type: ignore[arg-type]
 
 
 def test_a_missing_shard_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
     storage.delete(manifest.shards[2].path)
     with pytest.raises(DataError, match=f"{manifest.shards[2].path} is missing"):
-        open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+        open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
 
 
 def test_a_shard_of_another_size_is_named_before_reading(storage: Storage, manifest: DatasetManifest) -> None:
     path = manifest.shards[1].path
     storage.write_bytes(path, storage.read_bytes(path)[:-1])
     with pytest.raises(DataError, match=path):
-        open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+        open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
 
 
 def test_a_shard_that_is_no_shard_ends_the_epoch_with_its_name(storage: Storage, manifest: DatasetManifest) -> None:
     path = manifest.shards[1].path
     storage.write_bytes(path, b"x" * manifest.shards[1].size_bytes)
-    feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL)
     with pytest.raises(DataError, match=path):
         list(feed.batches(0))
 
@@ -95,7 +95,7 @@ def test_a_shard_with_another_shape_than_the_manifest_is_refused(storage: Storag
     columns = (ColumnInfo(name="x", dtype="float32", shape=(4,)),)
     wrong = manifest.model_copy(update={"feed_schema": FeedSchema(columns=columns)})
     with pytest.raises(DataError, match=r"rows of x: float32\[5\], its manifest says \d+ rows of x: float32\[4\]"):
-        list(open_feed(storage, wrong, "train", batch_rows=10, order=GLOBAL).batches(0))
+        list(open_cached_feed(storage, wrong, "train", batch_rows=10, order=GLOBAL).batches(0))
 
 
 def test_remote_shards_are_fetched_once_and_named_by_content(
@@ -105,7 +105,7 @@ def test_remote_shards_are_fetched_once_and_named_by_content(
     get_file = Storage.get_file
     monkeypatch.setattr(Storage, "get_file", lambda self, path, local: (fetched.append(path), get_file(self, path, local)))
     for _ in range(2):
-        for batch in open_feed(remote, manifest, "train", batch_rows=100, order=GLOBAL).batches(0):
+        for batch in open_cached_feed(remote, manifest, "train", batch_rows=100, order=GLOBAL).batches(0):
             check_values(batch)
     assert sorted(fetched) == sorted(shard.path for shard in manifest.shards)
     names = {path.name for path in (tmp_path / "cache").rglob("*.arrow")}
@@ -128,7 +128,7 @@ def test_a_rank_fetches_its_own_shards_and_all_of_them_ahead_of_need(
     monkeypatch.setattr(Storage, "get_file", noted)
     for mine, rank in enumerate((0, 3)):
         order = order_of(mode, 5 + mine)
-        feed = open_feed(remote, manifest, "train", batch_rows=ROWS, order=order, rank=rank, world_size=4)
+        feed = open_cached_feed(remote, manifest, "train", batch_rows=ROWS, order=order, rank=rank, world_size=4)
         (batch,) = feed.batches(0)
         needed = {shard_of(manifest, row) for row in batch.row_ids.tolist()}
         assert len(fetched) == len(needed), "no other rank's shards" if len(fetched) > len(needed) else "all of its own"
@@ -155,7 +155,7 @@ def test_several_iterators_read_one_feed_at_once(remote: Storage, tmp_path: Path
     sys.setswitchinterval(1e-5)
     try:
         for _ in range(10):
-            feed = open_feed(remote, manifest, "train", batch_rows=20, order=order)
+            feed = open_cached_feed(remote, manifest, "train", batch_rows=20, order=order)
             for batches in zip(*(feed.batches(epoch) for epoch in range(6)), strict=True):
                 for batch in batches:
                     check_values(batch)
@@ -168,7 +168,7 @@ def test_a_change_of_one_batch_is_no_change_of_another(
     storage: Storage, manifest: DatasetManifest, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.ingest.feed.read_ahead.LOST_S", 0.0)  # read ahead from the start
-    feed = open_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=10, order=GLOBAL, prefetch=prefetch)
     weights = torch.ones(5, requires_grad=True)
     losses = [(batch.columns["x"].div_(2) * weights).sum() for batch in feed.batches(0)]  # each keeps its batch for backward
     torch.stack(losses).sum().backward()
@@ -181,7 +181,7 @@ def test_a_feed_reads_from_s3(s3_bucket: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     storage = Storage(f"{s3_bucket}/state")
     manifest = write_dataset(storage, tmp_path / "scratch", 3)
-    feed = open_feed(storage, manifest, "train", batch_rows=100, order=GLOBAL)
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=100, order=GLOBAL)
     seen = []
     for batch in feed.batches(0):
         check_values(batch)
@@ -209,7 +209,7 @@ def test_the_same_batches_come_whoever_gathers_them(
     for cost in ("HAND_OVER_S", "OTHER_CACHE_S"):
         monkeypatch.setattr(f"penstock.ingest.feed.read_ahead.{cost}", -1e-6)
     order = order_of(mode, 3)
-    feed = open_feed(storage, manifest, "train", batch_rows=20, order=order, rank=1, world_size=2)
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=20, order=order, rank=1, world_size=2)
     with torch.inference_mode():
         batches = list(feed.batches(0))
     ids = order.ids(0, 0, ROWS)
@@ -293,10 +293,10 @@ def test_a_stream_in_its_own_order_gives_the_batches_of_a_cached_dataset(tmp_pat
     storage = Storage(str(tmp_path / "storage"))
     manifest = write_dataset(storage, tmp_path / "scratch", 5, lists=True)
     order = Order(mode="none", rows=ROWS, by_length=by_length)
-    whole = list(open_feed(storage, manifest, "train", batch_rows=40, order=order).batches(1))
+    whole = list(open_cached_feed(storage, manifest, "train", batch_rows=40, order=order).batches(1))
     for rank, start in ((0, 0), (1, 0), (1, len(whole) // 2)):
         place: dict[str, Any] = {"batch_rows": 40, "order": order, "rank": rank, "world_size": 2}
-        cached = open_feed(storage, manifest, "train", **place)
+        cached = open_cached_feed(storage, manifest, "train", **place)
         content = cached.state_dict()["content"]
         parts = np.split(np.arange(ROWS), [7, 500])
         stream = StreamFeed(partial(map, lists_table, parts), manifest.feed_schema, "train", content=content, **place)

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from penstock.digest import file_digest
 from penstock.errors import DataError, PreflightError, ServiceError, SpecError
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.mapped_shards import FETCH_THREADS
 from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.manifest import DatasetManifest
@@ -217,7 +217,7 @@ def test_a_program_that_ends_does_not_wait_for_the_whole_dataset(remote: Storage
 import sys, threading
 from pathlib import Path
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.shuffle.order import Order
 from penstock.storage import Storage
 get_file, ends = Storage.get_file, threading.Event()
@@ -228,7 +228,7 @@ def slow(self, path, local):
 Storage.get_file = slow
 manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
 rows = manifest.rows["train"]
-feed = open_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=1, order=Order(mode="global", seed=3, rows=rows))
+feed = open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=1, order=Order(mode="global", seed=3, rows=rows))
 threading._register_atexit(ends.set)  # the last one that is registered is called first
 raise SystemExit(3)
 """
@@ -251,17 +251,17 @@ def test_more_shards_than_a_process_may_open_files_are_refused_at_once(remote: S
 import resource, sys
 from pathlib import Path
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.shuffle.order import Order
 from penstock.errors import PreflightError
 from penstock.storage import Storage
 manifest = DatasetManifest.model_validate_json(Path(sys.argv[2]).read_text())
 order = Order(mode="global", seed=3, rows=manifest.rows["train"])
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
-seen = sum(b.rows for b in open_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order).batches(0))
+seen = sum(b.rows for b in open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order).batches(0))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
-    open_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order)
+    open_cached_feed(Storage(sys.argv[1]), manifest, "train", batch_rows=10, order=order)
 except PreflightError as error:
     print(seen, error)
 """
@@ -294,7 +294,7 @@ def test_a_dataset_larger_than_the_cache_is_read_whole_when_the_order_allows(
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(budget))
     order = order_of("global", 3)
     with pytest.raises(PreflightError, match=r"shuffle\.mode: global needs all"):
-        open_feed(remote, manifest, "train", batch_rows=1, order=order)
+        open_cached_feed(remote, manifest, "train", batch_rows=1, order=order)
     if mode == "windowed":
         shards = tuple(shard.rows for shard in manifest.shards)
         order = Order(mode="windowed", seed=3, rows=ROWS, window_rows=60, shards=shards)
@@ -302,7 +302,7 @@ def test_a_dataset_larger_than_the_cache_is_read_whole_when_the_order_allows(
         order = order_of("none", 0)
     seen: list[int] = []
     for epoch in range(2):
-        for batch in open_feed(remote, manifest, "train", batch_rows=1, order=order).batches(epoch):
+        for batch in open_cached_feed(remote, manifest, "train", batch_rows=1, order=order).batches(epoch):
             check_values(batch)
             seen += batch.row_ids.tolist()
             with open(tmp_path / "cache" / "room.lock") as lock:
@@ -321,10 +321,10 @@ def test_validation_is_read_beside_a_train_split_that_fills_the_cache(
     needed = sum(shard.size_bytes for shard in train.shards) + 6 * max(shard.size_bytes for shard in train.shards)
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed - 1))
     with pytest.raises(PreflightError, match="and some shards beside them"):
-        open_feed(remote, train, "train", batch_rows=10, order=order_of("global", 3))
+        open_cached_feed(remote, train, "train", batch_rows=10, order=order_of("global", 3))
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(needed))
-    training = open_feed(remote, train, "train", batch_rows=1, order=order_of("global", 3))
-    validation = open_feed(beside, held_out, "train", batch_rows=1, order=order_of("none", 0))
+    training = open_cached_feed(remote, train, "train", batch_rows=1, order=order_of("global", 3))
+    validation = open_cached_feed(beside, held_out, "train", batch_rows=1, order=order_of("none", 0))
     for epoch in range(2):
         for feed in (training, validation):
             assert sorted(row for batch in feed.batches(epoch) for row in batch.row_ids.tolist()) == list(range(ROWS))
@@ -343,7 +343,7 @@ def test_training_starts_before_the_dataset_has_arrived(
         get_file(self, path, local)
 
     monkeypatch.setattr(Storage, "get_file", slow)
-    batches = open_feed(remote, manifest, "train", batch_rows=1, order=order_of("none", 0)).batches(0)
+    batches = open_cached_feed(remote, manifest, "train", batch_rows=1, order=order_of("none", 0)).batches(0)
     check_values(next(batches))
     opened.set()
     assert sum(batch.rows for batch in batches) == ROWS - 1

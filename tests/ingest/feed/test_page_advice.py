@@ -12,7 +12,7 @@ import pytest
 
 import penstock.ingest.feed.mapped_shards
 import penstock.ingest.feed.page_advice
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.page_advice import free_memory
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
@@ -55,7 +55,7 @@ def test_the_rows_are_the_same_and_their_pages_are_asked_for_before_they_are_rea
 ) -> None:
     manifest = write_dataset(storage, tmp_path / "scratch", 4, lists=True)
     order = make_order(ShuffleSpec.model_validate({"seed": 3, **shuffle}), ROWS)
-    feed = open_feed(storage, manifest, "train", batch_rows=64, order=order)
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=64, order=order)
     batches = list(feed.batches(1))
     for batch in batches:
         check_values(batch)
@@ -71,7 +71,7 @@ def test_the_rows_are_the_same_and_their_pages_are_asked_for_before_they_are_rea
 
     monkeypatch.setattr(penstock.ingest.feed.mapped_shards, "free_memory", lambda: 1 << 40)
     advised.clear()
-    plain = open_feed(storage, manifest, "train", batch_rows=64, order=order)
+    plain = open_cached_feed(storage, manifest, "train", batch_rows=64, order=order)
     assert [batch.row_ids.tolist() for batch in plain.batches(1)] == [batch.row_ids.tolist() for batch in batches]
     assert not advised, "what fits is the kernel's business"
 
@@ -84,7 +84,7 @@ def test_a_rank_asks_for_the_pages_of_its_own_rows(
     order = make_order(ShuffleSpec(seed=3), ROWS)
     for rank in range(3):
         asked.clear()
-        feed = open_feed(storage, manifest, "train", batch_rows=64, order=order, rank=rank, world_size=3)
+        feed = open_cached_feed(storage, manifest, "train", batch_rows=64, order=order, rank=rank, world_size=3)
         read = [row for batch in feed.batches(0) for row in batch.row_ids.tolist()]
         assert sorted(asked) == sorted(read)
 
@@ -93,7 +93,9 @@ def test_rows_in_order_are_left_to_the_kernel(
     storage: Storage, manifest: DatasetManifest, advised: list[tuple[int, int, int]]
 ) -> None:
     order = make_order(ShuffleSpec(mode="none"), ROWS)
-    assert sum(batch.rows for batch in open_feed(storage, manifest, "train", batch_rows=64, order=order).batches(0)) == ROWS
+    assert (
+        sum(batch.rows for batch in open_cached_feed(storage, manifest, "train", batch_rows=64, order=order).batches(0)) == ROWS
+    )
     assert not advised
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.feed.batch import Batch
-from penstock.ingest.feed.cached import CachedFeed, open_feed
+from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
 from penstock.ingest.feed.lists import batch_rows_of, from_padded, padded_of
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
@@ -74,7 +74,7 @@ def opened(prepared: tuple[Source, DatasetManifest]) -> Callable[..., CachedFeed
     def open_it(rank: int = 0, world_size: int = 1, columns: list[str] | None = None, **shuffle: Any) -> CachedFeed:
         source, manifest = prepared
         order = make_order(ShuffleSpec.model_validate({"seed": 3, **shuffle}), ROWS)
-        return open_feed(
+        return open_cached_feed(
             source.storage, manifest, "train", batch_rows=BATCH, order=order, rank=rank, world_size=world_size, columns=columns
         )
 
@@ -243,7 +243,7 @@ def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
     lists = pa.table({"x": pa.array([[1, 2], [], [3]], pa.list_(pa.int64()))})
     source = Source.of(tmp_path, {"train/a.parquet": lists}, [{"ragged": {"columns": ["x"], "dtype": dtype, "pad_value": 7}}])
     order = make_order(ShuffleSpec(mode="none"), 3)
-    batch = next(open_feed(source.storage, source.materialize(), "train", batch_rows=3, order=order).batches(0))
+    batch = next(open_cached_feed(source.storage, source.materialize(), "train", batch_rows=3, order=order).batches(0))
     assert batch.columns["x"].dtype == getattr(torch, dtype)
     assert batch.columns["x"].tolist() == [[1, 2], [7, 7], [3, 7]]
 
@@ -411,7 +411,7 @@ def test_a_function_makes_the_lists(tmp_path: Path, texts: list[str], expected: 
     manifest = source.materialize()
     assert [str(column) for column in manifest.feed_schema.columns] == ["x: int16[*]"]
     order = make_order(ShuffleSpec(mode="none"), len(length))
-    batch = next(open_feed(source.storage, manifest, "train", batch_rows=4, order=order).batches(0))
+    batch = next(open_cached_feed(source.storage, manifest, "train", batch_rows=4, order=order).batches(0))
     assert batch.columns["x"].tolist() == expected
     assert batch.columns["x_length"].tolist() == length
 

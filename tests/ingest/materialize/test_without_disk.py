@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError
-from penstock.ingest.feed.cached import open_feed
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.memory import MemoryFeed
 from penstock.ingest.feed.stream import STREAM_CPUS, stream_tasks, streams_cpus
 from penstock.ingest.materialize.without_disk import RowSource
@@ -63,7 +63,7 @@ def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, r
         order = Order(mode="global", seed=4, rows=manifest.rows[split])
         assert dataset.size_bytes == sum(shard.size_bytes for shard in on_disk.shards_of(split))
         in_memory = MemoryFeed(dataset, batch_rows=16, order=order)
-        cached = open_feed(source.storage, on_disk, split, batch_rows=16, order=order)
+        cached = open_cached_feed(source.storage, on_disk, split, batch_rows=16, order=order)
         assert in_memory.state_dict() == cached.state_dict()  # so either continues what the other began
         for ours, theirs in zip(in_memory.batches(1), cached.batches(1), strict=True):
             assert ours.row_ids.tolist() == theirs.row_ids.tolist()

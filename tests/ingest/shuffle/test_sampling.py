@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.errors import DataError, ResumeError, SpecError
 from penstock.ingest.feed.batch import FeedShare
-from penstock.ingest.feed.cached import CachedFeed, open_feed
+from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import ColumnInfo, FeedSchema
@@ -195,7 +195,7 @@ def test_a_sample_needs_all_rows() -> None:
 
 def opened(storage: Storage, manifest: DatasetManifest, sample: dict[str, Any], **place: Any) -> CachedFeed:
     order = make_order(ShuffleSpec(seed=5, sample=SampleSpec(**sample)), FEED_ROWS)
-    return open_feed(storage, manifest, "train", batch_rows=64, order=order, **place)
+    return open_cached_feed(storage, manifest, "train", batch_rows=64, order=order, **place)
 
 
 def test_a_feed_of_draws_continues_anywhere_and_on_any_number_of_ranks(storage: Storage, manifest: DatasetManifest) -> None:
