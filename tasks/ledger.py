@@ -24,6 +24,7 @@ from penstock.errors import ResumeError
 from penstock.process import ProcessIdentity
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
+from penstock.training.spec import TrackingSpec
 
 __all__ = ["Attempt", "Ledger", "Run", "StageRecord", "lease_path", "utc_now"]
 
@@ -101,7 +102,7 @@ class Run(Section):
     @property
     def tracker(self) -> str:
         """Name of the newest attempt's tracker."""
-        return str(self.spec.get("tracking", {}).get("tracker", "mlflow"))
+        return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
 
 
 class Ledger:

@@ -5,8 +5,10 @@ Whoever calls these functions holds the pipeline's lease: then an attempt that i
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+from penstock.errors import PenstockError
 from penstock.flows.run.flow_runs import mark_crashed
 from penstock.tasks.ledger import Ledger, Run, Status, utc_now
 from penstock.training.checkpoint.journal import read_journal
@@ -16,6 +18,8 @@ from penstock.training.tracking.tracker import RunStatus
 
 __all__ = ["TRACKED_STATUS", "close_attempts", "repair_run"]
 
+
+_log = logging.getLogger("penstock.tracking")
 
 TRACKED_STATUS: dict[Status, RunStatus] = {
     "done": "FINISHED",
@@ -48,8 +52,7 @@ def close_attempts(ledger: Ledger, run: Run) -> Status | None:
 def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
     """Close a run that no process works on, and send its tracker what it missed. Returns whether anything was to repair.
 
-    Raises:
-        SpecError, PreflightError: the package that brings the run's tracker is gone, or fails; the ledger is right by then.
+    Where the package that adds the tracker is not installed any more, a warning says so; the ledger is put right all the same.
     """
     ended = close_attempts(ledger, run)
     if ended is None:
@@ -58,7 +61,11 @@ def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
         run = run.model_copy(update={"status": ended})
         ledger.save_run(run)
     if run.tracker in run.tracking_runs:
-        tracker = TRACKERS.get(run.tracker)
+        try:
+            tracker = TRACKERS.get(run.tracker)
+        except PenstockError as error:
+            _log.warning("run %s stays as it is at its tracker: %s", run.run, error.message)
+            return True
         own = ledger.run_storage(run.run)
         committed = CheckpointStore(own).committed()
         last = committed[0].manifest.step if committed else 0

@@ -41,3 +41,16 @@ def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_h
     said = io.StringIO()
     show_status(found, Console(file=said, width=200))
     assert said.getvalue() == f"{run.run}  killed  in attempt 2, done in attempt 1  bit-exact  models:/drill/1\n"
+
+
+def test_a_run_whose_tracker_is_no_longer_installed_is_closed_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    run = ledger.new_run("drill", {"tracking": {"tracker": "lines"}}).model_copy(update={"tracking_runs": {"lines": "1"}})
+    ledger.save_run(run)
+    ledger.new_attempt(run.run)
+    assert repair_run(ledger, run, tmp_path)
+    left = ledger.load_run(run.run)
+    assert left is not None and left.status == "killed"
+    assert "there is no tracker 'lines'" in caplog.text
