@@ -16,9 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.cached_dataset import manifest
-from benchmarks.contenders import numpy_gather, penstock_feed
-from benchmarks.feed_data import Rows, arrays
+from benchmarks.loaders.cached_dataset import manifest
+from benchmarks.loaders.contenders import numpy_gather, penstock_feed
+from benchmarks.loaders.feed_data import Rows, arrays
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
 

@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.consumers import measure
-from benchmarks.contenders import CONTENDERS
-from benchmarks.feed_data import TABLES, Rows, arrays
+from benchmarks.loaders.consumers import measure
+from benchmarks.loaders.contenders import CONTENDERS
+from benchmarks.loaders.feed_data import TABLES, Rows, arrays
+from benchmarks.loaders.mosaic import MOSAIC_CONTENDERS, measure_mosaic, mosaic_version
+from benchmarks.loaders.ray_contenders import RAY_CONTENDERS, measure_ray
 from benchmarks.machine import describe
-from benchmarks.mosaic import MOSAIC_CONTENDERS, measure_mosaic, mosaic_version
 from benchmarks.outcome import options_parser, save
-from benchmarks.ray_contenders import RAY_CONTENDERS, measure_ray
 
 VERSIONS = ("numpy", "torch", "pyarrow", "ray", "torchdata", "datasets", "pylance", "grain", "litdata", "webdataset")
 CONSUMERS = (1, 2)

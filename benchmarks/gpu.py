@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cached_dataset import manifest
-from benchmarks.contenders import MemoryMap
-from benchmarks.feed_data import TABLES, arrays
+from benchmarks.loaders.cached_dataset import manifest
+from benchmarks.loaders.contenders import MemoryMap
+from benchmarks.loaders.feed_data import TABLES, arrays
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
 from penstock.ingest.feed.cached import CachedFeed, open_cached_feed

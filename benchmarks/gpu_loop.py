@@ -18,9 +18,9 @@ from unittest import mock
 
 import torch
 
-from benchmarks.cached_dataset import manifest
-from benchmarks.feed_data import TABLES
 from benchmarks.gpu import gpu_options
+from benchmarks.loaders.cached_dataset import manifest
+from benchmarks.loaders.feed_data import TABLES
 from benchmarks.loop import Quiet, train_job
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, rows_per_s, save

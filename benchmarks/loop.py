@@ -27,8 +27,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.cached_dataset import manifest
-from benchmarks.feed_data import Rows, arrays
+from benchmarks.loaders.cached_dataset import manifest
+from benchmarks.loaders.feed_data import Rows, arrays
 from benchmarks.loop_recipe import Net
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save

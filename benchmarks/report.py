@@ -41,8 +41,8 @@ own rate stands beside it: *numpy copy in order* copies neighbouring rows and sh
 - The contenders do not promise the same. penstock's global order continues exactly at any batch on any number of ranks.
   LitData, WebDataset and Ray's local shuffle mix rows of one shard or buffer only. "numpy take into a reused buffer" hands out
   the same memory for every batch.
-- Settings are in `benchmarks/contenders.py`, `benchmarks/ray_contenders.py` and `benchmarks/mosaic.py`. MosaicML Streaming and
-  Hugging Face datasets need different versions of huggingface_hub, so `make bench` gives MosaicML its own environment.
+- Settings are in `benchmarks/loaders/`. MosaicML Streaming and Hugging Face datasets need different versions of
+  huggingface_hub, so `make bench` gives MosaicML its own environment.
 - WebDataset is left out of the table: nobody stores a row of 112 bytes as one file of an archive.
 
 ![Rows per second beside numpy's gather](images/feed.png)

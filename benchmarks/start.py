@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from benchmarks.cached_dataset import manifest
-from benchmarks.contenders import penstock_feed
-from benchmarks.feed_data import TABLES, Rows
+from benchmarks.loaders.cached_dataset import manifest
+from benchmarks.loaders.contenders import penstock_feed
+from benchmarks.loaders.feed_data import TABLES, Rows
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, save
 

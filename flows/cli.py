@@ -24,7 +24,7 @@ from rich.console import Console
 from penstock import __version__
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.run.command_line import run_command
-from penstock.garbage import collect_rarely
+from penstock.machine.garbage import collect_rarely
 from penstock.tasks.stages import StageName
 
 __all__ = ["app", "main", "reporting_machine_errors"]

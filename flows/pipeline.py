@@ -24,7 +24,7 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.lease import hold_lease
-from penstock.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import RunContext
 from penstock.tasks.ledger import lease_path

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from penstock.config import Section
 from penstock.errors import LeaseHeldError, ServiceError
-from penstock.process import ProcessIdentity
+from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
 
 __all__ = ["LeaseHolder", "current_holder", "hold_lease", "refuse_if_held"]

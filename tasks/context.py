@@ -11,8 +11,8 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.shuffle.order import Order
+from penstock.machine.stopping import StopRequest
 from penstock.progress import Progress
-from penstock.stopping import StopRequest
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
 from penstock.tasks.ledger import Attempt, Ledger, Run

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from penstock.config import Section
 from penstock.errors import ResumeError
-from penstock.process import ProcessIdentity
+from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
 from penstock.training.spec import TrackingSpec

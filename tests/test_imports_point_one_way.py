@@ -54,6 +54,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/verbs": ("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),
     "flows/cli.py": ("flows/spec_file.py", "flows/run", "flows/verbs"),
     "penstock": (),
+    "penstock/lease.py": ("penstock", "penstock/machine"),
+    "penstock/machine": ("penstock",),
     "penstock/usercode": ("penstock",),
 }
 """Room -> the rooms of its package that it may import, besides itself."""

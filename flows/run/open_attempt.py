@@ -21,8 +21,8 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
+from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.redact import redact_text
-from penstock.stopping import StopRequest, stop_behind
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.keys import StageKey, stage_keys
 from penstock.tasks.ledger import Attempt, Ledger, Run, utc_now

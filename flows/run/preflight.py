@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from penstock.cache_dir import cache_folder
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import held_by_workers
 from penstock.flows.servers.probes import StorageFailure, existing_folder, ray_address, storage_failure
 from penstock.flows.servers.services import check_ray_answers
 from penstock.ingest.feed.node_cache import configured_budget
+from penstock.machine.cache_dir import cache_folder
 from penstock.storage import NO_ROOM, Storage
 from penstock.tasks.project import Project
 from penstock.tasks.spec import PipelineSpec

@@ -28,8 +28,8 @@ from typing import IO
 from pydantic import ValidationError
 
 from penstock.config import Section
-from penstock.empty_database import copy_database, keep_database
-from penstock.garbage import collect_rarely
+from penstock.machine.empty_database import copy_database, keep_database
+from penstock.machine.garbage import collect_rarely
 
 __all__ = ["LINGER_ENV", "ServerFiles", "ServerInfo", "serve"]
 

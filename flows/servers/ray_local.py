@@ -28,8 +28,8 @@ import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
 
-from penstock.cache_dir import configured_cache
 from penstock.errors import Interrupted, ServiceError
+from penstock.machine.cache_dir import configured_cache
 from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
 
 __all__ = ["RayCluster", "join_ray", "local_ray"]

@@ -16,7 +16,7 @@ from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import refuse_if_held
-from penstock.stopping import StopRequest, stopping_on_signals
+from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.ledger import Ledger, lease_path

@@ -24,10 +24,10 @@ from typing import IO, Annotated
 
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from penstock.cache_dir import cache_folder
 from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.ingest.manifest import ShardInfo
+from penstock.machine.cache_dir import cache_folder
 from penstock.storage import NO_ROOM, Storage
 
 __all__ = ["LocalShard", "NodeCache", "allow_open_files", "configured_budget", "hold_shard"]

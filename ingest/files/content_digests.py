@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from penstock.cache_dir import cache_folder
 from penstock.digest import file_digest
+from penstock.machine.cache_dir import cache_folder
 
 __all__ = ["DIGESTED_BYTES", "content_digests"]
 

@@ -27,9 +27,9 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
-from penstock.empty_database import copy_database, keep_database
 from penstock.errors import Interrupted, ServiceError
 from penstock.ingest.schema import FeedSchema
+from penstock.machine.empty_database import copy_database, keep_database
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_limits import fit_key, fit_value
 from penstock.training.tracking.relocate_mlflow import artifacts_beside, database_of, follow_its_folder

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from penstock.flows.run import cancel_watch
-from penstock.stopping import StopRequest, stopping_on_signals
+from penstock.machine.stopping import StopRequest, stopping_on_signals
 
 SOON_S = 0.01
 

@@ -133,7 +133,7 @@ import os, sys
 from pathlib import Path
 from penstock.flows.servers.services import ray_cluster
 from penstock.errors import Interrupted
-from penstock.stopping import StopRequest, stopping_on_signals
+from penstock.machine.stopping import StopRequest, stopping_on_signals
 
 try:
     with stopping_on_signals(StopRequest()), ray_cluster(Path(sys.argv[1])):

@@ -10,9 +10,10 @@ import os
 import sqlite3
 from pathlib import Path
 
-from penstock.cache_dir import configured_cache
+from penstock.machine.cache_dir import configured_cache
 
 __all__ = ["copy_database", "databases_folder", "keep_database"]
+
 
 _NO_COPY = (OSError, sqlite3.DatabaseError, RuntimeError)
 """None there, or a damaged one; a home that cannot be written to; or (RuntimeError) a user without one. No reason to fail."""

@@ -14,6 +14,7 @@ import numpy as np
 
 __all__ = ["CHUNK", "TABLES", "Rows", "arrays"]
 
+
 CHUNK = 10_000
 """Rows that are generated at a time; each chunk has its own seed."""
 

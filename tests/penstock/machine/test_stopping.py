@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Interrupted, SpecError
-from penstock.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 
 
 def test_a_stop_is_recognised_behind_the_error_that_code_made_of_it() -> None:

@@ -12,6 +12,7 @@ from penstock.errors import Interrupted
 
 __all__ = ["StopRequest", "stop_behind", "stopping_on_signals"]
 
+
 _IMPORT_LOOKS_S = 0.05
 """How long after it an import that a signal met is looked at again."""
 

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.feed_data import Rows
+from benchmarks.loaders.feed_data import Rows
 
 __all__ = ["BATCH", "Batches", "Contender", "measure"]
 
+
 BATCH = 256
+
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.consumers import BATCH
-from benchmarks.feed_data import Rows
+from benchmarks.loaders.consumers import BATCH
+from benchmarks.loaders.feed_data import Rows
 from penstock.ingest.columns.arrays import tensor_array
 
 __all__ = ["RAY_CONTENDERS", "measure_ray"]
+
 
 RAY_CONTENDERS = {"Ray Data, materialized, local shuffle": True, "Ray Data, Parquet, local shuffle": False}
 """Name -> whether the rows are put into the object store first."""

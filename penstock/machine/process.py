@@ -13,6 +13,7 @@ from penstock.config import Section
 
 __all__ = ["ProcessIdentity"]
 
+
 _CLOCK_STEP_S = 2.0
 """The start time is computed from the clock, which may have been set since."""
 

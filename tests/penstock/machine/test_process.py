@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from penstock.process import ProcessIdentity
+from penstock.machine.process import ProcessIdentity
 
 
 def test_a_child_lives_until_it_is_killed_even_while_nobody_has_waited_for_it() -> None:

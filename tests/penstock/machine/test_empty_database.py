@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.empty_database import copy_database, databases_folder, keep_database
+from penstock.machine.empty_database import copy_database, databases_folder, keep_database
 from tests.penstock.databases import execute
 
 

@@ -12,6 +12,7 @@ import gc
 
 __all__ = ["collect_rarely"]
 
+
 _NEW_OBJECTS = 500_000
 """Containers made and not yet freed before Python looks; its default is 700."""
 

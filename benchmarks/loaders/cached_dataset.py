@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.feed_data import CHUNK, Rows
+from benchmarks.loaders.feed_data import CHUNK, Rows
 from penstock.digest import file_digest
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.manifest import DatasetManifest, ShardInfo

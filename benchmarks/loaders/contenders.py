@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import penstock.ingest.feed.read_ahead
-from benchmarks.cached_dataset import manifest
-from benchmarks.consumers import BATCH, Batches, Contender
-from benchmarks.feed_data import Rows, arrays
+from benchmarks.loaders.cached_dataset import manifest
+from benchmarks.loaders.consumers import BATCH, Batches, Contender
+from benchmarks.loaders.feed_data import Rows, arrays
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec

@@ -1,6 +1,6 @@
 """MosaicML Streaming, measured by an interpreter of its own, because what it needs does not fit beside the other contenders.
 
-    .venv-bench-mosaic/bin/python -m benchmarks.mosaic NAME TABLE HOME WORLD SECONDS [--check]
+    .venv-bench-mosaic/bin/python -m benchmarks.loaders.mosaic NAME TABLE HOME WORLD SECONDS [--check]
 
 `make bench` makes that environment from benchmarks/requirements-mosaic.txt, and benchmarks.feed runs this command, which
 prints rows per second. Settings: uncompressed shards on the local disk, fixed-size arrays, no cache limit, rows of a batch
@@ -24,13 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.consumers import BATCH, Batches, Contender, measure
-from benchmarks.feed_data import TABLES, Rows
+from benchmarks.loaders.consumers import BATCH, Batches, Contender, measure
+from benchmarks.loaders.feed_data import TABLES, Rows
 
 __all__ = ["MOSAIC_CONTENDERS", "measure_mosaic", "mosaic_version"]
 
+
 ENVIRONMENT = Path(".venv-bench-mosaic")
+
 PACKAGE = "mosaicml-streaming"
+
 WORKERS = 4
 """Of all consumers together. Two threads of a StreamingDataset go through the rows before the one that reads them, under one
 lock of the interpreter; on two cores four processes gave two to three times what none gave, and eight no more."""
@@ -86,7 +89,7 @@ def measure_mosaic(name: str, rows: Rows, home: Path, world: int, seconds: float
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         raise FileNotFoundError(f"there is no {ENVIRONMENT} with {PACKAGE}; `make bench` makes it")
-    command = [str(python), "-m", "benchmarks.mosaic", name, rows.name, str(home), str(world), str(seconds)]
+    command = [str(python), "-m", "benchmarks.loaders.mosaic", name, rows.name, str(home), str(world), str(seconds)]
     # It leaves lock files in the folder for temporary files, and looks through all of them when it starts.
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
