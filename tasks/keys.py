@@ -22,7 +22,7 @@ from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
-FORMATS = {"read": 1, "preprocess": 3, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
+OUTPUT_FORMATS = {"read": 1, "preprocess": 3, "materialize": 1, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.
@@ -55,7 +55,7 @@ def stage_keys(project: Project) -> dict[str, StageKey]:
     all_inputs = _inputs(project)
     for stage in STAGES:
         upstream = {f"key.{name}": keys[name].key for name in UPSTREAM[stage]}
-        inputs = {"format": FORMATS[stage], **all_inputs[stage], **upstream}
+        inputs = {"format": OUTPUT_FORMATS[stage], **all_inputs[stage], **upstream}
         keys[stage] = StageKey(stage=stage, key=digest_of([stage, inputs]), inputs=inputs)
     return keys
 

@@ -16,7 +16,7 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint.exactness import check_identity
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import CheckpointCommitted, Event, Point, Progress, Resumed, StopAsked, Warned, WorkerStarted
+from penstock.training.events import CheckpointCommitted, Event, Point, Resumed, StopAsked, TrainProgress, Warned, WorkerStarted
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import ModelSpec
 
@@ -105,7 +105,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
             elif isinstance(event, Warned):
                 ctx.warn(f"train: {event.message}")
-            elif isinstance(event, Progress):
+            elif isinstance(event, TrainProgress):
                 progress(event.step, event.total_steps, "steps", f"epoch {event.epoch + 1}, {event.rows_per_s:,.0f} rows/s")
 
     ctx.stopping.graceful = True

@@ -15,10 +15,10 @@ __all__ = [
     "Event",
     "Failure",
     "Point",
-    "Progress",
     "Resumed",
     "Saving",
     "StopAsked",
+    "TrainProgress",
     "Warned",
     "WorkerStarted",
     "now_ms",
@@ -35,7 +35,7 @@ class Point(NamedTuple):
     values: Mapping[str, float]
 
 
-class Progress(Section):
+class TrainProgress(Section):
     """How far training is, a few times a second."""
 
     step: int
@@ -98,7 +98,7 @@ class Failure(Section):
     error: Exception | None = None
 
 
-Event = Point | Progress | Saving | CheckpointCommitted | StopAsked | Resumed | WorkerStarted | Warned | Failure
+Event = Point | TrainProgress | Saving | CheckpointCommitted | StopAsked | Resumed | WorkerStarted | Warned | Failure
 
 
 def now_ms(clock: Callable[[], float] = time.time) -> int:

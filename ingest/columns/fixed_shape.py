@@ -15,7 +15,7 @@ from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.missing import missing_in_lists
 
 __all__ = [
-    "Ragged",
+    "UnequalLists",
     "cast_column",
     "fixed_shape",
     "is_number",
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class Ragged(NamedTuple):
+class UnequalLists(NamedTuple):
     """The first row whose list has another length than that of the first row."""
 
     row: int
@@ -99,8 +99,8 @@ def numbers(array: pa.Array) -> np.ndarray:
     return values.astype(np.uint8) if values.dtype == np.bool_ else values
 
 
-def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Ragged:
-    """Turn a column without null rows into a number or a fixed-shape tensor a row; lists of unequal length give `Ragged`.
+def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | UnequalLists:
+    """Turn a column without null rows into a number or a fixed-shape tensor a row; lists of unequal length give `UnequalLists`.
 
     What `penstock.ingest.columns.extension_types` holds stays as it is.
 
@@ -131,7 +131,7 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Ragged:
+def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | UnequalLists:
     shape: list[int] = []
     flat = array
     while _is_list(flat.type):
@@ -139,7 +139,7 @@ def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Ra
         other = np.flatnonzero(lengths != lengths[:1])
         if len(other):
             row = int(other[0]) // int(np.prod(shape))
-            return Ragged(row, int(np.nan_to_num(lengths[other[0]])), int(lengths[0]))
+            return UnequalLists(row, int(np.nan_to_num(lengths[other[0]])), int(lengths[0]))
         shape.append(int(lengths[0]) if len(lengths) else getattr(flat.type, "list_size", 1))
         flat = pc.list_flatten(flat)
     if not is_number(flat.type):

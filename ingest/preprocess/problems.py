@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.config import Section
 from penstock.errors import DataError
-from penstock.ingest.columns.fixed_shape import Ragged
+from penstock.ingest.columns.fixed_shape import UnequalLists
 from penstock.ingest.files.listing import SourceFile
 
 __all__ = ["Origin", "Reason", "RowProblem", "joined", "raise_for", "unequal_lists"]
@@ -129,7 +129,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
     raise DataError(f"{lead}rows cannot be used for {len(lines)} reasons", problems=lines, next_step="; ".join(advice))
 
 
-def unequal_lists(name: str, found: Ragged, origin: Origin) -> DataError:
+def unequal_lists(name: str, found: UnequalLists, origin: Origin) -> DataError:
     """The error for a column whose lists are not all of one length."""
     return DataError(
         f"column {name!r} holds lists of unequal length: {origin.place(found.row)} has {found.length} elements "

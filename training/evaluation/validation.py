@@ -18,7 +18,7 @@ from penstock.training.step.learner import Learner
 __all__ = ["run_over", "validate"]
 
 
-Observer = Callable[[dict[str, Tensor], Tensor], None]
+BatchObserver = Callable[[dict[str, Tensor], Tensor], None]
 """Called per batch with (batch, predictions)."""
 
 
@@ -44,7 +44,7 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
 
 
 @torch.no_grad()
-def run_over(model: TrainedModel, feed: Feed, metrics: MetricSet, observe: Observer | None = None) -> tuple[float, int]:
+def run_over(model: TrainedModel, feed: Feed, metrics: MetricSet, observe: BatchObserver | None = None) -> tuple[float, int]:
     """Run the model over this rank's part of a split, updating `metrics`. The model is in eval mode already.
 
     Returns:

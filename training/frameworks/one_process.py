@@ -23,7 +23,7 @@ from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.evaluation.validation import run_over
-from penstock.training.events import Event, Point, Progress, Resumed, Saving, now_ms
+from penstock.training.events import Event, Point, Resumed, Saving, TrainProgress, now_ms
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import LearningModel
 from penstock.training.not_a_number import not_a_number
@@ -144,7 +144,7 @@ class _Run:
         self.writer.check()
         if time.monotonic() - self._told_s > 0.3 or self.finished:
             total = self._job.total_steps
-            self._post(Progress(step=self.state.step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
+            self._post(TrainProgress(step=self.state.step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
             self._told_s = time.monotonic()
             self._listener(self.take())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from penstock.training.events import Event, Progress
+from penstock.training.events import Event, TrainProgress
 
 __all__ = ["Courier", "MailboxClient"]
 
@@ -37,8 +37,8 @@ class Courier:
     def post(self, event: Event) -> None:
         """Queue an event; returns at once."""
         with self._lock:
-            if isinstance(event, Progress):  # only the latest is of interest
-                self._events = [waiting for waiting in self._events if not isinstance(waiting, Progress)]
+            if isinstance(event, TrainProgress):  # only the latest is of interest
+                self._events = [waiting for waiting in self._events if not isinstance(waiting, TrainProgress)]
             self._events.append(event)
 
     def close(self) -> None:

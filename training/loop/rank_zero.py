@@ -15,7 +15,7 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import torch_snapshot, training_file
 from penstock.training.checkpoint.store import Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.events import Point, Progress, Resumed, Saving, Warned, now_ms
+from penstock.training.events import Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
 from penstock.training.loop.observer import RankObserver, StepTimes
@@ -104,7 +104,7 @@ class FirstRank(RankObserver):
         seconds = sum(time_.step_s for time_ in times)
         rows_per_s = sum(time_.global_rows for time_ in times) / max(seconds, 1e-9)
         total = self._job.total_steps
-        self._courier.post(Progress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))
+        self._courier.post(TrainProgress(step=last_step, total_steps=total, epoch=times[-1].epoch, rows_per_s=rows_per_s))
 
     def validated(self, step: int, metrics: dict[str, float]) -> None:
         """Turn a validation into a point."""

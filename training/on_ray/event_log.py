@@ -11,13 +11,13 @@ from penstock.training.events import Event, Failure, Resumed, Saving, Warned, Wo
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.worker import RankResult
 
-__all__ = ["Attempt"]
+__all__ = ["EventLog"]
 
 
 _log = logging.getLogger("penstock.train")
 
 
-class Attempt:
+class EventLog:
     """Collects the events of one attempt and passes them on.
 
     Args:

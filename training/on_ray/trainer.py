@@ -21,7 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from penstock.training.events import Event, StopAsked
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
-from penstock.training.on_ray.event_log import Attempt
+from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.mailbox import start_mailbox
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
@@ -84,7 +84,7 @@ def train(
     for name, value in _KNOBS.items():
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
-    attempt = Attempt(job, listener)
+    attempt = EventLog(job, listener)
     trainer = _trainer(job, mailbox, _gpus_per_worker(job))
     trainer.own_cluster = own_cluster
     fit = _Fit(trainer)
@@ -145,7 +145,7 @@ def _trainer(job: TrainJob, mailbox: Any, gpus: float) -> _LeanTrainer:
             failure_config=FailureConfig(  # type: ignore[call-arg]  # V2's fields; the annotations are V1's
                 max_failures=job.spec.retries, controller_failure_limit=3, max_preemption_failures=100
             ),
-            # Ray prints each rank's traceback several times; `Attempt` tells the first cause, and Ray's log files hold all.
+            # Ray prints each rank's traceback several times; `EventLog` tells the first cause, and Ray's log files hold all.
             logging_config=LoggingConfig(log_level="CRITICAL"),
             callbacks=[NoRetryOfUserErrors(), TellsTheDriver(mailbox)],  # type: ignore[list-item]
         ),

@@ -8,6 +8,6 @@ transforms of other packages (docs/extend/transform.md): `Transform`, the types 
 
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Names, Transform
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Names, Transform
 
-__all__ = ["ColumnFacts", "ColumnState", "Columns", "Functions", "Names", "Question", "Rows", "Transform"]
+__all__ = ["ColumnFacts", "ColumnNames", "ColumnState", "Functions", "Names", "Question", "Rows", "Transform"]

@@ -16,7 +16,7 @@ from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import unequal_lists
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, num_rows, schema_of
-from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["Concatenator", "ConcatenatorOptions"]
@@ -29,7 +29,7 @@ _JOINED_ROWS = 1024
 class ConcatenatorOptions(Section):
     """Numbers and vectors put side by side into one vector column; the input columns go."""
 
-    columns: Columns
+    columns: ColumnNames
     """Names, in the order of the vector, or `*` for all numbers and vectors but the label, in the order they stand."""
     output: str = "features"
     """Name of the vector column."""

@@ -17,7 +17,7 @@ from penstock.ingest.columns.fixed_shape import is_text
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request
-from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
@@ -33,7 +33,7 @@ O = TypeVar("O")  # noqa: E741 - the options
 class EncoderOptions(Section):
     """Categorical columns (strings, integers, booleans)."""
 
-    columns: Columns
+    columns: ColumnNames
     """Names, or `*` for every string column but the label."""
 
 

@@ -16,7 +16,7 @@ from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, plain_numbers, schema_of
-from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["Imputer", "ImputerOptions"]
@@ -25,7 +25,7 @@ __all__ = ["Imputer", "ImputerOptions"]
 class ImputerOptions(Section):
     """Columns whose missing values (null or NaN) are filled."""
 
-    columns: Columns
+    columns: ColumnNames
     """Names, or `*` for every numeric column but the label."""
     strategy: Literal["mean", "most_frequent", "constant"] = "mean"
     """`mean` and `most_frequent` are learnt from the train split; `mean` makes the column float64."""

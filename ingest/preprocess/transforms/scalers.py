@@ -19,7 +19,7 @@ from penstock.ingest.columns.fixed_shape import is_number
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
-from penstock.ingest.preprocess.transforms.transform import Columns, Functions, Transform
+from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["MaxAbsScaler", "MinMaxScaler", "RobustScaler", "RobustScalerOptions", "ScalerOptions", "StandardScaler"]
@@ -32,7 +32,7 @@ _EPSILON = 1e-8
 class ScalerOptions(Section):
     """Numeric columns that become float32 on a common scale."""
 
-    columns: Columns
+    columns: ColumnNames
     """Names, or `*` for every numeric column but the label."""
 
 

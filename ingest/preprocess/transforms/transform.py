@@ -21,7 +21,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, num_rows, request_of, table_of
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["ALL_COLUMNS", "Columns", "Functions", "Names", "Transform"]
+__all__ = ["ALL_COLUMNS", "ColumnNames", "Functions", "Names", "Transform"]
 
 
 ALL_COLUMNS = "*"
@@ -37,7 +37,7 @@ def _no_repeats(columns: Any) -> Any:
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(_no_repeats)]
 """Options: one or more columns by name."""
 
-Columns = Annotated[Literal["*"] | Annotated[list[str], Field(min_length=1)], AfterValidator(_no_repeats)]
+ColumnNames = Annotated[Literal["*"] | Annotated[list[str], Field(min_length=1)], AfterValidator(_no_repeats)]
 """Options: columns by name, or `*`."""
 
 Functions = Mapping[str, Any]

@@ -20,7 +20,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.manifest import CheckpointManifest
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import CheckpointCommitted, Point, Progress, Resumed, Warned
+from penstock.training.events import CheckpointCommitted, Point, Resumed, TrainProgress, Warned
 from penstock.training.on_ray.worker import run_rank
 from penstock.training.ranks import Group
 from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
@@ -171,7 +171,7 @@ def test_every_step_has_one_point_and_the_journal_holds_them_all(tmp_path: Path)
     }
     sent = {(p.step, name): (p.t_ms, p.values[name]) for p in points(client) for name in p.values}
     assert sealed == sent
-    progress = [event for event in client.events if isinstance(event, Progress)]
+    progress = [event for event in client.events if isinstance(event, TrainProgress)]
     assert progress[-1].step == progress[-1].total_steps == STEPS
 
 

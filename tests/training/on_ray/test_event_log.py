@@ -9,12 +9,12 @@ import pytest
 
 from penstock.errors import DataError, Interrupted, PenstockError
 from penstock.training.events import Event, Failure, WorkerStarted
-from penstock.training.on_ray.event_log import Attempt
+from penstock.training.on_ray.event_log import EventLog
 from tests.training.digits import make_job
 
 
-def attempt_after(folder: Path, *events: Event) -> Attempt:
-    attempt = Attempt(make_job(folder), lambda events: None)
+def attempt_after(folder: Path, *events: Event) -> EventLog:
+    attempt = EventLog(make_job(folder), lambda events: None)
     attempt.hear(list(events))
     return attempt
 
@@ -78,4 +78,4 @@ def test_a_stop_that_arrives_while_the_listener_works_gets_through(tmp_path: Pat
         raise Interrupted(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        Attempt(make_job(tmp_path), listen).hear([started(0, 0)])
+        EventLog(make_job(tmp_path), listen).hear([started(0, 0)])

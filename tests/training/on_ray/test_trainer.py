@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from penstock.errors import TrainingError
-from penstock.training.events import CheckpointCommitted, Event, Progress, WorkerStarted
+from penstock.training.events import CheckpointCommitted, Event, TrainProgress, WorkerStarted
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from tests.training.digits import make_job
 
@@ -55,7 +55,7 @@ class Watcher:
         for event in events:
             if isinstance(event, WorkerStarted):
                 self.pids[event.rank] = event.pid
-            if isinstance(event, Progress) and self._act and self._at_step is not None and event.step >= self._at_step:
+            if isinstance(event, TrainProgress) and self._act and self._at_step is not None and event.step >= self._at_step:
                 act, self._act = self._act, None
                 act(self.pids)
 
