@@ -164,7 +164,7 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         epoch: which one is read next.
 
     Raises:
-        SpecError: `max_batches` is below 1, or batches hang on the rows' lengths (`by_length` with `batch_entries`).
+        SpecError: `max_batches` is below 1, or batches depend on the rows' lengths (`by_length` with `batch_entries`).
     """
 
     def __init__(self, feed: CachedFeed, max_batches: int | None = None) -> None:
@@ -190,7 +190,7 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         if torch.utils.data.get_worker_info() is not None:
             raise SpecError("a FeedDataset reads ahead in a thread of its own", next_step="DataLoader(..., num_workers=0)")
         epoch, start = self.epoch, self._start
-        self.epoch, self._start = epoch + 1, 0  # at once: whoever stops early reads the next epoch next time, too
+        self.epoch, self._start = epoch + 1, 0  # at once: a loop that stops early reads the next epoch next time, too
         for batch in self.feed.batches(epoch, start):
             self._reading = True
             yield batch.columns
@@ -198,9 +198,9 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
                 return
 
     def __len__(self) -> int:
-        """Batches of an epoch. Raises TypeError where that hangs on the rows (`by_length` with `batch_entries`)."""
+        """Batches of an epoch. Raises TypeError where that depends on the rows (`by_length` with `batch_entries`)."""
         if self._batches_differ:
-            raise TypeError("the number of batches hangs on the rows' lengths")
+            raise TypeError("the number of batches depends on the rows' lengths")
         return -(-self._end // self.feed.part.batch_rows)
 
     @property

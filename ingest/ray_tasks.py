@@ -77,7 +77,7 @@ def ray_streams(
     """Run the generator function `fn` as Ray tasks, one per item, and give each one's object references, in the items' order.
 
     A task whose worker dies is run again, three times, and goes on behind what was read of it: `fn` must give equal results
-    every time. Where nobody reads on, no more tasks are handed to Ray; those it has run to their end without waiting for a
+    every time. Where reading stops, no more tasks are handed to Ray; those it has run to their end without waiting for a
     reader, or to the end of this process.
 
     Args:

@@ -8,7 +8,7 @@
       TrainingError                    5   training failed after its retries
         CheckpointError                5   a checkpoint cannot be written or none can be read
       ResumeError                      6   going on would break a promise
-        LeaseHeldError                 6   somebody else works on this run
+        LeaseHeldError                 6   another process works on this run
       Interrupted                    130/143   SIGINT or SIGTERM, after saving
 
 Every class survives a trip through pickle, because Ray carries errors between processes.

@@ -1,9 +1,9 @@
 """Who may work on a run now? One owner at a time, and a dead owner's place can be taken.
 
-A lease is a row of numbered files, `<path>/<generation>.json`. Whoever creates the next number owns it: creation is exclusive
-on a local disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a higher
-number, or another owner's name in its own file, tells it that it was given up for dead. Some object stores let two racers
-create one object, so a new owner reads its file back after a pause.
+A lease is a row of numbered files, `<path>/<generation>.json`. The process that creates the next number owns it: creation is
+exclusive on a local disk and conditional on an object store. The owner rewrites its file every few seconds (the heartbeat); a
+higher number, or another owner's name in its own file, tells it that it was given up for dead. Some object stores let two
+racers create one object, so a new owner reads its file back after a pause.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
 
 
 def refuse_if_held(storage: Storage, path: str) -> None:
-    """Raise LeaseHeldError if somebody holds the lease."""
+    """Raise LeaseHeldError if another process holds the lease."""
     holder = current_holder(storage, path)
     if holder is not None:
         raise _refusal(storage, path, holder)
@@ -66,7 +66,7 @@ def refuse_if_held(storage: Storage, path: str) -> None:
 def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda: None) -> Iterator[LeaseHolder]:
     """Own the lease at `path` for the duration of the block.
 
-    `on_lost` is called from the heartbeat thread when somebody else has the lease: this process was silent for longer than
+    `on_lost` is called from the heartbeat thread when another process has the lease: this process was silent for longer than
     `EXPIRES_S` and `WATCH_S`, or the store let two racers create one object. The caller must stop writing.
 
     Raises:

@@ -1,7 +1,7 @@
 """What has been added to penstock under a name: formats, transforms, frameworks, trackers, model registries?
 
-Each kind has one `Plugins` object beside its protocol. What penstock brings is named there, one line each; what an installed
-package of somebody else's adds is found by its entry points, and imported when it is used:
+Each kind has one `Plugins` object beside its protocol. What penstock brings is named there, one line each. What another
+installed package adds is found by its entry points, and imported when it is used:
 
     [project.entry-points."penstock.formats"]
     fastq = "our_formats.fastq:FastqFormat"
@@ -89,7 +89,7 @@ class Plugins(Generic[T_co]):
         entry = self._added[name]
         try:
             return entry.load()
-        except Exception as error:  # somebody else's module: whatever it raises is told with its package
+        except Exception as error:  # another package's code: any error is reported with the package's name
             raise PreflightError(
                 f"the {self.what} {name!r} of package {_package(entry)} cannot be imported ({entry.value}): "
                 f"{type(error).__name__}: {error}",

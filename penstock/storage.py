@@ -174,7 +174,7 @@ class Storage:
             fs.get_file(full, str(local))
 
     def create_exclusive(self, path: str, data: bytes) -> bool:
-        """Create `path` only if nothing is there; False when somebody was first.
+        """Create `path` only if nothing is there; False if another process was first.
 
         Local: a hard link of a finished file, which is atomic. Object stores: a conditional put; stores that let several racers
         win are caught by reading back (see penstock/lease.py).

@@ -17,7 +17,7 @@ from penstock.ingest.formats.registry import format_origin
 from penstock.tasks.project import Project
 from penstock.tasks.stages import STAGES, UPSTREAM
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.registry.registry import REGISTRIES
+from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]

@@ -13,7 +13,8 @@ from penstock.storage import Storage
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.registry.registry import REGISTRIES, ModelRegistry
+from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import ModelRegistry
 from penstock.usercode.capture import UserCode, capture
 
 __all__ = ["Project"]

@@ -14,7 +14,7 @@ from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
 from penstock.training.frameworks.registry import FRAMEWORKS
-from penstock.training.registry.registry import REGISTRIES
+from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
 from penstock.training.tracking.registry import TRACKERS
 

@@ -1,4 +1,4 @@
-"""What is a trained model to what comes after training: evaluation, the register stage and whoever loads a registered version?
+"""What is a trained model to what comes after training: evaluation, the register stage, and loading a registered version?
 
 A model is rebuilt from its files and a `ModelSpec`, by a function that its framework names. So it is measured by the same
 metrics and answers in the same form, whatever framework has trained it.
@@ -81,7 +81,7 @@ class ModelSpec(Section):
     requires: dict[str, str] = Field(default_factory=dict)
     """Distribution -> version, of what the loader needs besides penstock."""
     fitted: dict[str, Any] = Field(default_factory=dict)
-    """The fitted preprocessing, for whoever prepares raw rows; the model itself takes prepared columns."""
+    """The fitted preprocessing, to prepare raw rows with; the model itself takes prepared columns."""
 
 
 def load_model(spec: ModelSpec, files: Storage) -> TrainedModel:

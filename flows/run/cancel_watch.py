@@ -1,4 +1,4 @@
-"""Did somebody press Cancel in Prefect? A thread asks the server, and turns a yes into the signal that Ctrl-C would send.
+"""Was Cancel pressed in Prefect? A thread asks the server, and turns a yes into the signal that Ctrl-C would send.
 
 Prefect tells only flow processes that its own workers started; a flow run from a terminal would go on to its end.
 """

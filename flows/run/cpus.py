@@ -39,7 +39,7 @@ def held_by_workers(spec: PipelineSpec) -> float:
 def _needed_by_streams(spec: PipelineSpec) -> float:
     if spec.materialize.cache != "none":
         return 0.0
-    # It loads Ray Data and torch, and whoever starts Ray early must not wait for them.
+    # It loads Ray Data and torch, and an early start of Ray must not wait for them.
     from penstock.ingest.feed.stream import streams_cpus
 
     return streams_cpus(spec.train.workers)

@@ -4,12 +4,12 @@
 STATE_DIR/prefect.
 Three locks, all released by the kernel when their holder dies, make several processes end up with one server:
 
-    start.lock    held while somebody looks for a server, starts one, or decides to end it
+    start.lock    held while a process looks for a server, starts one, or decides to end it
     clients.lock  shared by every process that uses the server
     server.lock   held by the server itself; when it is free, whatever server.json says is history
 
 Prefect's own ephemeral mode is not used: it ends with the flow and then drops task runs that are still being recorded (46, 47
-and 50 of 50 in three measured runs). This server ends only when nobody uses it and its message queues are empty.
+and 50 of 50 in three measured runs). This server ends only when it is not used and its message queues are empty.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _IDLE_SERVICES = (
     "SCHEDULER",
     "TRIGGERS",
 )
-"""Loops that serve deployments, workers and automations. Nobody schedules on a server that ends with its last client."""
+"""Loops that serve deployments, workers and automations. Nothing is scheduled on a server that ends with its last client."""
 
 
 class ServerInfo(Section):
@@ -89,7 +89,7 @@ class ServerFiles:
             yield
 
     def is_free(self, name: str) -> bool:
-        """Whether nobody holds the lock at this moment."""
+        """Whether the lock is free at this moment."""
         with self.open_lock(name) as handle:
             return try_lock(handle)
 
@@ -112,7 +112,7 @@ class ServerFiles:
 
 
 def try_lock(handle: IO[bytes]) -> bool:
-    """Take the lock alone if nobody has it; False otherwise."""
+    """Take the lock alone if it is free; False otherwise."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,7 +121,7 @@ def try_lock(handle: IO[bytes]) -> bool:
 
 
 def serve(state_dir: Path, linger_s: float) -> None:
-    """Run the server until nobody has used it for `linger_s` seconds; returns at once if one is running already."""
+    """Run the server until it has not been used for `linger_s` seconds; returns at once if one is running already."""
     files = ServerFiles(state_dir)
     files.prepare()
     with files.open_lock("server") as mine, socket.socket() as listener:
@@ -201,7 +201,7 @@ async def _make_database(path: Path) -> None:
 
 
 async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s: float) -> None:
-    """Announce the server once it answers; tell it to end once nobody needs it, or its folder is gone."""
+    """Announce the server once it answers; end it once it is not needed, or its folder is gone."""
     while not getattr(server, "started", False):
         await asyncio.sleep(0.02)
     last_used = time.monotonic()
@@ -218,7 +218,7 @@ async def _watch(files: ServerFiles, info: ServerInfo, server: object, linger_s:
 
 
 def _withdraw(files: ServerFiles) -> bool:
-    """Remove the announcement unless somebody is about to use the server."""
+    """Remove the announcement unless a process is about to use the server."""
     with files.open_lock("start") as start, files.open_lock("clients") as clients:
         if not (try_lock(start) and try_lock(clients)):
             return False

@@ -44,7 +44,7 @@ class HttpAnswer(NamedTuple):
     """What a GET came to.
 
     Attributes:
-        status: None if nobody answered.
+        status: None if nothing answered.
         text: the body's beginning; of a status that is no success its reason, without an answer why there is none.
     """
 

@@ -231,7 +231,7 @@ _started_ahead: list[tuple[RayCluster, contextlib.ExitStack]] = []
 def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
     """Give the block a function that starts an embedded cluster of `min_cpus` now; the next `ray_cluster` takes it over.
 
-    Whatever hinders the start is for `ray_cluster` to meet again, and to tell. A cluster that nobody took ends with the block.
+    Whatever hinders the start is for `ray_cluster` to meet again, and to tell. An unused cluster ends with the block.
     """
 
     def start(min_cpus: float) -> None:

@@ -67,7 +67,7 @@ def create_project(directory: Path, template: str) -> list[Path]:
         raise PreflightError(
             f"the folder {directory} cannot be made: {error.strerror}", next_step="name another one"
         ) from error
-    # The data goes first and pipeline.yaml last: a project that is half written has no pipeline file, so nobody runs it.
+    # The data goes first and pipeline.yaml last: a project that is half written has no pipeline file, so it cannot be run.
     data = TEMPLATES[template](directory / "data")
     written = [_write(directory / "pipeline.schema.json", schema_json())]
     written += [_write(directory / name, text) for name, text in reversed(files)]

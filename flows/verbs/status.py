@@ -98,7 +98,7 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
 
 
 def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
-    """Close runs that nobody works on. Returns those that were repaired."""
+    """Close runs that no process works on. Returns those that were repaired."""
     if not suspects:
         return []
     repaired: list[str] = []
@@ -106,7 +106,7 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
         from penstock.flows.run.repair import repair_run
 
         for run in suspects:
-            # Opening Prefect takes seconds, in which somebody may have begun to work on the run.
+            # Opening Prefect takes seconds, in which another process may have begun to work on the run.
             with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_path(run.pipeline)):
                 now = ledger.load_run(run.run)
                 if now is not None and repair_run(ledger, now, state_dir):

@@ -1,7 +1,7 @@
 """How do batches reach the device that learns from them, while it learns from others?
 
 On a GPU the thread that reads ahead copies them, from pinned memory and on a stream of its own. Taking a batch lets the GPU
-wait for that copy, and nobody else. Pinned memory comes from torch, which hands a piece out again only when the copies from it
+wait for that copy, nothing else. Pinned memory comes from torch, which hands a piece out again only when the copies from it
 are done.
 """
 

@@ -125,7 +125,7 @@ class RowGather:
     def take(self, ids: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Copy rows `ids` (each in [0, num_rows)) to tensors of shape [len(ids), *shape], in the columns' dtypes.
 
-        The tensors are the caller's to keep and to change. Their memory is used again when nobody holds a part of it any more.
+        The tensors are the caller's to keep and to change. Their memory is used again when no part of it is held any more.
         Encoded images are decoded; columns of lists are left to `take_lists`.
         """
         with self._alone():
@@ -153,7 +153,7 @@ class RowGather:
             return self._places(column, ids).lengths
 
     def let_go(self, before: int) -> None:
-        """Close blocks of which all rows lie before row `before`, for nobody gathers those any more."""
+        """Close blocks of which all rows lie before row `before`, which are not gathered any more."""
         with self._alone():
             for index in [index for index in self._opened if self._ends[index] <= before]:
                 del self._opened[index]

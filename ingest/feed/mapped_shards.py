@@ -65,7 +65,7 @@ def shard_rows(
     lists = any(column.ragged for column in columns)
     all_bytes = sum(shard.size_bytes for _, shard in places)
     list_bytes = all_bytes // max(1, sum(rows)) if lists else 0
-    room = free_memory() // 2  # the other half is for whoever else needs some
+    room = free_memory() // 2  # the other half is left to other processes
     beyond = order.mode != "none" and all_bytes > room
     # A window is read in long runs while the one before it is used, where both fit.
     two_windows = 2 * order.window_rows * all_bytes // max(1, sum(rows))

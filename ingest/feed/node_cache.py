@@ -3,7 +3,7 @@
 A shard of a local storage is mapped where it is. One of a remote storage is fetched once per node, by whichever process comes
 first, into a folder of files named by their content: datasets, runs and trials that share a shard share the file.
 
-The folder is bounded by a byte budget. The shards used longest ago go first, and never one that somebody maps: a reader holds
+The folder is bounded by a byte budget. The shards used longest ago go first, and never one that a process maps: a reader holds
 a shared lock on the file, which ends with its process, however that ends. A file appears under its name when it is whole,
 checked against its hash, and on disk; what a killed process leaves is an unlocked `.part`, which the next fetch removes.
 """
@@ -132,7 +132,7 @@ class NodeCache:
                         f"shard {uri} has another content than its manifest's digest {shard.digest}", next_step=_REBUILD
                     )
                 _make_durable(part)
-                # The lock stays with the file under its new name: nobody can evict it before it is mapped.
+                # The lock stays with the file under its new name: it cannot be evicted before it is mapped.
                 os.replace(part, target)
                 return held
             except FileNotFoundError as error:
@@ -239,7 +239,7 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def _evict(path: Path) -> bool:
-    """Delete a file unless somebody holds it."""
+    """Delete a file unless a process holds it."""
     with contextlib.suppress(FileNotFoundError, BlockingIOError), open(path, "rb") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()

@@ -1,4 +1,4 @@
-"""How are mapped shards read that do not fit into memory? The kernel is told which pages come next, and to guess nothing.
+"""How are mapped shards read that do not fit into memory? The kernel gets advice which pages come next.
 
 Left alone it reads 128 KB around every row, pushes out what is needed next, and delivers some hundred rows a second where the
 disk has tens of thousands (benchmarks/beyond.py).

@@ -11,7 +11,7 @@ a state continues only if the content is the same.
 - Shuffling reaches as far as `shuffle.window_rows` rows, which each rank holds in memory; no order of the whole split. Steps
   by length hold two pools of rows (`shuffle.by_length.pool_batches`) besides. Images that stay encoded are held encoded.
 - A resume prepares the epoch's rows from the start again and skips those already consumed. Where reading stops early, the tasks
-  that were begun, at most `tasks`, prepare the rest of their items for nobody, unless the process ends.
+  that were begun, at most `tasks`, prepare the rest of their items in vain, unless the process ends.
 - Ray tasks need CPUs that the training workers do not hold, or the first batch never comes. A stream runs at most `tasks` of
   them at a time, because a task that waits for its reader keeps its CPUs: without a bound one rank's tasks can hold all CPUs
   while that rank waits for another. `streams_cpus` is what must be left free.
@@ -134,7 +134,7 @@ class StreamFeed(FeedCursor):
         if order.by_length is not None:
             find_column(order.by_length, self.schema.columns)
         self._open_tables = open_tables
-        # How long the lists of rows to come are nobody knows: their batches are gathered one by one.
+        # How long the lists of rows to come are is unknown: their batches are gathered one by one.
         lists = any(column.ragged for column in self.schema.columns)
         self._group_batches = 1 if lists else batches_at_once(part, fixed_bytes(self.schema.columns))
         if order.mode != "windowed":

@@ -152,7 +152,7 @@ def _before_wildcard(path: str) -> str:
 def _is_wanted(name: str, extensions: tuple[str, ...], *, named: bool, globbed: bool) -> bool:
     if named:
         return True
-    # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata, _temporary): nobody keeps rows there.
+    # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata, _temporary): they hold no rows.
     if any(part.startswith((".", "_")) for part in name.split("/")):
         return False
     last = posixpath.basename(name).lower()

@@ -106,7 +106,7 @@ def probe_endpoint(uri: str) -> None:
     """Connect to a configured endpoint once, because S3 clients retry a dead one for 7 to 13 s before they say so.
 
     Raises:
-        ServiceError: nobody listens there.
+        ServiceError: nothing listens there.
     """
     endpoint = endpoint_of(uri)
     address = urlsplit(endpoint) if endpoint else None

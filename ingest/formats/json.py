@@ -230,7 +230,7 @@ def _is_of(value: object, kind: pa.DataType) -> bool:
 
 
 def _without_times(kind: pa.DataType) -> pa.DataType:
-    """Pyarrow takes text that looks like a time for one, so that a file's type would hang on which texts it holds."""
+    """Pyarrow takes text that looks like a time for one, so that a file's type would depend on which texts it holds."""
     if pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_struct(kind):

@@ -110,7 +110,7 @@ class _TrainRows:
         return replace(self, snapshot=self.snapshot.model_copy(update={"columns": kept}))
 
     def schema(self) -> pa.Schema:
-        """Types of the rows, from the first of them: nobody else works meanwhile."""
+        """Types of the rows, from the first of them: nothing else works meanwhile."""
         first = next(self.tables(BATCH_ROWS), None)
         if first is None:
             raise DataError(

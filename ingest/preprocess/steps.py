@@ -99,7 +99,7 @@ class PreprocessStep(Section):
             yield
         except PenstockError:
             raise
-        except Exception as error:  # somebody else's code: whatever it raises is told with its place
+        except Exception as error:  # another package's code: any error is reported with its place
             if self.origin is None:
                 raise
             frame = traceback.extract_tb(error.__traceback__)[-1]

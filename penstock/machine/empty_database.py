@@ -43,7 +43,7 @@ def keep_database(name: str, source: Path, before: str = "") -> None:
 
     Args:
         name: as in `copy_database`.
-        source: the database, which nobody writes to at the moment.
+        source: the database; nothing writes to it at the moment.
         before: SQL that takes out of the copy what belongs to this one place.
     """
     with contextlib.suppress(*_NO_COPY):

@@ -128,7 +128,7 @@ def _write(files: dict[str, str], root: str) -> Path:
     base.mkdir(mode=0o700, exist_ok=True)
     status = os.lstat(base)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        base = Path(tempfile.mkdtemp(prefix="penstock-"))  # somebody else made the folder: its content is not to be trusted
+        base = Path(tempfile.mkdtemp(prefix="penstock-"))  # another user made the folder: its content is not to be trusted
     folder = base / root
     for path, content in files.items():
         target = folder / path

@@ -1,6 +1,6 @@
 """How is state copied, so that training goes on meanwhile? From the CPU at once, from a GPU while that works on.
 
-A GPU's goes into pinned memory, which the GPU writes by itself: nobody waits but who reads the copy. What the GPU is asked to
+A GPU's goes into pinned memory, which the GPU writes by itself: only the reader of the copy waits. What the GPU is asked to
 do later comes after the copies, so they hold what was there when they were asked for.
 """
 

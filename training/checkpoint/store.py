@@ -59,7 +59,7 @@ class SavedFile(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """About how large the file will be: a full disk is told by it."""
+        """About how large the file will be: a full disk is recognised by it."""
 
     def save(self, path: Path) -> None:
         """Write the file. Any exception ends the write of the checkpoint."""
@@ -210,7 +210,7 @@ class CheckpointStore:
     def clean(self, newest: Checkpoint | None) -> None:
         """Remove what no run can use: folders without a manifest, and damaged checkpoints newer than `newest`.
 
-        Rank 0 calls it before the first write of a worker group; nobody else may be writing.
+        Rank 0 calls it before the first write of a worker group; nothing else may be writing.
         """
         for name in self._names():
             found = self._read_manifest(name)
@@ -298,7 +298,7 @@ def _put(folder: Storage, file: str, content: SavedFile) -> StoredFile:
 
 @contextlib.contextmanager
 def _place(folder: Storage, file: str) -> Iterator[Path]:
-    """Where a file is made. On a local disk at its own place: until its folder has a manifest, nobody reads it."""
+    """Where a file is made. On a local disk at its own place: until its folder has a manifest, it is not read."""
     if folder.is_local:
         folder.local_path().mkdir(parents=True, exist_ok=True)
         yield folder.local_path(file)

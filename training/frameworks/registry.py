@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.plugins import Plugins
-from penstock.training.frameworks.framework import Framework
+
+if TYPE_CHECKING:  # a pipeline file is read without loading torch
+    from penstock.training.frameworks.framework import Framework
 
 __all__ = ["FRAMEWORKS"]
 

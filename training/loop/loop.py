@@ -1,7 +1,7 @@
 """How does training run, from a state to the end? One linear loop, the same on every rank.
 
 Everything a restart needs is in the checkpoint; nothing here remembers anything else. At an epoch's end the state moves to
-(epoch + 1, 0) before it is saved, after validation: whoever continues from it never validates that epoch again.
+(epoch + 1, 0) before it is saved, after validation: a resumed run never validates that epoch again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
             validate_now = parts.validation is not None and (
                 epoch_done or last or _every(spec.validate_every_steps, state.step)
             )
-            # What is the best must not hang on when the clock asked for a checkpoint: every validated state is a candidate.
+            # What is the best must not depend on when the clock asked for a checkpoint: every validated state is a candidate.
             candidate = validate_now and spec.checkpoint.best is not None
             on_epoch = epoch_done and spec.checkpoint.every_epoch
             save_now = last or candidate or on_epoch or _every(spec.checkpoint.every_steps, state.step)

@@ -59,7 +59,7 @@ class EventLog:
             self._listener(events)
         except Interrupted:
             raise
-        except Exception as error:  # whoever only listens must not stop training
+        except Exception as error:  # a listener must not stop training
             if not self._listener_failed:
                 _log.warning("the listener of training events fails: %s", error, exc_info=True)
                 self._warnings.append(f"training events could not be passed on: {type(error).__name__}: {error}")
@@ -96,7 +96,7 @@ class EventLog:
         first = min(self._failures.values(), key=lambda failure: failure.t_ms, default=None)
         details: list[str] = []
         if silent:
-            cause = f"the process of rank {silent[0]} died; it was killed, by somebody or for its memory, or it crashed"
+            cause = f"the process of rank {silent[0]} died: it crashed, or it was killed (by hand, or for its memory)"
             details = [line.strip() for line in str(reported[silent[0]]).splitlines() if line.strip()][:3]
         elif first is not None:
             lines = first.text.strip().splitlines()

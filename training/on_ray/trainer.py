@@ -75,7 +75,7 @@ def train(
         job: what to train.
         stop: when set, the workers save at the next step and the outcome is `interrupted`.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
-        own_cluster: nobody else uses the cluster and it will not grow, so that its autoscaler need not be asked for workers.
+        own_cluster: nothing else uses the cluster and it will not grow, so that its autoscaler need not be asked.
 
     Raises:
         TrainingError: the retries are used up; the first cause is shown.

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.config import Section
-from penstock.plugins import Plugins
 from penstock.training.model import ModelSpec
 from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["REGISTRIES", "ModelRegistry", "Registered", "TrainedVersion"]
+__all__ = ["ModelRegistry", "Registered", "TrainedVersion"]
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,3 @@ class ModelRegistry(Protocol):
             registered: a `Registered` as JSON, and as `tracking_uri` where it was registered, without secrets.
         """
         ...
-
-
-REGISTRIES: Plugins[ModelRegistry] = Plugins(
-    "model registry", "penstock.registries", {"mlflow": "penstock.training.registry.mlflow_registry:MLFLOW"}
-)

@@ -147,7 +147,7 @@ class MeanGradients(Gradients):
             parameter.requires_grad_(False)
         self._complete_sparse()
         counted, self._reached.grad = self._reached.grad, None
-        if unused and counted is not None:  # where all is used, as mostly, nobody waits for the device
+        if unused and counted is not None:  # where all is used, as mostly, there is no wait for the device
             for index, share in zip(unused, counted[unused].tolist(), strict=True):
                 if share == 0:
                     self._trained[index].grad = None

@@ -336,7 +336,7 @@ def _experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
         try:
             return str(client.create_experiment(name, artifact_location=_artifact_location(tracking_uri)))
         except MlflowException:
-            found = client.get_experiment_by_name(name)  # somebody else was first
+            found = client.get_experiment_by_name(name)  # another process was first
             if found is None:
                 raise
     if found.lifecycle_stage == "deleted":

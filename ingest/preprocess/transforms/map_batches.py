@@ -78,7 +78,7 @@ def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[st
     batch = {name: _as_numpy(rows.column(name)) for name in rows.table.column_names}
     try:
         result = function(batch, **params)
-    except Exception as error:  # the user's code: whatever it raises is told with its place
+    except Exception as error:  # the user's code: any error is reported with its place
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
             f"map_batches {target} raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})",

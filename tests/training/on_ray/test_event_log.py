@@ -43,7 +43,7 @@ def test_an_error_of_a_rank_wins_over_broken_connections_before_it(tmp_path: Pat
 def test_a_silent_death_wins_over_the_connections_it_broke(tmp_path: Path) -> None:
     error = attempt_after(tmp_path, failure(0, 1, "RuntimeError: connection closed by peer")).error(GroupError())
     assert error.message == (
-        "training failed: the process of rank 1 died; it was killed, by somebody or for its memory, or it crashed "
+        "training failed: the process of rank 1 died: it crashed, or it was killed (by hand, or for its memory) "
         "(1 other rank failed with it)"
     )
     assert error.problems == ("The actor died", "pid 7")
