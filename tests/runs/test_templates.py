@@ -1,4 +1,4 @@
-"""The projects of `penstock init` learn what they promise. The images of the third one are what `make demo` runs."""
+"""The projects of `penstock init` learn what they promise, and come to the rows and weights that golden.json holds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.drills.project import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
+
+GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
+
+
+def check_golden(template: str, project: Path, result: dict[str, Any]) -> None:
+    """Prepared rows are the same on every machine; weights on the kind of CPU and the torch that they were recorded with."""
+    (manifest,) = project.glob(".penstock/datasets/*/manifest.json")
+    assert json.loads(manifest.read_text())["content_digest"] == GOLDEN["templates"][template]["content"]
+    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    if {"cpu": cpu.split(":")[1].strip(), "torch": torch.__version__} == GOLDEN["made_on"]:
+        assert result["weights_digest"] == GOLDEN["templates"][template]["weights"]
 
 
 def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_named_like_our_packages(tmp_path: Path) -> None:
@@ -48,6 +61,7 @@ def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_name
     best = min(kept, key=lambda name: kept[name]["metrics"].get("val/loss", math.inf))
     assert result["checkpoint"] == best
     assert result["weights_digest"] == kept[best]["weights_digest"]
+    check_golden("tabular", project, result)
 
 
 @pytest.mark.drill
@@ -59,3 +73,12 @@ def test_the_characters_become_less_surprising(tmp_path: Path) -> None:
     assert "Downloading" not in command.said, "nobody but penstock says anything"
     # One guess among 128 costs log(128) = 4.9 nats, one among the characters that are frequent about 3.
     assert result["metrics"]["test/loss"] < 0.7 * math.log(128)
+    check_golden("text", file.parent, result)
+
+
+@pytest.mark.drill
+def test_the_digits_are_read(tmp_path: Path) -> None:
+    file = create_project(tmp_path / "project", "images")[0]
+    result = Command("run", str(file), "--json").finish()
+    assert result["metrics"]["test/accuracy"] > 0.9
+    check_golden("images", file.parent, result)
