@@ -191,6 +191,7 @@ def test_signals_while_the_servers_start_end_the_command_and_leave_nothing(tmp_p
 
 
 @pytest.mark.usefixtures("shared_prefect")
+@pytest.mark.drill
 def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
     file = make_project(tmp_path / "twice", epochs=60, files=2)
     command = Command("run", str(file), "--json", *PAUSED)
@@ -207,7 +208,7 @@ def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
     begun = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", "--fresh", "--until", "read")
     assert begun["run"] != killed["run"]
     # The run that is left behind is not left running.
-    left = tracking(file).get_run(killed["mlflow_run_id"])
+    left = tracking(file).get_run(killed["tracking_runs"]["mlflow"])
     assert (left.info.status, left.data.tags["penstock.status"]) == ("KILLED", "killed")
     assert {run["run"]: run["status"] for run in penstock("status", str(file))["runs"]} == {
         killed["run"]: "killed",

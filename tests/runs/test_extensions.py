@@ -93,6 +93,7 @@ def test_a_framework_of_another_package_trains_is_measured_registered_and_reused
 
 
 @pytest.mark.usefixtures("shared_prefect")
+@pytest.mark.drill
 def test_another_frameworks_training_is_stopped_continued_to_the_same_weights_and_refused_with_other_rows(
     tmp_path: Path, means: Path
 ) -> None:
@@ -145,6 +146,7 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("shared_prefect")
+@pytest.mark.drill
 def test_a_tracker_and_a_registry_of_other_packages_take_a_stopped_and_a_finished_run(
     tmp_path: Path, services: tuple[Path, Path]
 ) -> None:

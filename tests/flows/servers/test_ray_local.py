@@ -49,7 +49,7 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
 
     @ray.remote(num_cpus=3)
     def look():
-        import penstock.training as training
+        import penstock.training
         names = "RAY_idle_worker_killing_time_threshold_ms", "PENSTOCK_CACHE_DIR", "RAY_AUTH_MODE", "RAY_ADDRESS"
         return *map(os.environ.get, names), penstock.training.__name__
 
