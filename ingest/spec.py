@@ -78,9 +78,9 @@ class DataSpec(Section):
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
     invalid: Literal["error", "drop"] = "error"
-    """What happens to a row with a null, NaN or infinite value, a class the train split lacks, or an image that cannot be
-    decoded: stop, or leave it out and count it. An integer label beyond those of the train split always stops. Steps
-    that learn something have learnt from the other values of a row that is left out."""
+    """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
+    decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label larger than those of the train
+    split stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
 
