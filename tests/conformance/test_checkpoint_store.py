@@ -227,9 +227,10 @@ def test_a_file_in_the_folder_s_place_is_not_taken_for_no_checkpoints(tmp_path: 
 _WRITER = """
 import sys, torch
 from penstock.storage import Storage
-from penstock.training.checkpoint.store import CheckpointFacts, CheckpointStore, Snapshot
+from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.checkpoint.packed import pack
-from penstock.training.checkpoint.state_files import NamedTensors, training_file
+from penstock.training.checkpoint.state_files import torch_snapshot, training_file
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
 store.clean(found)
