@@ -192,7 +192,11 @@ def schema() -> None:
     """Print the JSON Schema of a pipeline file, for editors."""
     from penstock.flows.spec_file import schema_json
 
-    print(schema_json(), end="")
+    try:
+        print(schema_json(), end="")
+    except PenstockError as error:
+        _err.print(f"penstock: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(error.exit_code) from error
 
 
 @app.command()

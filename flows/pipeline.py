@@ -96,6 +96,6 @@ def _perform_stages(ctx: RunContext, until: str | None) -> None:
         state = stage_task(stage)(quote(ctx), return_state=True)
         if state.is_cancelled():
             raise Interrupted(ctx.stopping.signum, str(state.message))
-        state.result(raise_on_failure=True)
+        state.result(raise_on_failure=True, _sync=True)  # type: ignore[call-overload]  # as in flows/verbs/run.py
         if stage.name == until:
             return

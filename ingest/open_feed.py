@@ -51,7 +51,7 @@ def open_feed(
         SpecError: an unknown column, a device that is not there, numbers that make no sense, or only one of `rank` and
             `world_size` is given.
     """
-    chosen = FeedOptions(**options)
+    chosen = FeedOptions.named(options)
     if isinstance(dataset, os.PathLike):
         dataset = os.fspath(dataset)
     _check_together(dataset, chosen)

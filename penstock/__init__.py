@@ -31,6 +31,10 @@ _PLACES = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("penstock.errors")

@@ -14,7 +14,8 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-from collections.abc import Mapping
+import platform
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -32,10 +33,11 @@ class Plugins(Generic[T_co]):
         what: one of them in words, for messages: `format`.
         group: the entry-point group that adds more: `penstock.formats`.
         own: name to `module:attribute`, of those that penstock brings. Their names cannot be taken by others.
+        needs: attributes that one must have.
     """
 
-    def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
-        self.what, self.group = what, group
+    def __init__(self, what: str, group: str, own: Mapping[str, str], needs: Sequence[str] = ()) -> None:
+        self.what, self.group, self._needs = what, group, needs
         self._own = dict(own)
 
     @property
@@ -52,6 +54,23 @@ class Plugins(Generic[T_co]):
         """
         found: T_co = self._load(name)
         return found
+
+    def require(self, name: str, origin: str | None) -> None:
+        """Refuse a name that this process has of another package, or of another version of it, than the driver has.
+
+        Args:
+            origin: what `origin(name)` says in the driver.
+
+        Raises:
+            PreflightError: it names both, and the machine.
+        """
+        here = self.origin(name) if name in self.names else "nothing of that name"
+        if here != origin:
+            raise PreflightError(
+                f"the {self.what} {name!r} is {origin or 'of penstock'} in the driver and {here or 'of penstock'} on "
+                f"{platform.node()}",
+                next_step="install the same version of the package on every node",
+            )
 
     def origin(self, name: str) -> str | None:
         """`distribution==version` of the package that adds the name, for keys and records; None for penstock's own."""
@@ -83,18 +102,27 @@ class Plugins(Generic[T_co]):
             close = difflib.get_close_matches(name, self.names, 1)
             raise SpecError(
                 f"there is no {self.what} {name!r}; there are {', '.join(self.names)}"
-                + (f"; did you mean {close[0]!r}?" if close else ""),
-                next_step=f"correct the name, or install the package that adds it (entry points of group {self.group})",
+                + (f"; did you mean {close[0]!r}?" if close else "")
+                + f" (or install the package that adds it: an entry point of group {self.group})",
+                next_step="correct the name, or install the package",
             )
         entry = self._added[name]
         try:
-            return entry.load()
+            found = entry.load()
         except Exception as error:  # another package's code: any error is reported with the package's name
             raise PreflightError(
                 f"the {self.what} {name!r} of package {_package(entry)} cannot be imported ({entry.value}): "
                 f"{type(error).__name__}: {error}",
                 next_step=f"repair or reinstall {_package(entry)}",
             ) from error
+        lacking = [attribute for attribute in self._needs if not hasattr(found, attribute)]
+        if lacking:
+            raise PreflightError(
+                f"the {self.what} {name!r} of package {_package(entry)} is {found!r} ({entry.value}), which has no "
+                f"{', '.join(lacking)}",
+                next_step=f"correct the entry point of the group {self.group}, or what it names, in {_package(entry)}",
+            )
+        return found
 
 
 def _package(entry: EntryPoint) -> str:

@@ -116,7 +116,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "data.invalid": data.invalid,
             **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
-            **{f"version.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
+            **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
             **code,
             **code_versions,
             "version.numpy": _version("numpy"),

@@ -66,6 +66,8 @@ def open_attempt(
     for warning in _check_needs(ledger, project, run, will_train=will_train, until=request.until):
         reporter.warn(warning)
     if current is not None and current.run == run.run:
+        if current.tracker != run.tracker:  # the one that followed it so far is told how it ended
+            repair_run(ledger, current, loaded.state_dir)
         close_attempts(ledger, current)
     elif current is not None:
         repair_run(ledger, current, loaded.state_dir)

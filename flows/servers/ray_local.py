@@ -247,4 +247,6 @@ def _free_port() -> int:
 
 
 def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
+    """Absolute: Ray's processes start in another folder."""
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([str(IMPORT_ROOT), *map(os.path.abspath, given)])

@@ -12,6 +12,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -155,7 +156,10 @@ def _flush_events() -> None:
         worker = getattr(sys.modules.get(module), name, None)
         if worker is not None:
             with contextlib.suppress(Exception):  # Prefect's own code; what it cannot send any more changes nothing for the run
-                worker.drain_all(timeout=10, at_exit=False)
+                # In a thread of its own: where a loop runs already, as in a notebook, Prefect would give a coroutine.
+                drain = threading.Thread(target=worker.drain_all, kwargs={"timeout": 10, "at_exit": False}, daemon=True)
+                drain.start()
+                drain.join()
 
 
 @contextlib.contextmanager

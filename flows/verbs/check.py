@@ -14,6 +14,7 @@ from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.progress import silent
 from penstock.tasks.keys import stage_keys
 from penstock.tasks.project import Project
+from penstock.training.tracking.registry import TRACKERS
 
 __all__ = ["check_pipeline"]
 
@@ -32,7 +33,8 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     check_machine(loaded.spec)
     say(f"storage    ok   {project.storage.root}")
     check_recipe(project)
-    stage_keys(project)
+    TRACKERS.get(loaded.spec.tracking.tracker)
+    stage_keys(project)  # loads the model registry, too
     say(f"recipe     ok   {loaded.spec.train.recipe}")
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)

@@ -67,9 +67,10 @@ def create_project(directory: Path, template: str) -> list[Path]:
         raise PreflightError(
             f"the folder {directory} cannot be made: {error.strerror}", next_step="name another one"
         ) from error
+    schema = schema_json()  # before anything is written: it imports the packages that add formats and transforms
     # The data goes first and pipeline.yaml last: a project that is half written has no pipeline file, so it cannot be run.
     data = TEMPLATES[template](directory / "data")
-    written = [_write(directory / "pipeline.schema.json", schema_json())]
+    written = [_write(directory / "pipeline.schema.json", schema)]
     written += [_write(directory / name, text) for name, text in reversed(files)]
     return [*reversed(written), *data]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import Interrupted, PenstockError
+from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import prefect_api, ray_ahead, telemetry_off
@@ -20,6 +21,7 @@ from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.ledger import Ledger, lease_path
+from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
 
@@ -29,9 +31,16 @@ __all__ = ["run"]
 def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
     """Run or continue a pipeline in this process and return what `penstock run --json` prints.
 
+    Args:
+        file: the pipeline file, or its folder.
+        overrides: changes of single values, such as `train.epochs=3`.
+        fresh: start a new run instead of continuing the last one.
+        until: stop after this stage.
+
     Raises:
         PenstockError: what stopped the run; its attribute `result` holds what was reached.
     """
+    _check_stage(until)
     telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
     _refuse_if_held(loaded)
@@ -48,6 +57,15 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
 
         with prefect_api(loaded.state_dir, meanwhile):
             return _call_flow(loaded, list(overrides), fresh, until, stopping)
+
+
+def _check_stage(until: str | None) -> None:
+    if until is not None and until not in STAGES:
+        close = difflib.get_close_matches(until, STAGES, 1)
+        raise SpecError(
+            f"until={until!r} is no stage" + (f"; did you mean {close[0]!r}?" if close else ""),
+            next_step=f"use one of {', '.join(STAGES)}",
+        )
 
 
 @contextlib.contextmanager
@@ -71,7 +89,8 @@ def _call_flow(
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
     stopping.check()
     state = pipeline(request, return_state=True)
-    result: Any = state.result(raise_on_failure=False)
+    # In a notebook a loop runs already, and Prefect would give a coroutine.
+    result: Any = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     if state.is_cancelled():
         reached = dict(result) if isinstance(result, dict) else {}
         stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))
@@ -95,7 +114,7 @@ def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
 
 def _load_ahead(loaded: LoadedSpec) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they are for the main thread, when it is ready
-    with contextlib.suppress(PenstockError):  # the flow gets it again, and tells
+    with contextlib.suppress(Exception):  # the flow meets it again, and reports it
         FRAMEWORKS.get(loaded.spec.train.framework)
         TRACKERS.get(loaded.spec.tracking.tracker).load()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -93,10 +94,24 @@ class FeedOptions:
                 f"open_feed: rank={self.rank} with world_size={self.world_size}: one means nothing without the other",
                 next_step="give both, or neither to ask torch.distributed",
             )
+        self.shuffle_spec()
         try:
             self.share().checked()
         except ValueError as error:
             raise SpecError(f"open_feed: {error}") from error
+
+    @classmethod
+    def named(cls, values: Mapping[str, Any]) -> FeedOptions:
+        """The options of these names. Raises SpecError for a name that is none, or if `batch_rows` is missing."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                meant = f"; did you mean {close[0]!r}?" if close else ""
+                raise SpecError(f"open_feed: unknown option {name!r}{meant}", next_step=f"use {', '.join(known)}")
+        if "batch_rows" not in values:
+            raise SpecError("open_feed: batch_rows is missing", next_step="give the rows of a step, such as batch_rows=256")
+        return cls(**values)
 
     def share(self) -> FeedShare:
         """Which rows of every step are read here."""

@@ -78,6 +78,10 @@ class PreprocessStep(Section):
         schema["anyOf"] = [dict(whole), {"type": "string", "enum": list(TRANSFORMS.names)}]
         return schema
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As it is written, with the package's version: a Ray worker that has another one, or none, refuses by name.
+        return _revived, (self.model_dump(), self.origin)
+
     @functools.cached_property
     def transform(self) -> Transform[Any]:
         """What the step does."""
@@ -109,6 +113,12 @@ class PreprocessStep(Section):
                 problems=[f"it was given {where()}"],
                 next_step=f"correct the options of preprocess.{self.kind}, or report it to the makers of {self.origin}",
             ) from error
+
+
+def _revived(written: dict[str, Any], origin: str | None) -> PreprocessStep:
+    (kind,) = written
+    TRANSFORMS.require(kind, origin)
+    return PreprocessStep.model_validate(written)
 
 
 @functools.cache

@@ -43,6 +43,17 @@ def test_a_dataset_is_read_by_its_address(dataset: str, kind: type) -> None:
     assert seen != sorted(seen)
 
 
+def test_an_option_that_is_none_and_a_missing_one_are_named() -> None:
+    for options, said in (
+        ({"batchsize": 3}, "unknown option 'batchsize'; did you mean 'batch_rows'"),
+        ({"batch_rows": 4, "shufle": "global"}, "unknown option 'shufle'; did you mean 'shuffle'"),
+        ({}, "batch_rows is missing"),
+        ({"batch_rows": 4, "shuffle": "globl"}, "shuffle"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            open_feed("nowhere", **options)
+
+
 def test_what_is_wrong_with_the_address_is_said(dataset: str) -> None:
     with pytest.raises(DataError, match="ends with /datasets/<key>"):
         open_feed("somewhere", batch_rows=BATCH)

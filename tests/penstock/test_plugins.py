@@ -39,13 +39,31 @@ def test_an_installed_package_adds_one(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_unknown_name_is_answered_with_those_there_are() -> None:
     with pytest.raises(SpecError, match=r"no thing 'counte'; there are counter, deque; did you mean 'counter'\?") as raised:
         Plugins("thing", "penstock.test_things", OWN).get("counte")
-    assert "penstock.test_things" in raised.value.next_step
+    assert "penstock.test_things" in raised.value.message
 
 
 def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = install_package(tmp_path, "penstock.test_things", 'broken = "acme_broken:Thing"', "import no_such_module\n")
     with pytest.raises(PreflightError, match=r"thing 'broken' of package acme-penstock .*no_such_module"):
         things(monkeypatch, site).get("broken")
+
+
+def test_a_thing_that_lacks_what_its_kind_needs_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install_package(tmp_path, "penstock.test_things", 'odd = "acme_odd:THING"', "THING = 3\n")
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    with pytest.raises(PreflightError, match=r"thing 'odd' of package acme-penstock is 3 .*, which has no run"):
+        Plugins("thing", "penstock.test_things", OWN, needs=("run",)).get("odd")
+
+
+def test_another_version_on_a_node_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = install_package(tmp_path, "penstock.test_things", 'extra = "acme_extra:Extra"', "class Extra:\n    pass\n")
+    found = things(monkeypatch, site)
+    found.require("extra", "acme-penstock==1.2")
+    found.require("deque", None)
+    with pytest.raises(PreflightError, match=r"acme-penstock==1\.1 in the driver and acme-penstock==1\.2 on"):
+        found.require("extra", "acme-penstock==1.1")
+    with pytest.raises(PreflightError, match="gone==1 in the driver and nothing of that name on"):
+        found.require("gone", "gone==1")
 
 
 def test_a_name_of_penstock_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

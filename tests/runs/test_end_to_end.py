@@ -129,6 +129,23 @@ def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
 
 
+def test_a_run_inside_a_running_event_loop_gives_its_result_and_raises_its_own_errors(tmp_path: Path) -> None:
+    file = make_project(tmp_path, files=2)
+    script = (
+        "import asyncio, sys, penstock\n"
+        "async def main():\n"
+        "    print(penstock.run(sys.argv[1], until='read')['status'])\n"
+        "    try: penstock.run(sys.argv[1], until='raed')\n"
+        "    except penstock.errors.SpecError as error: print(error.message)\n"
+        "    try: penstock.run(sys.argv[1], ['data.train=gone/'], until='read')\n"
+        "    except penstock.errors.DataError as error: print(type(error).__name__)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["partial", "until='raed' is no stage; did you mean 'read'?", "DataError"], done.stderr
+    assert "never awaited" not in done.stderr
+
+
 @pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:

@@ -15,4 +15,5 @@ FRAMEWORKS: Plugins[Framework] = Plugins(
     "training framework",
     "penstock.frameworks",
     {"torch": "penstock.training.frameworks.torch.framework:TORCH"},
+    needs=("libraries", "loader", "model_files", "check", "try_batch", "train"),
 )

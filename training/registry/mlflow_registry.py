@@ -35,9 +35,12 @@ class MlflowRegistry:
             uri, trained.experiment, trained.run_name, tags=trained.tags, attempt=2, system_metrics_every_s=None
         )
         try:
-            return register_model(own, trained)
-        finally:
-            own.close("FINISHED")
+            registered = register_model(own, trained)
+        except BaseException:
+            own.close("FAILED")
+            raise
+        own.close("FINISHED")
+        return registered
 
     def missing(self, uri: str, registered: Mapping[str, Any]) -> str | None:
         """By the run, not by the address: the store may have moved with its folder, and a server may have another name now."""

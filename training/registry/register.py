@@ -43,7 +43,6 @@ MODEL_TAG = "penstock.model_id"
 
 _ENTRY = """from mlflow.models import set_model
 
-from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.registry.serving import ServedModel
 
 set_model(ServedModel())

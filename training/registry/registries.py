@@ -14,5 +14,8 @@ __all__ = ["REGISTRIES"]
 
 
 REGISTRIES: Plugins[ModelRegistry] = Plugins(
-    "model registry", "penstock.registries", {"mlflow": "penstock.training.registry.mlflow_registry:MLFLOW"}
+    "model registry",
+    "penstock.registries",
+    {"mlflow": "penstock.training.registry.mlflow_registry:MLFLOW"},
+    needs=("libraries", "default_uri", "register", "missing"),
 )

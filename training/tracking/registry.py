@@ -12,5 +12,8 @@ if TYPE_CHECKING:  # a pipeline file is read without loading torch
 __all__ = ["TRACKERS"]
 
 TRACKERS: Plugins[type[Tracker]] = Plugins(
-    "tracker", "penstock.trackers", {"mlflow": "penstock.training.tracking.mlflow_tracker:MlflowTracker"}
+    "tracker",
+    "penstock.trackers",
+    {"mlflow": "penstock.training.tracking.mlflow_tracker:MlflowTracker"},
+    needs=("default_uri", "open", "repair"),
 )

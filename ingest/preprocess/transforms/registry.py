@@ -32,5 +32,6 @@ TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
         "null_mask": f"{_HERE}.null_mask:NullMask",
         "map_batches": f"{_HERE}.map_batches:MapBatches",
     },
+    needs=("Options", "apply", "description"),
 )
 """By the name that a pipeline file uses; the order is that of the reference."""

@@ -153,7 +153,7 @@ loaded = load_spec(sys.argv[1])
 print(json.dumps(stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins))["preprocess"].inputs))
 """
     inputs = answer(site, script, str(file))
-    assert inputs["version.clip_quantile"] == "acme-penstock==1.2"
+    assert inputs["version.transform.clip_quantile"] == "acme-penstock==1.2"
     assert inputs["preprocess.0"] == {"clip_quantile": {"columns": ["x"], "share": 0.25}}
 
 
