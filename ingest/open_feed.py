@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch.utils.data
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.feed.cached import CachedFeed, open_parts, shards_in
-from penstock.ingest.feed.options import FeedOptions, spec_error
+from penstock.ingest.feed.options import FeedArguments, FeedOptions, spec_error
 from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, manifest_path
 from penstock.ingest.schema import Split
@@ -31,7 +31,7 @@ __all__ = ["FeedDataset", "open_feed"]
 def open_feed(
     dataset: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float],
     split: Split = "train",
-    **options: Any,
+    **options: Unpack[FeedArguments],
 ) -> CachedFeed:
     """Open one split of a cached dataset for this rank: `open_feed(address, "train", batch_rows=256, seed=17)`.
 

@@ -6,7 +6,7 @@ Rank r of W takes the contiguous part [r*b//W, (r+1)*b//W) of a global batch of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from penstock.ingest.feed.delivery import Scaling
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 
-__all__ = ["Augment", "Batch", "Feed", "FeedShare", "LastBatch", "share"]
+__all__ = ["Augment", "Batch", "Feed", "FeedShare", "LastBatch", "ShareArguments", "share"]
 
 
 LastBatch = Literal["keep", "drop", "fill"]
@@ -69,6 +69,16 @@ class Feed(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Take over a saved state; returns (epoch, position) to pass to `batches`."""
+
+
+class ShareArguments(TypedDict, total=False):
+    """Keyword arguments that become a `FeedShare`, which explains them."""
+
+    batch_rows: Required[int]
+    rank: int
+    world_size: int
+    prefetch: int
+    last: LastBatch
 
 
 class FeedShare(NamedTuple):

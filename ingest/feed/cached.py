@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_of
 from penstock.errors import DataError
-from penstock.ingest.feed.batch import Batch, FeedShare, LastBatch, share
+from penstock.ingest.feed.batch import Batch, FeedShare, ShareArguments, share
 from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.delivery import Scaling
 from penstock.ingest.feed.gather import RowGather
@@ -195,29 +195,22 @@ def open_cached_feed(
     manifest: DatasetManifest,
     split: Split,
     *,
-    batch_rows: int,
     order: Order,
-    rank: int = 0,
-    world_size: int = 1,
     columns: Sequence[str] | None = None,
-    prefetch: int = 2,
-    last: LastBatch = "keep",
+    **share: Unpack[ShareArguments],
 ) -> CachedFeed:
     """Open one split of a cached dataset for one rank. Shards of a remote storage are fetched into the node's cache.
 
     Args:
-        batch_rows: rows of the global batch.
         columns: only these; None takes all. Provenance columns are never gathered.
-        prefetch: groups of batches gathered ahead in a thread, once that saves time; 0 never uses one.
-        last: what becomes of an epoch's last batch where the rows do not fill it.
+        share: fields of `FeedShare`.
 
     Raises:
         DataError: no such split, or a local shard is missing or has another size than the manifest says.
         PreflightError: a global order of more bytes than the node's cache may hold.
         ValueError: an order made for another number of rows, or a rank outside the world.
     """
-    part = FeedShare(batch_rows, rank, world_size, prefetch, last)
-    return open_parts([(storage, manifest)], split, order=order, part=part, columns=columns)
+    return open_parts([(storage, manifest)], split, order=order, part=FeedShare(**share), columns=columns)
 
 
 def open_parts(

@@ -7,10 +7,11 @@ there; after a driver restart they are prepared again, and a state continues onl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import ray
 
-from penstock.ingest.feed.batch import FeedShare, LastBatch
+from penstock.ingest.feed.batch import FeedShare, ShareArguments
 from penstock.ingest.feed.cached import CachedFeed, select_columns
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.materialize.without_disk import MemoryDataset
@@ -26,18 +27,13 @@ class MemoryFeed(CachedFeed):
         self,
         dataset: MemoryDataset,
         *,
-        batch_rows: int,
         order: Order,
-        rank: int = 0,
-        world_size: int = 1,
         columns: Sequence[str] | None = None,
-        prefetch: int = 2,
-        last: LastBatch = "keep",
+        **share: Unpack[ShareArguments],
     ) -> None:
         schema = select_columns(dataset.schema, columns)
         list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.ragged for column in schema.columns) else 0
         rows = RowGather(
             schema.columns, dataset.block_rows, lambda index: ray.get(dataset.blocks[index]), list_bytes=list_bytes
         )
-        part = FeedShare(batch_rows, rank, world_size, prefetch, last)
-        super().__init__(schema, dataset.split, dataset.content, rows, order, part)
+        super().__init__(schema, dataset.split, dataset.content, rows, order, FeedShare(**share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict
 
 import torch
 import torch.distributed
@@ -16,7 +16,31 @@ from penstock.ingest.feed.batch import Augment, FeedShare, LastBatch
 from penstock.ingest.feed.delivery import Scaling
 from penstock.ingest.spec import LengthSpec, SampleSpec, ShuffleSpec
 
-__all__ = ["FeedOptions", "spec_error"]
+__all__ = ["FeedArguments", "FeedOptions", "spec_error"]
+
+
+class FeedArguments(TypedDict, total=False):
+    """The keyword arguments of `open_feed`, for editors and type checkers: the fields of `FeedOptions`, which explains them."""
+
+    batch_rows: Required[int]
+    shuffle: Literal["none", "windowed", "global"]
+    seed: int
+    window_rows: int
+    window_of: Literal["rows", "shards"]
+    sample: SampleSpec | Mapping[str, Any] | None
+    by_length: LengthSpec | Mapping[str, Any] | None
+    mix: Literal["shares", "epochs"]
+    temperature: float
+    epoch_rows: int | None
+    rank: int | None
+    world_size: int | None
+    columns: Sequence[str] | None
+    augment: Augment | None
+    device: torch.device | str
+    as_float: Mapping[str, Scaling] | None
+    prefetch: int
+    last: LastBatch
+    verify: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import pytorch_lightning
 import torch
 
-from penstock import FeedDataset, open_feed
+from penstock import FeedDataset, FeedOptions, open_feed
 from penstock.errors import DataError, ResumeError, SpecError
+from penstock.ingest.feed.options import FeedArguments
 from penstock.ingest.manifest import DatasetManifest
 from penstock.storage import Storage
 from tests import ROOT
@@ -41,6 +43,14 @@ def test_a_dataset_is_read_by_its_address(dataset: str, kind: type) -> None:
     seen = [row for batch in feed.batches(0) for row in rows_of(batch.columns)]
     assert sorted(seen) == list(range(ROWS))
     assert seen != sorted(seen)
+
+
+def test_editors_know_the_options_there_are() -> None:
+    declared = {field.name: field.type for field in fields(FeedOptions)}
+    named = {name: kind.__forward_arg__ for name, kind in FeedArguments.__annotations__.items()}
+    assert {
+        name: kind.removeprefix("Required[").removesuffix("]") if name == "batch_rows" else kind for name, kind in named.items()
+    } == declared
 
 
 def test_an_option_that_is_none_and_a_missing_one_are_named() -> None:
