@@ -33,6 +33,7 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import list_source
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.materialize.build import materialize
+from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from penstock.ingest.read.snapshot import read_source
@@ -166,11 +167,7 @@ def _with_penstock(source: Path, out: Path, parallel: ParallelMap) -> None:
     fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=parallel)
     materialize(
         key="k",
-        data=data,
-        steps=steps,
-        fitted=fitted,
-        snapshot=snapshot,
-        code={},
+        preparation=Preparation(data, steps, fitted, snapshot, {}),
         spec=MaterializeSpec(),
         storage=Storage(str(out)),
         progress=silent,

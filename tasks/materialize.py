@@ -10,6 +10,7 @@ from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, untried_classes
 from penstock.ingest.materialize.without_disk import RowSource
+from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage, VerifyContext
@@ -40,11 +41,13 @@ def feed_opener(ctx: RunContext) -> FeedOpener | None:
     return ctx.open_feeds
 
 
-def _source(ctx: RunContext) -> RowSource:
+def _preparation(ctx: RunContext) -> Preparation:
     spec = ctx.project.spec
-    return RowSource(
-        spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.transforms), spec.materialize
-    )
+    return Preparation(spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.transforms))
+
+
+def _source(ctx: RunContext) -> RowSource:
+    return RowSource(_preparation(ctx), ctx.project.spec.materialize)
 
 
 def _put(ctx: RunContext) -> DatasetManifest:
@@ -71,15 +74,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
 
 def _put_on_disk(ctx: RunContext) -> DatasetManifest:
-    spec = ctx.project.spec
     return materialize_dataset(
         key=ctx.keys["materialize"].key,
-        data=spec.data,
-        steps=spec.preprocess,
-        fitted=ctx.fitted,
-        snapshot=ctx.snapshot,
-        code=ctx.project.transforms,
-        spec=spec.materialize,
+        preparation=_preparation(ctx),
+        spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
     )

@@ -19,6 +19,7 @@ from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
+from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
@@ -105,11 +106,7 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     storage = Storage(str(folder / "storage"))
     manifest = materialize(
         key="sample",
-        data=data,
-        steps=spec.preprocess,
-        fitted=fitted,
-        snapshot=listed,
-        code=project.transforms,
+        preparation=Preparation(data, spec.preprocess, fitted, listed, project.transforms),
         spec=MaterializeSpec(),
         storage=storage,
         progress=silent,

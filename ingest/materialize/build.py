@@ -6,7 +6,7 @@ Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,16 +26,14 @@ from penstock.ingest.materialize.unit import (
     schema_difference,
     unit_key,
 )
+from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
-from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
-from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import Progress
 from penstock.storage import Storage
-from penstock.usercode.capture import UserCode
 
 __all__ = ["damaged_shards", "materialize"]
 
@@ -43,11 +41,7 @@ __all__ = ["damaged_shards", "materialize"]
 def materialize(
     *,
     key: str,
-    data: DataSpec,
-    steps: Sequence[PreprocessStep],
-    fitted: FittedPreprocess,
-    snapshot: SourceSnapshot,
-    code: Mapping[str, UserCode],
+    preparation: Preparation,
     spec: MaterializeSpec,
     storage: Storage,
     progress: Progress,
@@ -66,7 +60,8 @@ def materialize(
         DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported), a
             step or column that is wrong, or a damaged unit that came out differently.
     """
-    jobs = _plan(data, steps, fitted, snapshot, code, spec, storage)
+    data, fitted = preparation.data, preparation.fitted
+    jobs = _plan(preparation, spec, storage)
     damaged = _damaged_before(storage, key)
     distrusted = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}
@@ -110,19 +105,10 @@ def _build(job: UnitJob) -> tuple[str, UnitResult]:
     return job.key, build_unit(job)
 
 
-def _plan(
-    data: DataSpec,
-    steps: Sequence[PreprocessStep],
-    fitted: FittedPreprocess,
-    snapshot: SourceSnapshot,
-    code: Mapping[str, UserCode],
-    spec: MaterializeSpec,
-    storage: Storage,
-) -> list[UnitJob]:
+def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage) -> list[UnitJob]:
     jobs = []
-    for files in plan_units(snapshot.files, spec.unit_bytes):
-        own = snapshot.model_copy(update={"files": files})
-        job = UnitJob("", files, data, tuple(steps), fitted, own, dict(code), spec.shard_bytes, storage)
+    for files in plan_units(preparation.snapshot.files, spec.unit_bytes):
+        job = UnitJob("", preparation.only(files), spec.shard_bytes, storage)
         jobs.append(replace(job, key=unit_key(job)))
     return jobs
 

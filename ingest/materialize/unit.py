@@ -28,16 +28,12 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_origin
 from penstock.ingest.manifest import ShardInfo
 from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
-from penstock.ingest.preprocess.chain import decodes_images, prepared_rows
-from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.chain import Preparation, decodes_images
 from penstock.ingest.preprocess.problems import RowProblem, joined
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.steps import PreprocessStep
-from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.schema import SPLITS, ColumnInfo, Split
-from penstock.ingest.spec import DataSpec, SplitRule
+from penstock.ingest.spec import SplitRule
 from penstock.storage import Storage
-from penstock.usercode.capture import UserCode
 
 __all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "unit_key"]
 
@@ -90,15 +86,15 @@ class UnitJob:
     """Everything that making a unit takes; sent to a worker."""
 
     key: str
-    files: tuple[SourceFile, ...]
-    data: DataSpec
-    steps: tuple[PreprocessStep, ...]
-    fitted: FittedPreprocess
-    snapshot: SourceSnapshot
-    """With the unit's files only."""
-    code: dict[str, UserCode]
+    preparation: Preparation
+    """Of the unit's files only."""
     shard_bytes: int
     storage: Storage
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """The unit's files."""
+        return self.preparation.snapshot.files
 
 
 def unit_key(job: UnitJob) -> str:
@@ -106,20 +102,21 @@ def unit_key(job: UnitJob) -> str:
 
     The other files of the source do not count, only the schema they agreed on; nor does where the files lie.
     """
-    data = job.data
+    of = job.preparation
+    data = of.data
     rules = {name: value.model_dump() for name in ("validation", "test") if isinstance(value := getattr(data, name), SplitRule)}
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
     return digest_of(
         {
             "format": FORMAT,
             "pyarrow": pa.__version__.split(".")[0],
-            "files": [[file.location, file.name, file.size_bytes, file.fingerprint] for file in job.files],
-            "schema": [[column.name, column.type] for column in job.snapshot.columns],
+            "files": [[file.location, file.name, file.size_bytes, file.fingerprint] for file in of.snapshot.files],
+            "schema": [[column.name, column.type] for column in of.snapshot.columns],
             "read": read | ({"version": version} if (version := format_origin(data)) else {}),
             "rules": rules,
-            "fitted": job.fitted.digest,
-            "code": {target: user.digest for target, user in sorted(job.code.items())},
-            "pillow": PIL.__version__ if decodes_images(data, job.snapshot, job.steps) else "",
+            "fitted": of.fitted.digest,
+            "code": {target: user.digest for target, user in sorted(of.code.items())},
+            "pillow": PIL.__version__ if decodes_images(data, of.snapshot, of.steps) else "",
             "shard_bytes": job.shard_bytes,
         }
     )
@@ -162,9 +159,9 @@ def build_unit(job: UnitJob) -> UnitResult:
     job.storage.delete(record_path(job.key))
     with _scratch(job) as folder, ThreadPoolExecutor(2, "penstock-shard") as pool:
         maker = _UnitMaker(job, folder, pool)
-        for split, rows in prepared_rows(job.data, job.steps, job.fitted, job.snapshot, job.code, job.files):
+        for split, rows in job.preparation.rows():
             maker.add(split, rows)
-        if maker.problems and job.data.invalid == "error":
+        if maker.problems and job.preparation.data.invalid == "error":
             return UnitResult(record=None, problems=tuple(joined(maker.problems)))
         record = maker.finish(started)
     job.storage.write_json(record_path(job.key), record.model_dump(mode="json"))
@@ -196,7 +193,7 @@ class _UnitMaker:
         self._filtered += rows.filtered
         self._unseen.update(rows.unseen)
         table = rows.table
-        if not table.num_rows or (self.problems and self._job.data.invalid == "error"):
+        if not table.num_rows or (self.problems and self._job.preparation.data.invalid == "error"):
             return
         self._check_schema(table.schema, rows.origin.place(0))
         self._count_classes(split, rows)
@@ -268,7 +265,7 @@ class _UnitMaker:
             )
 
     def _count_classes(self, split: Split, rows: Rows) -> None:
-        label = self._job.data.label
+        label = self._job.preparation.data.label
         if label is None or rows.table.schema.field(label).type != pa.int64():
             return
         values, seen = rows.column(label).to_numpy(), self._classes[split]

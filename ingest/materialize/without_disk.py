@@ -6,7 +6,7 @@ manifest says the same about the same rows, content digest included. Only its li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,16 +22,12 @@ from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.preprocess.chain import prepared_tables
-from penstock.ingest.preprocess.fitted import FittedPreprocess
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
-from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
-from penstock.ingest.spec import DataSpec, MaterializeSpec, SplitRule
+from penstock.ingest.spec import MaterializeSpec, SplitRule
 from penstock.progress import Progress
 from penstock.storage import Storage
-from penstock.usercode.capture import UserCode
 
 __all__ = ["MemoryDataset", "RowSource"]
 
@@ -43,13 +39,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RowSource:
-    """Everything that preparing rows takes. Picklable: it goes to the workers that stream."""
+    """Rows that are prepared without being kept on disk. Picklable: it goes to the workers that stream."""
 
-    data: DataSpec
-    steps: tuple[PreprocessStep, ...]
-    fitted: FittedPreprocess
-    snapshot: SourceSnapshot
-    code: Mapping[str, UserCode]
+    preparation: Preparation
     spec: MaterializeSpec
 
     def describe(self, key: str, progress: Progress) -> DatasetManifest:
@@ -95,13 +87,16 @@ class RowSource:
 
     def units(self, split: Split) -> list[tuple[SourceFile, ...]]:
         """The groups of files that can hold rows of `split`, in the order in which their rows are counted."""
-        location = "train" if isinstance(getattr(self.data, split), SplitRule) else split
-        return [files for files in plan_units(self.snapshot.files, self.spec.unit_bytes) if files[0].location == location]
+        location = "train" if isinstance(getattr(self.preparation.data, split), SplitRule) else split
+        return [
+            files
+            for files in plan_units(self.preparation.snapshot.files, self.spec.unit_bytes)
+            if files[0].location == location
+        ]
 
     def tables(self, split: Split, files: Sequence[SourceFile]) -> Iterator[pa.Table]:
         """Read and prepare the rows of `split` in `files`, in their order; never an empty table. Runs anywhere."""
-        own = self.snapshot.model_copy(update={"files": tuple(files)})
-        for found, table in prepared_tables(self.data, self.steps, self.fitted, own, self.code, files):
+        for found, table in self.preparation.only(files).tables():
             if found == split:
                 yield table
 
@@ -121,11 +116,7 @@ class RowSource:
 
         return materialize(
             key=key,
-            data=self.data,
-            steps=self.steps,
-            fitted=self.fitted,
-            snapshot=self.snapshot,
-            code=self.code,
+            preparation=self.preparation,
             spec=self.spec,
             storage=_Nowhere(),
             progress=progress,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,12 +12,12 @@ import pyarrow.compute as pc
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
-from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, is_text
+from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
-from penstock.ingest.preprocess.problems import Origin, raise_for, unequal_lists
+from penstock.ingest.preprocess.problems import Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
@@ -31,9 +32,8 @@ __all__ = [
     "MAX_CLASSES",
     "NUMBERS_BATCH_ROWS",
     "Chain",
+    "Preparation",
     "decodes_images",
-    "prepared_rows",
-    "prepared_tables",
     "rows_at_once",
     "run_steps",
     "split_rows",
@@ -159,13 +159,7 @@ def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> 
             f"the label {name!r} holds lists or images; a label is one value a row",
             next_step="leave data.label out, and let the recipe's loss read the column",
         )
-    rows.reject_missing(name)
-    column = fixed_shape(name, rows.column(name), is_label=is_label)
-    if not isinstance(column, pa.Array):
-        raise unequal_lists(name, column, rows.origin)
-    rows.put(name, column)
-    if isinstance(column.type, pa.FixedShapeTensorType):
-        rows.reject_missing(name)
+    rows.fix_shape(name, is_label=is_label)
 
 
 def _check_label(rows: Rows, label: str) -> None:
@@ -214,35 +208,41 @@ def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[Prepr
     return max(BATCH_ROWS, min(NUMBERS_BATCH_ROWS, NUMBERS_BATCH_BYTES // row_bytes))
 
 
-def prepared_rows(
-    data: DataSpec,
-    steps: Sequence[PreprocessStep],
-    fitted: FittedPreprocess,
-    snapshot: SourceSnapshot,
-    code: Mapping[str, UserCode],
-    files: Sequence[SourceFile],
-) -> Iterator[tuple[Split, Rows]]:
-    """Read and prepare `files` batch by batch; bad rows are in each result's `problems`, empty results come too."""
-    chain = Chain(data, steps, fitted, code)
-    for split, table, origin in split_rows(data, snapshot, files, rows_at_once(data, snapshot, steps)):
-        yield split, chain.prepare(table, origin)
+@dataclass(frozen=True)
+class Preparation:
+    """How the rows of a source become rows to train on. Picklable: it goes to the workers that prepare them.
 
-
-def prepared_tables(
-    data: DataSpec,
-    steps: Sequence[PreprocessStep],
-    fitted: FittedPreprocess,
-    snapshot: SourceSnapshot,
-    code: Mapping[str, UserCode],
-    files: Sequence[SourceFile],
-) -> Iterator[tuple[Split, pa.Table]]:
-    """Read and prepare `files`: tables of columns as a shard holds them, without provenance, never empty.
-
-    Raises:
-        DataError: at the first batch with a row that cannot be used, unless `data.invalid: drop`.
+    Attributes:
+        steps: those of the pipeline file; `fitted` was made from them.
+        snapshot: the files, and the schema that they agreed on.
+        code: `map_batches` target to the user's code.
     """
-    for split, rows in prepared_rows(data, steps, fitted, snapshot, code, files):
-        if data.invalid == "error":
-            raise_for(rows.problems, label=data.label)
-        if rows.table.num_rows:
-            yield split, rows.table
+
+    data: DataSpec
+    steps: Sequence[PreprocessStep]
+    fitted: FittedPreprocess
+    snapshot: SourceSnapshot
+    code: Mapping[str, UserCode]
+
+    def only(self, files: Sequence[SourceFile]) -> Preparation:
+        """The same of some of the files."""
+        return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
+
+    def rows(self) -> Iterator[tuple[Split, Rows]]:
+        """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too."""
+        chain = Chain(self.data, self.steps, self.fitted, self.code)
+        batch_rows = rows_at_once(self.data, self.snapshot, self.steps)
+        for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
+            yield split, chain.prepare(table, origin)
+
+    def tables(self) -> Iterator[tuple[Split, pa.Table]]:
+        """Read and prepare the files: tables of columns as a shard holds them, without provenance, never empty.
+
+        Raises:
+            DataError: at the first batch with a row that cannot be used, unless `data.invalid: drop`.
+        """
+        for split, rows in self.rows():
+            if self.data.invalid == "error":
+                raise_for(rows.problems, label=self.data.label)
+            if rows.table.num_rows:
+                yield split, rows.table

@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.ingest.columns.fixed_shape import (
+    fixed_shape,
     is_whole,
     missing_values,
     single_chunk,
 )
-from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem
+from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem, unequal_lists
 
 __all__ = ["Rows"]
 
@@ -74,6 +75,22 @@ class Rows:
         null, not_finite = missing_values(values)
         self.reject(null, "null", name)
         self.reject(not_finite[~null], "not finite", name)
+
+    def fix_shape(self, name: str, *, is_label: bool = False) -> None:
+        """Make numbers of one shape of column `name`; rows without a usable value go, and there may be none left.
+
+        Raises:
+            DataError: the column holds lists of unequal length, or no numbers.
+        """
+        self.reject_missing(name)
+        if not self.table.num_rows:
+            return
+        column = fixed_shape(name, self.column(name), is_label=is_label)
+        if not isinstance(column, pa.Array):
+            raise unequal_lists(name, column, self.origin)
+        self.put(name, column)
+        if isinstance(column.type, pa.FixedShapeTensorType):
+            self.reject_missing(name)
 
     def filter(self, keep: np.ndarray) -> None:
         """Leave out rows because the user's code says so."""

@@ -14,7 +14,7 @@ from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.preprocess.chain import Chain
+from penstock.ingest.preprocess.chain import Chain, Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.steps import PreprocessStep
@@ -59,6 +59,9 @@ class Source:
     def fit(self, parallel: ParallelMap = local_map) -> FittedPreprocess:
         return fit_preprocess(self.data, self.steps, self.snapshot(), self.code, silent, parallel=parallel)
 
+    def preparation(self, fitted: FittedPreprocess | None = None) -> Preparation:
+        return Preparation(self.data, tuple(self.steps), fitted or self.fit(), self.snapshot(), self.code)
+
     def materialize(
         self,
         storage: Storage | None = None,
@@ -69,11 +72,7 @@ class Source:
         """Prepare everything into `storage` (default: `state` in the folder)."""
         return materialize(
             key="key",
-            data=self.data,
-            steps=self.steps,
-            fitted=fitted or self.fit(),
-            snapshot=self.snapshot(),
-            code=self.code,
+            preparation=self.preparation(fitted),
             spec=spec,
             storage=storage or self.storage,
             progress=silent,

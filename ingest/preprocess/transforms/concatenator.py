@@ -11,9 +11,8 @@ import pyarrow as pa
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.columns.fixed_shape import fixed_shape, is_number, numbers
+from penstock.ingest.columns.fixed_shape import is_number, numbers
 from penstock.ingest.preprocess.learnt import ColumnState
-from penstock.ingest.preprocess.problems import unequal_lists
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, num_rows, schema_of
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
@@ -60,18 +59,10 @@ class Concatenator(Transform[ConcatenatorOptions]):
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         names = self.columns(rows.table.schema, data.label)
         for name in names:
-            rows.reject_missing(name)
+            rows.fix_shape(name)
             if not rows.table.num_rows:
                 return
-            column = fixed_shape(name, rows.column(name), is_label=False)
-            if not isinstance(column, pa.Array):
-                raise unequal_lists(name, column, rows.origin)
-            rows.put(name, column)
-            if isinstance(column.type, pa.FixedShapeTensorType):
-                rows.reject_missing(name)
         count = rows.table.num_rows
-        if not count:
-            return
         parts = [numbers(rows.column(name)).reshape(count, -1) for name in names]
         joined = np.empty((count, sum(part.shape[1] for part in parts)), self.options.dtype)
         for start in range(0, count, _JOINED_ROWS):

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import DataError
 from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.ingest.materialize.build import damaged_shards
-from penstock.ingest.preprocess.chain import BATCH_ROWS, prepared_tables
+from penstock.ingest.preprocess.chain import BATCH_ROWS
 from penstock.ingest.spec import MaterializeSpec
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source, counting_code
 from tests.ingest.reading import write_files
@@ -135,8 +135,7 @@ def test_a_class_that_comes_up_late_is_counted_and_named_with_its_row(tmp_path: 
 def test_a_streamed_table_holds_the_same_rows(tmp_path: Path) -> None:
     source = Source.of(tmp_path, parts(2), validation={"fraction": 0.4})
     manifest = source.materialize()
-    snapshot = source.snapshot()
-    tables = list(prepared_tables(source.data, [], source.fit(), snapshot, {}, snapshot.files))
+    tables = list(source.preparation().tables())
     assert all(table.column_names == ["x", "y"] for _, table in tables)
     streamed = [x for split, table in tables if split == "train" for x in table["x"].to_pylist()]
     assert streamed == source.column(manifest, "x").tolist()

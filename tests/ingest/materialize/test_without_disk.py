@@ -40,7 +40,7 @@ def source_of(folder: Path, **data: Any) -> Source:
 
 
 def uncached(source: Source, spec: MaterializeSpec = ONE_FILE_PER_UNIT) -> RowSource:
-    return RowSource(source.data, tuple(source.steps), source.fit(), source.snapshot(), source.code, spec)
+    return RowSource(source.preparation(), spec)
 
 
 def test_the_manifest_says_what_that_of_a_dataset_on_disk_says_but_lists_no_shards(tmp_path: Path, ray_cluster: None) -> None:
