@@ -1,4 +1,4 @@
-"""Kill -9 of one run, thrice and a dozen times: every stage, a worker, a checkpoint's write and its writer. No bit changes."""
+"""Kill -9 of one run, in every stage, of a worker, in a checkpoint's write; SIGTERM; a damaged checkpoint. No bit changes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from tests.drills.project import Command, make_project
 from tests.shared import CALM_EPOCHS, CALM_FILES
@@ -81,6 +82,10 @@ class Drill:
     def step(self) -> int:
         return max((int(path.parent.name.split("-")[1]) for path in self.manifests()), default=0)
 
+    def mlflow_status(self, result: dict[str, Any]) -> str:
+        client = MlflowClient(f"sqlite:///{self.storage}/mlflow/mlflow.db")
+        return str(client.get_run(result["mlflow_run_id"]).info.status)
+
     def kill_driver(self) -> None:
         manifests = self.manifests()
         if manifests:
@@ -97,7 +102,9 @@ class Drill:
         self.kill_driver()
 
 
-def test_three_kills_change_no_bit(tmp_path: Path, calm: dict[str, Any], prefect_url: str) -> None:
+def test_three_kills_a_sigterm_and_a_damaged_checkpoint_change_no_bit(
+    tmp_path: Path, calm: dict[str, Any], prefect_url: str
+) -> None:
     drill = Drill(make_project(tmp_path / "drill", epochs=CALM_EPOCHS, files=CALM_FILES), prefect_url, pause_s=0.1)
     drill.wait_for("the first committed unit", drill.units(1))
     drill.kill_driver()
@@ -106,12 +113,29 @@ def test_three_kills_change_no_bit(tmp_path: Path, calm: dict[str, Any], prefect
     drill.start_again()
     drill.wait_for_training(5)
     os.kill(drill.workers()["1"], signal.SIGKILL)
-    survived = drill.command.finish()
-    assert RESTARTED in drill.command.said
-    assert survived["attempt"] == 3
-    assert survived["exactness"] == "bit-exact"
-    assert survived["weights_digest"] == calm["weights_digest"]
-    assert survived["metrics"] == calm["metrics"]
+    drill.wait_for("the restart", lambda: RESTARTED in drill.command.said)
+    begun = drill.step()
+    drill.wait_for("more steps", lambda: drill.step() > begun)
+    os.kill(drill.command.process.pid, signal.SIGTERM)
+    stopped = drill.command.finish(code=143)
+    assert stopped["status"] == "interrupted"
+    assert "train: stopping; what is trained so far is saved first, a second signal stops at once\n" in drill.command.said
+    assert drill.command.said.strip().splitlines()[-1] == f"continue with: penstock run {drill.file}"
+    assert drill.mlflow_status(stopped) == "KILLED"
+
+    newest = drill.storage / "runs" / stopped["run"] / "checkpoints" / stopped["checkpoint"] / "model.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    finished = drill.run(slow=False).finish()
+    (warning,) = finished["warnings"]
+    assert warning.startswith(f"train: checkpoint {stopped['checkpoint']} is damaged (the content of model.safetensors")
+    assert "trained again" in warning
+    assert (finished["attempt"], finished["exactness"]) == (4, "bit-exact")
+    assert finished["weights_digest"] == calm["weights_digest"]
+    assert finished["metrics"] == calm["metrics"]
+    assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
+    assert drill.mlflow_status(finished) == "FINISHED"
 
 
 @pytest.mark.drill

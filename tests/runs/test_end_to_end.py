@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -22,7 +21,6 @@ from mlflow.tracking import MlflowClient
 
 from penstock.flows.servers.services import prefect_api
 from tests.drills.project import Command, make_project
-from tests.shared import CALM_EPOCHS, CALM_FILES
 
 pytestmark = pytest.mark.slow
 
@@ -103,32 +101,6 @@ def checkpoint_in(file: Path) -> Callable[[], bool]:
     return lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json"))
 
 
-@pytest.mark.usefixtures("shared_prefect")
-def test_sigterm_saves_and_the_next_run_continues_to_the_same_weights_even_from_the_checkpoint_before(
-    tmp_path: Path, calm: dict[str, Any]
-) -> None:
-    file = make_project(tmp_path / "stopped", epochs=CALM_EPOCHS, files=CALM_FILES)
-    command = Command("run", str(file), "--json", *PAUSED)
-    command.wait_for("a checkpoint", checkpoint_in(file))
-    os.kill(command.process.pid, signal.SIGTERM)
-    stopped = command.finish(code=143)
-    assert stopped["status"] == "interrupted"
-    assert "train: stopping; what is trained so far is saved first, a second signal stops at once\n" in command.said
-    assert command.said.strip().splitlines()[-1] == f"continue with: penstock run {file} {shlex.join(PAUSED)}"
-    assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
-    newest = file.parent / ".penstock" / "runs" / stopped["run"] / "checkpoints" / stopped["checkpoint"] / "model.safetensors"
-    content = bytearray(newest.read_bytes())
-    content[-1] ^= 1
-    newest.write_bytes(content)
-    finished = Command("run", str(file), "--json", *PAUSED).finish()
-    (warning,) = finished["warnings"]
-    assert warning.startswith(f"train: checkpoint {stopped['checkpoint']} is damaged (the content of model.safetensors")
-    assert "trained again" in warning
-    assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
-    assert finished["weights_digest"] == calm["weights_digest"]
-    assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "FINISHED"
-
-
 def test_a_run_inside_a_running_event_loop_gives_its_result_and_raises_its_own_errors(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=2)
     script = (
@@ -163,6 +135,7 @@ def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path)
     assert tracking(file).get_run(stopped["mlflow_run_id"]).info.status == "KILLED"
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     file = make_project(tmp_path / "impatient", epochs=1, files=1)

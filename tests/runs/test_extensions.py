@@ -1,4 +1,4 @@
-"""Can another package add a framework, a tracker, a model registry? The ones on the pages of docs/extend, in a whole run."""
+"""Can other packages add each part of a pipeline? Those of docs/extend, in whole runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.shard_file import open_shard
+from penstock.storage import Storage
 from tests import ROOT
 from tests.drills.project import Command, make_project
 from tests.plugin_package import install_package
@@ -33,9 +37,9 @@ class Pixels:
 """
 
 
-def code_of(page: str) -> str:
-    """The Python of a page of docs/extend."""
-    return (ROOT / "docs" / "extend" / page).read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+def code_of(page: str, language: str = "python") -> str:
+    """The first block of Python, or of another language, on a page of docs/extend."""
+    return (ROOT / "docs" / "extend" / page).read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
 
 
 def seeing(*sites: Path, **more: str) -> dict[str, str]:
@@ -58,29 +62,77 @@ def means_project(folder: Path) -> Path:
     return file
 
 
+PARTS = """\
+name: parts
+{data}
+preprocess:
+  - clip_quantile: {{columns: [height], share: 0.25}}
+train: {{framework: nearest-mean, recipe: model.py:Size, epochs: 3, batch_rows: 16, cpus_per_worker: 0.5}}
+register: {{name: parts}}
+"""
+
+SIZE = """\
+import torch
+
+
+class Size:
+    num_features = 2
+
+    def features(self, batch):
+        return torch.stack([batch["height"], batch["weight"]], dim=1).float().numpy()
+"""
+
 LOAD = """
 import json, sys
 import mlflow
 mlflow.set_tracking_uri(sys.argv[1])
-model = mlflow.pyfunc.load_model("models:/drill@candidate")
+model = mlflow.pyfunc.load_model("models:/parts@candidate")
 answer = model.predict(model.input_example)
 print(json.dumps({"predicted": len(answer), "needs": open(model.metadata.flavors and mlflow.artifacts.download_artifacts(
-    "models:/drill@candidate/requirements.txt")).read().split(), "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
+    "models:/parts@candidate/requirements.txt")).read().split(), "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
 """
 
 
+def parts_project(folder: Path) -> Path:
+    """Two files of 60 rows to train on and one to look at, in which the class can be told from the height."""
+    for name in ("data/part-0", "data/part-1", "held/part-0"):
+        file = (folder / name).with_suffix(".fw")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(f"{150 + row:6d}{50 + row / 4:8.2f}{row // 30:2d}\n" for row in range(60)))
+    (folder / "model.py").write_text(SIZE)
+    data = code_of("format.md", "yaml").replace("{fraction: 0.2}", "held/")
+    (folder / "pipeline.yaml").write_text(PARTS.format(data=data))
+    return folder / "pipeline.yaml"
+
+
 @pytest.mark.usefixtures("shared_prefect")
-def test_a_framework_of_another_package_trains_is_measured_registered_and_reused(tmp_path: Path, means: Path) -> None:
-    file = means_project(tmp_path / "project")
-    checked = Command("check", str(file), "--json", environment=seeing(means)).finish()
-    assert checked["batch"]["parameters"] == 640
-    result = Command("run", str(file), "--json", environment=seeing(means)).finish()
+def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused(
+    tmp_path: Path, means: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fixed, clip = (
+        install_package(tmp_path_factory.mktemp(name), f"penstock.{kind}s", entry, code_of(f"{kind}.md"), name=f"acme-{name}")
+        for kind, name, entry in (
+            ("format", "fixed", 'fixed_width = "acme_fixed:FixedWidthFormat"'),
+            ("transform", "clip", 'clip_quantile = "acme_clip:ClipQuantile"'),
+        )
+    )
+    file, environment = parts_project(tmp_path), seeing(means, fixed, clip)
+    checked = Command("check", str(file), "--json", environment=environment).finish()
+    assert (checked["rows"], checked["files"], checked["batch"]["parameters"]) == (180, 3, 4)
+    result = Command("run", str(file), "--json", environment=environment).finish()
     assert (result["status"], result["exactness"]) == ("done", "bit-exact")
     assert result["metrics"]["validation/accuracy"] > 0.8
-    uri = f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db"
+    storage = Storage(str(tmp_path / ".penstock"))
+    (dataset,) = Path(storage.root).glob("datasets/*/manifest.json")
+    manifest = DatasetManifest.model_validate_json(dataset.read_text())
+    shards = [open_shard(storage.local_path(shard.path)) for shard in manifest.shards_of("train")]
+    heights = np.tile(np.arange(150.0, 210), 2)
+    clipped = np.clip(heights, *np.quantile(heights, [0.25, 0.75]))
+    assert np.allclose(np.sort(np.concatenate([shard.column("height") for shard in shards])), np.sort(clipped))
+    uri = f"sqlite:///{tmp_path}/.penstock/mlflow/mlflow.db"
     steps = [point.step for point in MlflowClient(uri).get_metric_history(result["mlflow_run_id"], "train/loss")]
     assert steps and steps == list(range(1, len(steps) + 1))
-    again = Command("run", str(file), "--json", environment=seeing(means)).finish()
+    again = Command("run", str(file), "--json", environment=environment).finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert (again["weights_digest"], again["model_uri"]) == (result["weights_digest"], result["model_uri"])
     command = [sys.executable, "-c", LOAD, uri]

@@ -87,23 +87,6 @@ def in_process(site: Path, code: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_whole_pipeline_reads_the_files_of_an_installed_format(tmp_path: Path, site: Path) -> None:
-    file = make_project(tmp_path)
-    checked = Command("check", str(file), "--json", environment=found_at(site)).finish()
-    assert (checked["status"], checked["rows"], checked["files"]) == ("done", 120, 2)
-    run = Command("run", str(file), "--json", environment=found_at(site)).finish()
-    assert run["status"] == "done"
-    cached = [json.loads(path.read_text()) for path in (tmp_path / ".penstock").rglob("*.json")]
-    rows = [
-        found["rows"] for found in cached if isinstance(found, dict) and "content_digest" in found and "feed_schema" in found
-    ]
-    assert rows
-    assert all(sum(counts.values()) == 120 and counts["validation"] for counts in rows)
-    planned = Command("plan", str(file), "--json", environment=found_at(site)).finish()
-    assert [stage["action"] for stage in planned["stages"]] == ["reuse"] * 7
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

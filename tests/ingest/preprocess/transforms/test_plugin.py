@@ -16,12 +16,8 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.flows.spec_file import schema_json
-from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.preprocess.steps import PreprocessStep
-from penstock.storage import Storage
 from tests import ROOT
-from tests.drills.project import Command
 from tests.plugin_package import install_package
 
 PAGE = (ROOT / "docs" / "extend" / "transform.md").read_text(encoding="utf-8")
@@ -91,17 +87,6 @@ def answer(site: Path, script: str, *arguments: str) -> Any:
     done = subprocess.run(command, env={**os.environ, **environment(site)}, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-@pytest.mark.slow
-def test_a_pipeline_learns_and_applies_it_in_rays_workers(site: Path, file: Path, shared_prefect: str) -> None:
-    result = Command("run", str(file), "--json", environment=environment(site)).finish()
-    assert result["status"] == "done"
-    storage = Storage(str(file.parent / ".penstock"))
-    (dataset,) = Path(storage.root).glob("datasets/*/manifest.json")
-    manifest = DatasetManifest.model_validate_json(dataset.read_text())
-    shards = [open_shard(storage.local_path(shard.path)) for shard in manifest.shards_of("train")]
-    assert np.concatenate([shard.column("x") for shard in shards]).tolist() == np.clip(X, 8, 24).tolist()
 
 
 def test_an_unknown_transform_is_answered_with_those_there_are() -> None:
