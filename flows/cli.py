@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -43,7 +44,10 @@ _err = Console(stderr=True, highlight=False, emoji=False)
 _OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of a file that say nothing of penstock: no right to write there, or no room."""
 
-File = Annotated[Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.")]
+File = Annotated[
+    Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder")
+]
+_HERE = Path()
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=VALUE", help="Use this value, not the file's, as in train.epochs=3; repeatable."),
@@ -71,27 +75,31 @@ def init(
         from penstock.flows.verbs.init import create_project
 
         files = create_project(directory, template.value)
-        _out.print(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}", markup=False)
+        _out.print(
+            f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}",
+            markup=False,
+            soft_wrap=True,
+        )
         return {"status": "done", "directory": str(directory), "files": [str(file) for file in files]}
 
     _answer(work, as_json)
 
 
 @app.command()
-def check(file: File, overrides: Set = None, as_json: Json = False) -> None:
+def check(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> None:
     """Check spec, sources, recipe and resources with one real batch; runs no stage."""
 
     def work() -> dict[str, Any]:
         _read_spec(file, overrides)
         from penstock.flows.verbs.check import check_pipeline
 
-        return check_pipeline(file, overrides or [], lambda line: _out.print(line, markup=False))
+        return check_pipeline(file, overrides or [], lambda line: _out.print(line, markup=False, soft_wrap=True))
 
     _answer(work, as_json)
 
 
 @app.command()
-def plan(file: File, overrides: Set = None, as_json: Json = False) -> None:
+def plan(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> None:
     """Say for each stage whether it would be reused, resumed or run, and which input differs."""
 
     def work() -> dict[str, Any]:
@@ -107,7 +115,7 @@ def plan(file: File, overrides: Set = None, as_json: Json = False) -> None:
 
 @app.command()
 def run(
-    file: File,
+    file: File = _HERE,
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run instead of continuing the last one.")] = False,
     until: Annotated[StageName | None, typer.Option(help="Stop after this stage.")] = None,
@@ -118,7 +126,10 @@ def run(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.run import run as run_pipeline
 
-        return run_pipeline(file, overrides or [], fresh=fresh, until=until)
+        result = run_pipeline(file, overrides or [], fresh=fresh, until=until)
+        page = result["url"] or shlex.join(["penstock", "ui", str(file)])
+        _err.print(f"see it: {page}", markup=False, soft_wrap=True)
+        return result
 
     _answer(work, as_json, again=run_command(file, overrides or []))
 
@@ -164,15 +175,15 @@ def ui(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.ui import serve_ui
 
-        return serve_ui(file, mlflow_port, lambda line: _err.print(line, markup=False))
+        return serve_ui(file, mlflow_port, lambda line: _err.print(line, markup=False, soft_wrap=True))
 
     _answer(work, as_json)
 
 
 @app.command()
 def deploy(
-    file: File,
     cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday", UTC.')],
+    file: File = _HERE,
     pool: Annotated[str, typer.Option(help="Prefect work pool that runs it; made, of type process, if absent.")] = "penstock",
     overrides: Set = None,
     as_json: Json = False,
@@ -182,7 +193,7 @@ def deploy(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.deploy import deploy_pipeline
 
-        return deploy_pipeline(file, cron, pool, overrides or [], lambda line: _out.print(line, markup=False))
+        return deploy_pipeline(file, cron, pool, overrides or [], lambda line: _out.print(line, markup=False, soft_wrap=True))
 
     _answer(work, as_json)
 

@@ -33,7 +33,8 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     ended = {name: result[name] for name in ("status", "stages", "exactness")}
     ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
-    ctx.tracker.set_tags({"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status})
+    tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
+    ctx.tracker.set_tags({**tags, "description": _description(ctx)})
     unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
         ctx.reporter.warn(f"{unsent} metric points wait for the tracking server; the next penstock run or status sends them")
@@ -43,6 +44,13 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     if unrecorded is not None:  # a full disk, for instance
         ctx.reporter.warn(f"the end of this attempt is not on record ({unrecorded}); the next run or status repairs that")
     return result
+
+
+def _description(ctx: RunContext) -> str:
+    """Data, training and result, a paragraph each, in the words of the stages."""
+    named = {"materialize": "Data", "train": f"Training of {ctx.project.spec.train.recipe}", "evaluate": "Result"}
+    parts = [(title, ctx.outcomes[stage].facts) for stage, title in named.items() if stage in ctx.outcomes]
+    return "\n\n".join(f"{title}: " + ", ".join(f"{label} {value}" for label, value in facts) for title, facts in parts)
 
 
 def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
@@ -62,6 +70,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.
         "checkpoint": trained.get("best_checkpoint") or trained.get("checkpoint") or _newest_checkpoint(ctx),
         "model_uri": registered.get("uri"),
+        "url": ctx.tracker.url,
         "weights_digest": trained.get("weights_digest"),
         "warnings": ctx.warnings,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -169,7 +170,7 @@ def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec
     try:
         ledger.save_run(run)
         ledger.make_current(run)
-        name_flow_run(f"{run.pipeline} attempt {attempt.number}", [run.pipeline, run.run])
+        name_flow_run(f"{run.run} attempt {attempt.number}", [run.pipeline, run.run])
         return tracking.open(
             tracking.default_uri(loaded.state_dir),
             experiment=run.pipeline,
@@ -195,11 +196,15 @@ def _tags(run: Run, attempt: Attempt, loaded: LoadedSpec) -> dict[str, str]:
         "penstock.pipeline": run.pipeline,
         "penstock.file": loaded.file.name,
         "penstock.status": "running",
+        "source": f"{loaded.file.parent.name}/{loaded.file.name}",
         "prefect.flow_run_id": attempt.prefect_flow_run_id or "",
         **{f"penstock.key.{name}": key.key for name, key in run.keys.items()},
     }
-    commit = git_commit(loaded.base_dir)
-    return {**tags, "git.commit": commit} if commit else tags
+    if commit := git_commit(loaded.base_dir):
+        tags["git.commit"] = commit
+    with contextlib.suppress(KeyError, OSError):  # an account without a name
+        tags["user"] = getpass.getuser()
+    return tags
 
 
 @dataclass

@@ -48,10 +48,14 @@ def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) ->
         SpecError: there is neither a pipeline file nor a state to look at.
         ServiceError: a page did not come up.
     """
-    _, state_dir, _ = state_of(file)
+    _, state_dir, name = state_of(file)
     tracking = mlflow_uri(state_dir)
     asked = threading.Event()
-    with _asking(asked), prefect_api(state_dir) as prefect, _mlflow_page(tracking, state_dir, mlflow_port, asked) as mlflow:
+    with (
+        _asking(asked),
+        prefect_api(state_dir) as prefect,
+        _mlflow_page(tracking, state_dir, mlflow_port, asked, name) as mlflow,
+    ):
         pages = {"mlflow": redact_text(mlflow), "prefect": redact_text(prefect.ui_url)}
         if not asked.is_set():
             say(f"MLflow:  {pages['mlflow']}")
@@ -73,8 +77,8 @@ def _asking(asked: threading.Event) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Event) -> Iterator[str]:
-    """The address of MLflow's page: the configured server's own, else that of a server for the block."""
+def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Event, pipeline: str | None) -> Iterator[str]:
+    """The address of MLflow's page: the configured server's own, else the list of runs at a server for the block."""
     if not tracking.startswith(_DATABASES):
         yield tracking
         return
@@ -88,7 +92,7 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_ready(server, url, log, asked)
-        yield url
+        yield url if asked.is_set() else _list_of_runs(url, pipeline)
     finally:
         _stop(server)
 
@@ -127,6 +131,19 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path, asked: thr
             problems=log.read_text(errors="replace").splitlines()[-5:],
             next_step=f"read {log}; --mlflow-port takes another port",
         )
+
+
+def _list_of_runs(url: str, pipeline: str | None) -> str:
+    """The pipeline's page; without a pipeline that of the one there is, or the list of all."""
+    try:
+        answer = httpx.post(f"{url}/api/2.0/mlflow/experiments/search", json={"max_results": 1000}, timeout=10)
+        ids = {found["name"]: found["experiment_id"] for found in answer.raise_for_status().json().get("experiments", [])}
+    except (httpx.HTTPError, ValueError, KeyError):
+        return url
+    ids.pop("Default", None)  # MLflow's own, which penstock never uses
+    only = next(iter(ids)) if len(ids) == 1 else None
+    chosen = ids.get(pipeline or only or "")
+    return f"{url}/#/experiments" + (f"/{chosen}/runs" if chosen else "")
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

@@ -51,6 +51,8 @@ def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it
     files = {name: text for (name, param), text in helps.items() if param == "file"}
     assert files.keys() == {"check", "plan", "run", "status", "ui", "deploy"}
     assert all("pipeline file, or a folder that holds pipeline.yaml" in text for text in files.values())
+    needed = {name for name, command in commands.items() for param in command.params if param.name == "file" and param.required}
+    assert not needed
     assert all("Without it" in files[name] for name in ("status", "ui"))
 
 

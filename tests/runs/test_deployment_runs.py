@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -207,7 +208,7 @@ def test_a_triggered_run_completes_and_mlflow_holds_it(operator: Operator, first
     assert first.state.is_completed(), first.state.message
     (run,) = operator.ledger.runs()
     assert run.status == "done"
-    assert first.name == "drill attempt 1"
+    assert re.fullmatch(r"drill-\d{8}-\d{6}-[0-9a-f]{4} attempt 1", first.name)
     assert [stage["name"] for stage in run.result["stages"]] == STAGES
     tracked = operator.mlflow.get_run(run.tracking_runs["mlflow"])
     assert tracked.info.status == "FINISHED"

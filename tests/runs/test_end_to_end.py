@@ -56,6 +56,11 @@ def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, A
     run = client.get_run(calm["mlflow_run_id"])
     assert run.info.status == "FINISHED"
     assert run.data.params["train.batch_rows"] == "64"
+    assert "null" not in run.data.params.values()
+    assert calm["run"] == f"drill-{run.info.run_name}" and calm["url"] is None
+    data, training, result = run.data.tags["mlflow.note.content"].split("\n\n")
+    assert data.startswith("Data: rows train 1") and "validation" in data
+    assert training.startswith("Training of model.py:Net: steps 115") and result.startswith("Result: ")
     assert run.data.tags["penstock.exactness"] == "bit-exact"
     assert run.data.tags["penstock.key.materialize"]
     for name in ("train/loss", "train/lr", "train/rows_per_s", "train/step_s", "train/data_wait_s", "val/loss"):

@@ -10,7 +10,7 @@ __all__ = ["flatten"]
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted path, text) for every leaf. Lists of scalars stay one value; empty containers yield nothing."""
+    """Yield (dotted path, text) for every leaf. Lists of scalars stay one value; null and empty containers yield nothing."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
@@ -19,5 +19,5 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from flatten(inner, f"{prefix}.{index}")
     elif isinstance(value, str):
         yield prefix, value
-    elif not isinstance(value, (list, tuple)) or value:
+    elif value is not None and value != [] and value != ():
         yield prefix, json.dumps(value, ensure_ascii=False, default=str)

@@ -55,11 +55,16 @@ _FINAL_CODES = frozenset(
     {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"}
 )
 
-_DELETED = "penstock.deleted"
-"""Tag of a checkpoint whose files the retention rule removed."""
-
-_OWN_TAGS = {"git.commit": "mlflow.source.git.commit"}
+_OWN_TAGS = {
+    "git.commit": "mlflow.source.git.commit",
+    "description": "mlflow.note.content",
+    "user": "mlflow.user",
+    "source": "mlflow.source.name",
+}
 """Tags that MLflow's pages show under a name of their own."""
+
+_TRAINING_VIEW = {"mlflow.experimentKind": "custom_model_development"}
+"""Without it MLflow asks, or opens an experiment in its view for language model applications, which shows no metrics."""
 
 _PER_REQUEST = 100
 """Parameters or tags in one request: MLflow's limit."""
@@ -74,6 +79,8 @@ class OpenRun(NamedTuple):
     params: dict[str, str]
     last_step: dict[str, int]
     """Highest step per metric."""
+    ended_ms: int | None = None
+    """When it had finished, if it has: a further attempt that finds nothing to do leaves it at that."""
 
 
 def open_client(tracking_uri: str) -> MlflowClient:
@@ -146,7 +153,8 @@ def describe_run(client: MlflowClient, run: Run) -> OpenRun:
     """What the server knows of `run`."""
     # the latest values carry their steps; asking for whole histories would cost seconds on a long run
     last_step = {metric.key: metric.step for metric in run.data._metric_objs}
-    return OpenRun(client, run.info.run_id, run.info.experiment_id, dict(run.data.params), last_step)
+    ended_ms = run.info.end_time if run.info.status == "FINISHED" else None
+    return OpenRun(client, run.info.run_id, run.info.experiment_id, dict(run.data.params), last_step, ended_ms)
 
 
 def probe(run_id: str, tracking_uri: str) -> Callable[[], dict[str, float]]:
@@ -180,10 +188,13 @@ class MlflowTransport:
         self._run_id = run.run_id
         self._experiment_id = run.experiment_id
         self._params = dict(run.params)
+        self._ended_ms = run.ended_ms
         self._checkpoints: dict[str, LoggedModel] = {}
 
     def send_points(self, points: list[Point]) -> None:
         """One request for all points."""
+        if any(not key.startswith("system/") for point in points for key in point.values):
+            self._ended_ms = None
         metrics = [Metric(key, value, point.t_ms, point.step) for point in points for key, value in point.values.items()]
         self._client.log_batch(self._run_id, metrics=metrics, synchronous=True)
 
@@ -248,11 +259,10 @@ class MlflowTransport:
             if model is None or str(model.status) != "READY":
                 self._do_checkpoint(**one)
         for model in found.values():
-            if _DELETED not in model.tags:
-                self._client.set_logged_model_tags(model.model_id, {_DELETED: "true"})
+            self._client.delete_logged_model(model.model_id)
 
     def _do_status(self, status: str) -> None:
-        self._client.set_terminated(self._run_id, status)
+        self._client.set_terminated(self._run_id, status, self._ended_ms if status == "FINISHED" else None)
 
     def _checkpoint(self, name: str) -> LoggedModel | None:
         if name not in self._checkpoints:
@@ -334,7 +344,7 @@ def _experiment_id(client: MlflowClient, tracking_uri: str, name: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name, artifact_location=_artifact_location(tracking_uri)))
+            return str(client.create_experiment(name, _artifact_location(tracking_uri), tags=_TRAINING_VIEW))
         except MlflowException:
             found = client.get_experiment_by_name(name)  # another process was first
             if found is None:

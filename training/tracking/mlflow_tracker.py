@@ -1,7 +1,8 @@
 """What does MLflow learn of a run? One MLflow run over all attempts of a penstock run.
 
 A checkpoint is a logged model of type `checkpoint`, linked to its step. MLflow never changes a parameter: a later attempt's
-other value becomes the tag `spec.<path>.attempt_<n>`.
+other value becomes the tag `spec.<path>.attempt_<n>`. The run's name is penstock's id of it without the pipeline's name, which
+the experiment has: a list shows the beginning of a name only.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
     def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> _MlflowRun:
         """See `QueuedTracker.begin`."""
         client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
-        return _described(mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=begun), "RUNNING")
+        name = run_name.removeprefix(f"{experiment}-")
+        return _described(mlflow_backend.ensure_run(client, experiment_id, name, run_id, begun=begun), "RUNNING")
 
     @classmethod
     def find(cls, tracking_uri: str, run_id: str) -> _MlflowRun:

@@ -271,7 +271,7 @@ class QueuedTracker(Generic[R]):
         self._put("checkpoint", **self._describe(checkpoint))
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show those of `present` that are not shown yet, and mark all others of the run as deleted.
+        """Show those of `present` that are not shown yet, and remove all others of the run.
 
         An earlier attempt may have been killed between writing or deleting a checkpoint and saying so.
         """

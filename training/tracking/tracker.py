@@ -115,7 +115,7 @@ class Tracker(Protocol):
         ...
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
-        """Set tags on the run."""
+        """Set tags on the run. Those without a dot are for people: `description` (markdown), `source` and `user`."""
         ...
 
     def log_json(self, name: str, value: Any) -> None:

@@ -96,14 +96,16 @@ def listening_hosts(processes: list[psutil.Process]) -> set[str]:
 
 
 def test_both_pages_open_show_the_state_and_close_with_ctrl_c(started: Ui) -> None:
-    mlflow, prefect = started.pages["MLflow"], started.pages["Prefect"]
+    page, prefect = started.pages["MLflow"], started.pages["Prefect"]
+    mlflow, _, place = page.partition("/#")
+    assert place == "/experiments/1/runs"
     assert "<html" in get(mlflow).lower()
     assert "<html" in get(prefect).lower()
     runs = post(f"{mlflow}/api/2.0/mlflow/runs/search", {"experiment_ids": ["1"]})["runs"]
     assert [(m["key"], m["value"]) for m in runs[0]["data"]["metrics"]] == [("loss", 0.5)]
     assert get(f"{mlflow}/get-artifact?path=note.txt&run_id={runs[0]['info']['run_id']}") == "hello"
     assert listening_hosts(started.family) == {"127.0.0.1"}
-    assert started.end(signal.SIGINT) == {"status": "done", "mlflow": mlflow, "prefect": prefect}
+    assert started.end(signal.SIGINT) == {"status": "done", "mlflow": page, "prefect": prefect}
     # The Prefect server stays some seconds for the next command.
     _, alive = psutil.wait_procs(started.family, timeout=60)
     assert not alive, f"left behind: {alive}"

@@ -60,6 +60,41 @@ def test_steps_executed_again_after_a_resume_are_logged_once(uri: str) -> None:
     assert steps[12] == (13, 13.0) and steps[13] == (14, 14.5)
 
 
+def test_an_attempt_that_measures_nothing_leaves_a_finished_run_as_long_as_it_was(uri: str) -> None:
+    tracker = open_tracker(uri)
+    train(tracker, range(1, 3))
+    tracker.close("FINISHED")
+    client = MlflowClient(uri)
+    ended = client.get_run(tracker.run_id).info.end_time
+    idle = open_tracker(uri, run_id=tracker.run_id, attempt=2)
+    idle.log_metrics({"system/cpu": 1.0}, step=1)
+    idle.close("FINISHED")
+    assert client.get_run(tracker.run_id).info.end_time == ended
+    busy = open_tracker(uri, run_id=tracker.run_id, attempt=3)
+    train(busy, range(3, 5))
+    busy.close("FINISHED")
+    assert client.get_run(tracker.run_id).info.end_time > ended
+
+
+def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view_for_training(uri: str) -> None:
+    tracker = MlflowTracker.open(
+        uri,
+        "pages",
+        "pages-20261123-a1",
+        system_metrics_every_s=None,
+        tags={"source": "shop/pipeline.yaml", "user": "ada", "description": "Data: 9 rows"},
+        params={"train": {"epochs": 3, "max_steps": None}, "preprocess": [{"label_encoder": {}, "imputer": None}]},
+    )
+    tracker.close("FINISHED")
+    client = MlflowClient(uri)
+    run = client.get_run(tracker.run_id)
+    assert (run.info.run_name, run.info.user_id or run.data.tags["mlflow.user"]) == ("20261123-a1", "ada")
+    assert run.data.tags["mlflow.source.name"] == "shop/pipeline.yaml"
+    assert run.data.tags["mlflow.note.content"] == "Data: 9 rows"
+    assert run.data.params == {"train.epochs": "3"}
+    assert client.get_experiment(tracker.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+
+
 def test_the_status_is_running_while_an_attempt_lives_and_honest_at_its_end(uri: str) -> None:
     tracker = open_tracker(uri)
     client = MlflowClient(uri)
@@ -172,7 +207,6 @@ def test_a_checkpoint_is_a_logged_model_linked_to_its_step_once(uri: str, tmp_pa
     (model,) = client.search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
     assert model.model_type == "checkpoint" and model.status == "READY"
     assert model.params == {"step": "4", "epoch": "1", "uri": "/ckpt/step-4"}
-    assert "penstock.deleted" not in model.tags
     assert {(m.key, m.step, m.value) for m in model.metrics} == {("train/loss", 4, 4.0)}
     outputs = client.get_run(tracker.run_id).outputs.model_outputs
     assert [(output.model_id, output.step) for output in outputs] == [(model.model_id, 4)]
@@ -189,11 +223,7 @@ def test_checkpoints_a_killed_attempt_wrote_or_deleted_in_silence_are_put_right_
     again.checkpoints([checkpoint_at(6), checkpoint_at(4)])
     assert again.close("FINISHED") == 0
     found = MlflowClient(uri).search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
-    assert {model.name: "penstock.deleted" in model.tags for model in found} == {
-        "step-2": True,
-        "step-4": False,
-        "step-6": False,
-    }
+    assert {model.name for model in found} == {"step-4", "step-6"}
 
 
 def test_the_dataset_is_an_input_of_the_run_with_the_digest_of_its_content(uri: str) -> None:
