@@ -88,7 +88,7 @@ def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view
     tracker.close("FINISHED")
     client = MlflowClient(uri)
     run = client.get_run(tracker.run_id)
-    assert (run.info.run_name, run.info.user_id or run.data.tags["mlflow.user"]) == ("20261123-a1", "ada")
+    assert (run.info.run_name, run.data.tags["mlflow.user"]) == ("20261123-a1", "ada")
     assert run.data.tags["mlflow.source.name"] == "shop/pipeline.yaml"
     assert run.data.tags["mlflow.note.content"] == "Data: 9 rows"
     assert run.data.params == {"train.epochs": "3"}
