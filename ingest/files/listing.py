@@ -10,14 +10,14 @@ import fnmatch
 import glob
 import os
 import posixpath
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from fsspec.spec import AbstractFileSystem
 
 from penstock.config import Section
 from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
+from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, check_split_rules
@@ -87,7 +87,13 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
     probe_endpoint(uri)
     try:
         fs, path = filesystem_of(uri)
-        root, found = _find(fs, path)
+        root, found = find_files(fs, path)
+        wanted = {
+            full: info
+            for full, info in found.items()
+            if _is_wanted(posixpath.relpath(full, root), extensions, named=full == path, globbed=glob.has_magic(path))
+        }
+        _refuse_dangling(wanted)
         files = [
             SourceFile(
                 uri=full if is_local(uri) else fs.unstrip_protocol(full),
@@ -96,10 +102,9 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
                 size_bytes=int(info["size"] or 0),
                 fingerprint=_fingerprint(full, info),
             )
-            for full, info in found.items()
-            if _is_wanted(posixpath.relpath(full, root), extensions, named=full == path, globbed=glob.has_magic(path))
+            for full, info in wanted.items()
         ]
-    except Interrupted:
+    except (Interrupted, DataError):
         raise
     except Exception as error:  # every store has errors of its own
         raise _listing_problem(split, uri, error) from error
@@ -125,28 +130,14 @@ def _by_content(files: list[SourceFile]) -> list[SourceFile]:
     return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
 
 
-def _find(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(root directory, files below it by path). Raises FileNotFoundError if nothing is there."""
-    if glob.has_magic(path) and not fs.exists(path):
-        root = _before_wildcard(path)
-        found: dict[str, dict[str, Any]] = {}
-        for full, info in fs.glob(path, detail=True).items():
-            found |= {full: info} if info["type"] == "file" else fs.find(full, detail=True)
-        if not found:
-            raise FileNotFoundError(path)
-    elif fs.isfile(path):
-        root, found = posixpath.dirname(path), {path: fs.info(path)}
-    else:
-        root, found = path.rstrip("/"), fs.find(path, detail=True)
-        if not found and not fs.exists(path):
-            raise FileNotFoundError(path)
-    # Object stores keep "folders" as empty objects whose key ends with a slash.
-    return root, {full: info for full, info in found.items() if not full.endswith("/") and info["type"] == "file"}
-
-
-def _before_wildcard(path: str) -> str:
-    parts = path.split("/")
-    return "/".join(parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
+def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:
+    dangling = [f"{full} leads to {info['leads_nowhere']}" for full, info in sorted(found.items()) if "leads_nowhere" in info]
+    if dangling:
+        raise DataError(
+            f"{len(dangling)} source files are links to nothing",
+            problems=capped(dangling),
+            next_step="fetch what they stand for (git annex get, dvc pull), or remove the links",
+        )
 
 
 def _is_wanted(name: str, extensions: tuple[str, ...], *, named: bool, globbed: bool) -> bool:

@@ -67,6 +67,33 @@ def test_locations_come_in_the_order_of_the_splits(tmp_path: Path) -> None:
     assert [file.location for file in listed(data, tmp_path)] == ["train", "validation", "test"]
 
 
+@pytest.mark.parametrize("train", ["set", "set/*", "set/**"])
+def test_links_to_files_and_folders_are_followed_and_a_link_back_is_not(tmp_path: Path, train: str) -> None:
+    write_files(tmp_path, {"blobs/1": "x", "blobs/2": "y", "other/deep/c.csv": "z", "set/d.csv": "w"})
+    (tmp_path / "set/a.csv").symlink_to("../blobs/1")
+    (tmp_path / "set/b.csv").symlink_to(tmp_path / "blobs/2")
+    (tmp_path / "set/more").symlink_to("../other")
+    (tmp_path / "other/back").symlink_to("../set")
+    assert names(tmp_path, train=train) == ["a.csv", "b.csv", "d.csv", "more/deep/c.csv"]
+
+
+def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+    write_files(tmp_path, {"real/a.csv": "x"})
+    (tmp_path / "latest").symlink_to("real")
+    assert names(tmp_path, train="latest") == ["a.csv"]
+
+
+@pytest.mark.parametrize("train", ["set", "set/*"])
+def test_a_link_to_nothing_is_named_unless_it_is_clutter(tmp_path: Path, train: str) -> None:
+    write_files(tmp_path, {"set/a.csv": "x"})
+    (tmp_path / "set/.#a.csv").symlink_to("editor@host")
+    assert names(tmp_path, train=train) == ["a.csv"]
+    (tmp_path / "set/b.csv").symlink_to("../blobs/gone")
+    with pytest.raises(DataError, match="1 source files are links to nothing") as caught:
+        names(tmp_path, train=train)
+    assert caught.value.problems == (f"{tmp_path}/set/b.csv leads to ../blobs/gone",)
+
+
 def test_any_fsspec_url_is_listed(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe("/listing/a.csv", b"x\n1\n")
     assert names(tmp_path, train="memory://listing/") == ["a.csv"]
