@@ -65,8 +65,9 @@ class DataSpec(Section):
     """Format of every source file."""
     train: str
     """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file. A
-    directory is read with those below it; names that begin with `.` or `_`, and files named like `README`, `LICENSE` or
-    `*.tmp`, are left out."""
+    directory is read with those below it, links included. Of it those files are read whose extension is one of the format, or
+    that have none; hidden ones, and files of other tools (`_SUCCESS`, `README`, `*.tmp`), are left out, and any other file
+    that is left out is counted in a warning."""
     validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     test: HeldOut | None = None

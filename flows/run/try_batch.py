@@ -100,7 +100,7 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     spec = project.spec
     # As Parquet the sample keeps the types it was read with, whatever the source's format, which still says what columns mean.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
-    listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions), silent)
+    listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions).files, silent)
     data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None})
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))

@@ -1,7 +1,8 @@
 """Which files does a pipeline read, and has one of them changed? Listing of a path, directory, glob or URL.
 
 Clutter that other tools leave behind (`_SUCCESS`, `.crc`, hidden files, README, checksums) is never data. A directory gives the
-files whose extension belongs to the format, and those without any; a glob or a single file gives what it names.
+files whose extension belongs to the format, and those without any; a glob or a single file gives what it names. What is left
+out and is not known as clutter is reported: its rows may be missed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from penstock.config import Section
 from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
@@ -24,8 +25,10 @@ from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["SourceFile", "capped", "extension_of", "list_source"]
+__all__ = ["Listing", "SourceFile", "capped", "extension_of", "list_source"]
 
+
+_OTHERS_FOLDERS = ("_temporary", "_spark_metadata", "_delta_log", "_impala_insert_staging", "__macosx", "__pycache__")
 
 _MARKERS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
@@ -49,8 +52,27 @@ class SourceFile(Section):
     """None until the file was read."""
 
 
-def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> list[SourceFile]:
-    """List the files of every location, in the order train, validation, test, each by name. Local ones are read through once.
+class Listing(NamedTuple):
+    """The files of all locations."""
+
+    files: list[SourceFile]
+    """In the order train, validation, test, each by name."""
+    left_out: list[str]
+    """Paths or URLs of files that a directory has besides, and that are no known clutter."""
+
+    def said_of_left_out(self) -> str:
+        """What to say of the files that are left out; empty if there are none."""
+        if not self.left_out:
+            return ""
+        first = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
+        return (
+            f"{len(self.left_out):,} files in the folders of the source are not read, because of their names: {first}; "
+            "if they hold rows, rename them to an extension of data.format, or name them with a glob"
+        )
+
+
+def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> Listing:
+    """List the files of every location. Local ones are read through once.
 
     Args:
         base_dir: where relative paths start.
@@ -63,12 +85,15 @@ def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> 
     """
     check_split_rules(data)
     files: list[SourceFile] = []
+    left_out: list[str] = []
     for split in SPLITS:
         location = getattr(data, split)
         if isinstance(location, str):
-            files += _list_location(data.format, extensions, split, base_dir, location)
+            found = _list_location(data.format, extensions, split, base_dir, location)
+            files += found.files
+            left_out += found.left_out
     _refuse_shared_files(files)
-    return files
+    return Listing(files, left_out)
 
 
 def extension_of(name: str) -> str:
@@ -82,17 +107,14 @@ def capped(lines: list[str], limit: int = 20) -> list[str]:
     return lines if len(lines) <= limit else [*lines[:limit], f"... and {len(lines) - limit} more"]
 
 
-def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_dir: Path, location: str) -> list[SourceFile]:
+def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_dir: Path, location: str) -> Listing:
     uri = os.path.abspath(base_dir / os.path.expanduser(location)) if "://" not in location else location
     probe_endpoint(uri)
     try:
         fs, path = filesystem_of(uri)
         root, found = find_files(fs, path)
-        wanted = {
-            full: info
-            for full, info in found.items()
-            if _is_wanted(posixpath.relpath(full, root), extensions, named=full == path, globbed=glob.has_magic(path))
-        }
+        fates = {full: _fate(posixpath.relpath(full, root), extensions, globbed=glob.has_magic(path)) for full in found}
+        wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
         _refuse_dangling(wanted)
         files = [
             SourceFile(
@@ -116,7 +138,8 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
             next_step=f"correct data.{split} or data.format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
-    return _by_content(files) if is_local(uri) else files
+    left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
+    return Listing(_by_content(files) if is_local(uri) else files, left_out)
 
 
 def _by_content(files: list[SourceFile]) -> list[SourceFile]:
@@ -140,16 +163,20 @@ def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def _is_wanted(name: str, extensions: tuple[str, ...], *, named: bool, globbed: bool) -> bool:
-    if named:
-        return True
-    # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata, _temporary): they hold no rows.
-    if any(part.startswith((".", "_")) for part in name.split("/")):
-        return False
-    last = posixpath.basename(name).lower()
-    if any(fnmatch.fnmatchcase(last, marker) for marker in _MARKERS):
-        return False
-    return globbed or extension_of(name) in ("", *extensions)
+def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["data", "clutter", "left out"]:
+    """What becomes of a file that no one named, by its path below the root."""
+    *folders, last = name.lower().split("/")
+    is_format = extension_of(last) in extensions
+    known = any(fnmatch.fnmatchcase(last, marker) for marker in _MARKERS)
+    # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata), which have no extension of a format;
+    # a camera's _DSC0001.JPG has one.
+    known = known or last.startswith((".", "_"))
+    if known and not is_format:
+        return "clutter"
+    others = any(fnmatch.fnmatchcase(folder, pattern) for folder in folders for pattern in _OTHERS_FOLDERS)
+    if others or last.startswith(".") or any(folder.startswith(".") for folder in folders):
+        return "clutter"
+    return "data" if globbed or is_format or not extension_of(last) else "left out"
 
 
 def _fingerprint(path: str, info: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ import fsspec
 import pytest
 
 from penstock.errors import DataError, ServiceError, SpecError
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from tests.ingest.reading import listed, write_files
 
@@ -33,6 +35,22 @@ def test_a_directory_gives_the_files_of_the_format_in_order_of_name(tmp_path: Pa
 def test_clutter_is_never_data(tmp_path: Path, clutter: str, train: str) -> None:
     write_files(tmp_path, {"a.csv": "x", clutter: "x"})
     assert names(tmp_path, train=train) == ["a.csv"]
+
+
+def test_a_file_of_the_format_is_data_whatever_it_is_called(tmp_path: Path) -> None:
+    pictures = ["_DSC0001.JPG", "_background/1.png", "license_plate_1.jpg", "notices/2.jpg"]
+    write_files(tmp_path, dict.fromkeys(pictures, "x"))
+    assert names(tmp_path, "images") == pictures
+
+
+def test_what_a_directory_leaves_out_is_counted_and_the_first_are_named(tmp_path: Path) -> None:
+    write_files(tmp_path, dict.fromkeys(["a.csv", "b.csv.xz", "c.txt", "d.tab.old", "e.parquet", "_SUCCESS", "README.md"], "x"))
+    data = DataSpec(format="csv", train=".")
+    listing = list_source(data, tmp_path, format_of(data).extensions)
+    assert [Path(left).name for left in listing.left_out] == ["b.csv.xz", "c.txt", "d.tab.old", "e.parquet"]
+    assert "4 files" in listing.said_of_left_out() and f"{tmp_path}/b.csv.xz" in listing.said_of_left_out()
+    named = DataSpec(format="csv", train="*.csv")
+    assert not list_source(named, tmp_path, format_of(named).extensions).said_of_left_out()
 
 
 def test_one_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
