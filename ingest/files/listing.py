@@ -11,7 +11,7 @@ import fnmatch
 import glob
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +29,14 @@ __all__ = ["Listing", "SourceFile", "capped", "extension_of", "list_source"]
 
 
 _OTHERS_FOLDERS = ("_temporary", "_spark_metadata", "_delta_log", "_impala_insert_staging", "__macosx", "__pycache__")
+
+_TABLE_FORMATS = {
+    "Delta": ("_delta_log/*", "deltalake: DeltaTable(path).to_pyarrow_table()"),
+    "Iceberg": ("metadata/*.metadata.json", "pyiceberg: table.scan().to_arrow()"),
+    "Hudi": (".hoodie/*", "Spark: spark.read.format('hudi').load(path)"),
+    "Lance": ("_versions/*.manifest", "lance.dataset(path).to_table()"),
+}
+"""Tables whose log says which of their files count: the names in the log, and what reads the rows."""
 
 _MARKERS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
@@ -115,6 +123,8 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
         root, found = find_files(fs, path)
         fates = {full: _fate(posixpath.relpath(full, root), extensions, globbed=glob.has_magic(path)) for full in found}
         wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
+        if not glob.has_magic(path):
+            _refuse_tables(split, uri, [posixpath.relpath(full, root) for full in found if full != path])
         _refuse_dangling(wanted)
         files = [
             SourceFile(
@@ -151,6 +161,18 @@ def _by_content(files: list[SourceFile]) -> list[SourceFile]:
     except OSError:
         return files  # the reader names every file that it cannot open
     return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
+
+
+def _refuse_tables(split: Split, uri: str, names: Sequence[str]) -> None:
+    """A folder of such a table holds files with deleted rows beside those that count."""
+    for format, (log, reader) in _TABLE_FORMATS.items():
+        found = next((name for name in names if fnmatch.fnmatchcase(f"/{name}", f"*/{log}")), None)
+        if found is not None:
+            raise DataError(
+                f"data.{split}: {uri} is a {format} table ({found}): its log says which of its files count, and "
+                "read as a folder it would give deleted rows too",
+                next_step=f"export its rows as Parquet ({reader}); a glob ({uri.rstrip('/')}/*.parquet) reads what it names",
+            )
 
 
 def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:

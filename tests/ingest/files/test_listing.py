@@ -138,6 +138,24 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
     assert "b.csv is in data.train and in data.test" in caught.value.problems[0]
 
 
+@pytest.mark.parametrize(
+    ("table", "log"),
+    [
+        ("Delta", "_delta_log/00000000000000000001.json"),
+        ("Iceberg", "metadata/v3.metadata.json"),
+        ("Hudi", ".hoodie/hoodie.properties"),
+        ("Lance", "_versions/1.manifest"),
+    ],
+)
+def test_a_table_with_a_log_of_its_own_is_no_folder_of_files(tmp_path: Path, table: str, log: str) -> None:
+    write_files(tmp_path, {f"t/{log}": "x", "t/part-0.parquet": "x", "t/part-1.parquet": "x"})
+    for train in ("t", "."):
+        with pytest.raises(DataError, match=f"is a {table} table") as caught:
+            names(tmp_path, "parquet", train=train)
+        assert "export its rows" in caught.value.next_step
+    assert names(tmp_path, "parquet", train="t/part-*") == ["part-0.parquet", "part-1.parquet"]
+
+
 def test_split_rules_that_leave_nothing_to_train_on_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="add up to 1 or more"):
         names(tmp_path, train="nowhere", validation={"fraction": 0.5}, test={"fraction": 0.5})
