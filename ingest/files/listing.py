@@ -11,6 +11,7 @@ import fnmatch
 import glob
 import os
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -44,6 +45,10 @@ _MARKERS = (
 )
 
 
+_DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
+"""penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
+
+
 class SourceFile(Section):
     """One file of the source."""
 
@@ -58,6 +63,11 @@ class SourceFile(Section):
     """Changes with the content: its digest, the etag on object stores, the modification time in ns where that is too much."""
     rows: int | None = None
     """None until the file was read."""
+
+    @property
+    def content(self) -> str | None:
+        """What two files share only if they hold the same bytes; None where the fingerprint is a time or a size."""
+        return self.fingerprint if _DIGEST.fullmatch(self.fingerprint) else None
 
 
 class Listing(NamedTuple):
@@ -214,8 +224,8 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
     seen: dict[str, SourceFile] = {}
     shared = []
     for file in files:
-        first = seen.setdefault(file.uri, file)
-        if first is not file:
+        first = seen.setdefault(os.path.realpath(file.uri) if is_local(file.uri) else file.uri, file)
+        if first.location != file.location:
             shared.append(f"{file.uri} is in data.{first.location} and in data.{file.location}")
     if shared:
         raise DataError(
