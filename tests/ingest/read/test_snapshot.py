@@ -54,7 +54,7 @@ def test_a_copy_of_a_train_file_is_no_test(tmp_path: Path, test: str) -> None:
     source(tmp_path / "train")
     (tmp_path / "linked").symlink_to("train")
     write_files(tmp_path, {"copied/b.parquet": (tmp_path / "train/part-1.parquet").read_bytes()})
-    with pytest.raises(DataError, match="rows it has seen|in two splits") as caught:
+    with pytest.raises(DataError, match=r"rows it has seen|in two splits") as caught:
         read_snapshot(tmp_path, "parquet", train="train", test=test)
     assert "part-1.parquet" in caught.value.problems[0 if test == "copied" else 1]
 
