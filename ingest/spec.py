@@ -47,8 +47,9 @@ HeldOut = Annotated[
 class ImagesOptions(Section):
     """How encoded images become pixels.
 
-    With `format: images` a row is a file: column `image` holds its bytes, `label` its folder's name, `path` its name. After the
-    steps `image` is decoded and `path` left out, unless a step has changed them.
+    With `format: images` a row is a file: column `image` holds its bytes, `path` its name, and `label` the name of the first
+    folder below the root (`cat` for `cat/indoor/1.jpg`; the root of a glob ends at its first wildcard). After the steps `image`
+    is decoded and `path` left out, unless a step has changed them. Images of more than 8 bits a channel are refused.
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
