@@ -219,6 +219,29 @@ def test_a_broken_image_is_named_or_dropped() -> None:
     assert transform_table(table, ["decode_image"], invalid="drop")["label"].to_pylist() == [0]
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    ("pixels", "format", "deep"),
+    [
+        (np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16), "PNG", "I;16"),
+        (np.linspace(0, 1, 64).reshape(8, 8).astype(np.float32), "TIFF", "F"),
+        (np.arange(64, dtype=np.int32).reshape(8, 8), "TIFF", "I"),
+    ],
+)
+def test_an_image_of_more_than_8_bits_is_refused_by_its_mode(pixels: np.ndarray, format: str, deep: str, mode: str) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format)
+    table = pa.table({"image": pa.array([jpeg(8, 8), stream.getvalue()], pa.binary())})
+    with pytest.raises(DataError, match=rf"row 101 .*mode {deep}: .* more than 8 bits"):
+        transform_table(table, [{"decode_image": {"mode": mode}}], invalid="drop")
+
+
+def test_an_image_that_needs_another_program_is_none() -> None:
+    table = pa.table({"image": [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n%%EndComments\n"]})
+    with pytest.raises(DataError, match="no image format that is known"):
+        transform_table(table, ["decode_image"])
+
+
 def test_decoding_what_holds_no_images_is_refused() -> None:
     with pytest.raises(DataError, match="'x' has type int64; it takes bytes"):
         transform_table(pa.table({"x": [1]}), [{"decode_image": {"column": "x"}}])
