@@ -72,7 +72,8 @@ def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
             return pa.list_(inner, first.list_size)
         if pa.types.is_fixed_size_list(first) or pa.types.is_fixed_size_list(second):
             return None
-        return pa.large_list(inner)
+        # pyarrow's JSON reader knows no large lists.
+        return pa.list_(inner) if pa.types.is_list(first) and pa.types.is_list(second) else pa.large_list(inner)
     return None
 
 
