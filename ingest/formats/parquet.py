@@ -61,7 +61,8 @@ def _open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
         raise read_problem(file.uri, error) from error
     with source:
         try:
-            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+            # INT96, the times of older Spark and Impala, would else be nanoseconds, of which 9999-12-31 wraps to 1816.
+            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
         except (OSError, pa.ArrowException) as error:
             raise not_readable(file, "Parquet", error) from error
         yield parquet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,13 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path, content: bytes | str | p
     text = refusal(tmp_path, "parquet", {"good.parquet": pa.table({"a": [1]}), "bad.parquet": content})
     assert message in text
     assert str(tmp_path / "bad.parquet") in text
+
+
+def test_times_kept_as_int96_do_not_wrap(tmp_path: Path) -> None:
+    times = [datetime(9999, 12, 31), datetime(2020, 1, 1, 0, 0, 0, 123456), datetime(1, 1, 1)]
+    table = pa.table({"until": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    assert read_rows(tmp_path, "parquet").column("until").to_pylist() == times
 
 
 def test_a_damaged_page_is_named_by_row_group(tmp_path: Path) -> None:
