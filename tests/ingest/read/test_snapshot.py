@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
@@ -62,8 +64,9 @@ def test_a_copy_of_a_train_file_is_no_test(tmp_path: Path, test: str) -> None:
 def test_files_without_rows_may_be_alike_in_all_splits(tmp_path: Path) -> None:
     empty, full = pa.table({"x": pa.array([], pa.int64())}), pa.table({"x": [1]})
     write_files(tmp_path, {"train/0.parquet": empty, "train/1.parquet": full, "test/0.parquet": empty})
+    write_files(tmp_path, {"test/1.parquet": pa.table({"x": [2]})})
     _, snapshot = read_snapshot(tmp_path, "parquet", train="train", test="test")
-    assert [file.rows for file in snapshot.files] == [0, 1, 0]
+    assert [file.rows for file in snapshot.files] == [0, 1, 0, 1]
 
 
 def test_the_same_picture_in_train_and_test_is_counted(tmp_path: Path) -> None:
@@ -121,6 +124,22 @@ def test_a_location_of_nothing_but_empty_files_is_refused(tmp_path: Path) -> Non
     assert read_rows(tmp_path, "csv", train="train").to_pydict() == {"x": [1]}
     with pytest.raises(DataError, match=r"the files of data\.test hold no rows"):
         read_rows(tmp_path, "csv", train="train", test="test")
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json", "arrow"])
+def test_columns_that_are_only_in_folders_names_have_a_value_in_every_row(tmp_path: Path, format: str) -> None:
+    for label, rows in (("cat", 3), ("dog", 5)):
+        table, path = pa.table({"x": range(rows)}), tmp_path / f"label={label}" / f"p.{format}"
+        path.parent.mkdir()
+        if format == "arrow":
+            with ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table)
+        elif format == "json":
+            path.write_text("".join(f'{{"x": {x}}}\n' for x in range(rows)))
+        else:
+            {"parquet": pq.write_table, "csv": arrow_csv.write_csv}[format](table, path)
+    found = read_rows(tmp_path, format, batch_rows=2, columns=["label"]).column("label").to_pylist()
+    assert found == ["cat"] * 3 + ["dog"] * 5
 
 
 def test_progress_counts_files(tmp_path: Path) -> None:
