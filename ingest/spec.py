@@ -81,8 +81,8 @@ class DataSpec(Section):
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
     invalid: Literal["error", "drop"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
-    decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label larger than those of the train
-    split stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
+    decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label below 0, or larger than those of
+    the train split, stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
 

@@ -178,6 +178,18 @@ def test_a_null_is_no_category(kind: str) -> None:
         apply(pa.table({"c": ["a", None]}), {kind: {"columns": ["c"]}}, state)
 
 
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        (pa.array([1500, -500], pa.duration("ms")), [1.5, -0.5]),
+        (pa.array([3600], pa.time32("s")), [3600.0]),
+        (pa.array([1_500_000_000], pa.time64("ns")), [1.5]),
+    ],
+)
+def test_a_duration_or_time_of_day_becomes_seconds(values: pa.Array, seconds: list[float]) -> None:
+    assert transform_table(pa.table({"t": values}), [{"cast": {"t": "float32"}}])["t"].to_pylist() == seconds
+
+
 # Images.
 
 
@@ -316,6 +328,14 @@ def test_a_user_function_leaves_rows_out_with_keep(tmp_path: Path) -> None:
     assert rows.filtered == 1
 
 
+@pytest.mark.parametrize(("label", "kind"), [(-1, pa.int64()), (250_000, pa.int64()), (2**63, pa.uint64())])
+def test_a_label_that_is_no_class_index_is_never_dropped(label: int, kind: pa.DataType) -> None:
+    table = pa.table({"x": [1.0, None, 2.0], "y": pa.array([1, 1, label], kind)})
+    with pytest.raises(DataError, match=rf"row 102 .*: {label}") as caught:
+        transform_table(table, label="y", invalid="drop")
+    assert "label_encoder" in caught.value.next_step and "data.invalid" not in caught.value.next_step
+
+
 # What is left after all steps.
 
 
@@ -342,6 +362,12 @@ def test_columns_become_numbers_of_one_shape(values: pa.Array, dtype: str, shape
     assert result.tolist() == flat.astype(result.dtype).tolist()
 
 
+@pytest.mark.parametrize("inner", [pa.list_(pa.int64()), pa.list_(pa.int64(), 1)])
+def test_a_null_inside_nested_lists_is_a_list_of_another_length(inner: pa.DataType) -> None:
+    with pytest.raises(DataError, match=r"unequal length: part-0\.parquet, row 101"):
+        transform_table(pa.table({"x": pa.array([[[1], [2]], [[3], None]], pa.list_(inner))}))
+
+
 def test_lists_of_unequal_length_name_the_first_row_that_differs() -> None:
     with pytest.raises(DataError, match=r"'x' holds lists of unequal length: part-0\.parquet, row 102 .*has 1 .* 2"):
         transform_table(pa.table({"x": [[1, 2], [3, 4], [5], [6]]}))
@@ -354,6 +380,9 @@ def test_lists_of_unequal_length_name_the_first_row_that_differs() -> None:
         (pa.array([0], pa.timestamp("s")), "cast: {x: float64}"),
         (pa.array([0], pa.date32()), "cast: {x: float64}"),
         (pa.array([1]).cast(pa.decimal128(21, 2)), "cast: {x: float64}"),
+        (pa.array([1], pa.duration("s")), "cast: {x: float64}"),
+        (pa.array([1], pa.time64("us")), "cast: {x: float64}"),
+        (pa.array([["a"], ["b", "c"]]), "use map_batches"),
         (pa.array([b"abc"]), "decode_image: {column: x}"),
         (pa.array([{"a": 1}]), "drop: [x]"),
         (pa.array([["a"]]), "drop: [x]"),
@@ -418,9 +447,9 @@ def test_an_integer_label_must_be_a_class_index(bad: int) -> None:
     with pytest.raises(DataError, match=rf"1 row has a label y that is no class.*row 101 \(from 0\): {bad}") as caught:
         transform_table(table, label="y")
     assert "cast: {y: float32}" in str(caught.value)
-    kept = transform_table(table, label="y", invalid="drop")
+    kept = transform_table(table.slice(2), label="y")
     assert kept["y"].type == pa.int64()
-    assert kept["y"].to_pylist() == [0, 3]
+    assert kept["y"].to_pylist() == [3]
 
 
 def test_a_float_label_may_be_anything_finite() -> None:
