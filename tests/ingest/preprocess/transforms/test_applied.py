@@ -119,6 +119,10 @@ def test_a_constant_fills_nulls_and_nan() -> None:
     assert transform_table(table, steps)["a"].to_pylist() == [1.0, 9.0, 9.0]
     with pytest.raises(DataError, match="'none' is no value for column 'a' of type double"):
         transform_table(table, [{"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": "none"}}])
+    with pytest.raises(DataError, match=r"0\.5 is no value for column 'n' of type int64"):
+        transform_table(
+            pa.table({"n": [1, None]}), [{"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": 0.5}}]
+        )
     with pytest.raises(DataError, match="-1 is no value for column 'n' of type uint8"):
         negative = {"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": -1}}
         transform_table(pa.table({"n": pa.array([1, None], pa.uint8())}), [negative])
@@ -176,6 +180,24 @@ def test_a_null_is_no_category(kind: str) -> None:
     state = ColumnState(column="c", categories=("a",))
     with pytest.raises(DataError, match="1 row has a null in c"):
         apply(pa.table({"c": ["a", None]}), {kind: {"columns": ["c"]}}, state)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "place"),
+    [
+        (pa.array([1, 16777217]), "float32", "row 101 .*'x' holds 16777217, which float32 makes 16777216"),
+        (pa.array([1704067201.0, 0.1]), "float32", "row 100 .*'x' holds 1704067201, which float32 makes 1704067200"),
+        (pa.array([[2, 3], [4, 2**24 + 3]]), "float32", "row 101 .*'x' holds 16777219"),
+        (pa.array([0.1, 70000.5]), "float16", r"row 101 .*'x' holds 70000\.5, which float16 makes inf"),
+        (pa.array([2**63 + 1025], pa.uint64()), "float64", "row 100 .*'x' holds 9223372036854776833"),
+    ],
+)
+def test_the_concatenator_loses_no_whole_number(values: pa.Array, dtype: str, place: str) -> None:
+    step = {"concatenator": {"columns": ["x"], "dtype": dtype}}
+    with pytest.raises(DataError, match=place) as caught:
+        transform_table(pa.table({"x": values}), [step])
+    assert "standard_scaler: {columns: [x]}" in caught.value.next_step
+    transform_table(pa.table({"x": [0.1, 2.0**40, -16777216.0]}), [{"concatenator": {"columns": ["x"]}}])
 
 
 @pytest.mark.parametrize(
