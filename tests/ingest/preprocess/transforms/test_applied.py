@@ -14,10 +14,11 @@ import pytest
 from PIL import Image
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.preprocess.chain import Chain
+from penstock.ingest.preprocess.chain import Chain, run_steps
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import Origin
+from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import capture
@@ -311,6 +312,48 @@ def f(batch, k):
     assert result["v"].combine_chunks().to_numpy_ndarray().tolist() == [[[1, 2, 3]], [[4, 5, 6]]]
     assert result["big"].to_pylist() == [0, 1]
     assert table["i"].to_pylist() == [1, 2]
+
+
+def _run_function(rows: Rows, folder: Path, body: str) -> None:
+    """A map_batches step alone, without what all columns must be after the last step."""
+    (folder / "user.py").write_text(f"import numpy as np\ndef f(batch):\n    {body}\n")
+    step = PreprocessStep.model_validate({"map_batches": "user.py:f"})
+    data = DataSpec(format="parquet", train="t")
+    run_steps(rows, [FittedStep(step=step)], data, {"user.py:f": capture("user.py:f", folder).load()})
+
+
+UNTOUCHED = {
+    "ids": pa.array([2**53 + 1, None, 2**53 + 3]),
+    "flags": pa.array([True, None, False]),
+    "plain_flags": pa.array([True, False, True]),
+    "tokens": pa.array([[1], [], [2, 3]], pa.list_(pa.uint16())),
+    "floats": pa.array([[0.1], None, [0.2, 0.3]], pa.list_(pa.float32())),
+    "fixed": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.uint8(), 2)),
+    "when": pa.array([0, None, 1], pa.timestamp("s", "Europe/Berlin")),
+    "text": pa.array(["a", None, "b"], pa.large_string()),
+    "struct": pa.array([{"a": 1}, None, {"a": None}]),
+    "money": pa.array([None, 1, 2]).cast(pa.decimal128(21, 2)),
+}
+
+
+@pytest.mark.parametrize(
+    "body", ["return batch", 'return {**batch, "new": np.arange(3)}', "return {k: batch[k] for k in batch}"]
+)
+def test_a_user_function_changes_nothing_that_it_does_not_touch(tmp_path: Path, body: str) -> None:
+    rows = Rows(pa.table(UNTOUCHED), Origin.of_file("f", 0, 3))
+    _run_function(rows, tmp_path, body)
+    for name, values in UNTOUCHED.items():
+        assert rows.column(name).equals(values), name
+
+
+def test_a_user_function_may_change_what_it_was_given_in_place(tmp_path: Path) -> None:
+    body = 'batch["ids"][0] = 7; batch["text"][2] = "c"; batch["tokens"][2][1] = 9; return batch'
+    rows = Rows(pa.table(UNTOUCHED), Origin.of_file("f", 0, 3))
+    _run_function(rows, tmp_path, body)
+    assert rows.column("ids")[0].as_py() == 7.0
+    assert rows.column("text").to_pylist() == ["a", None, "c"]
+    assert rows.column("tokens").to_pylist() == [[1], [], [2, 9]]
+    assert rows.column("tokens").type.value_type == pa.uint16()
 
 
 def test_a_user_function_may_give_text_to_later_steps(tmp_path: Path) -> None:
