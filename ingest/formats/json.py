@@ -51,7 +51,7 @@ class JsonReader(Reader):
 
     def __init__(self, data: DataSpec) -> None:
         self._types = {name: parse_type(text) for name, text in data.types.items()}
-        self._columns = data.columns
+        self._columns = data.read_columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""

@@ -180,15 +180,17 @@ def split_rows(
     """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
     for batch in iterate_rows(data, snapshot, files, batch_rows):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
-        codes = split_codes(data, batch.table, batch.file.location)
+        codes = split_codes(data, batch.table, batch.files)
+        # Columns that only the rules go by have done their part.
+        rows = batch.table if data.columns is None else batch.table.select(data.columns)
         for code, split in enumerate(SPLITS):
             mask = codes == code
             if not mask.any():
                 continue
             if mask.all():
-                yield split, batch.table, origin
+                yield split, rows, origin
             else:
-                yield split, batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
+                yield split, rows.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
 def decodes_images(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
