@@ -163,7 +163,7 @@ def _with_penstock(source: Path, out: Path, parallel: ParallelMap) -> None:
         }
     )
     data, steps = spec.data, list(spec.preprocess)
-    snapshot = read_source(data, list_source(data, out.parent, format_of(data).extensions), silent)
+    snapshot = read_source(data, list_source(data, out.parent, format_of(data).extensions).files, silent)
     fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=parallel)
     materialize(
         key="k",

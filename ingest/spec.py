@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, PositiveInt, Tag, model_validator
+from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
 
 from penstock.config import Section
 from penstock.errors import SpecError
 
 __all__ = [
+    "PATH",
     "DataSpec",
     "ImagesOptions",
     "LengthSpec",
@@ -21,6 +23,9 @@ __all__ = [
 ]
 
 
+PATH = "path"
+"""In `by`: the file's path, where no column has that name."""
+
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
@@ -29,8 +34,34 @@ class SplitRule(Section):
 
     fraction: Fraction
     """Share of the rows, 0 to 1."""
-    by: str = "row"
-    """`row` hashes the whole row, so exact duplicates stay together; a column name hashes that column, so groups do."""
+    by: str | Annotated[list[str], Field(min_length=1)] = "row"
+    """What is hashed. `row`: the whole row as far as it is read, so exact duplicates stay together; other `data.columns` deal
+    the rows anew. A column's name, or several in a list: rows that are equal there stay together, as those of a customer or a
+    day; such columns need not be in `data.columns`. `path`, where no column has that name: the file's path below the location,
+    so the chunks of a document stay together."""
+    pattern: str | None = None
+    """A regular expression for what to hash of the one column, or of `path`: its first group, or all that it matches. With `by:
+    path` and `pattern: "patient-[0-9]+"`, all files of a patient stay together. A row where it is not found is an error."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return pattern
+
+    @model_validator(mode="after")
+    def _has_one_column_for_a_pattern(self) -> SplitRule:
+        if self.pattern is not None and (len(self.columns) != 1):
+            raise ValueError("pattern goes with one column, or with by: path")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns it goes by; none for whole rows."""
+        return list(self.by) if isinstance(self.by, list) else [] if self.by == "row" else [self.by]
 
 
 def _held_out_kind(value: object) -> str:
@@ -47,8 +78,9 @@ HeldOut = Annotated[
 class ImagesOptions(Section):
     """How encoded images become pixels.
 
-    With `format: images` a row is a file: column `image` holds its bytes, `label` its folder's name, `path` its name. After the
-    steps `image` is decoded and `path` left out, unless a step has changed them.
+    With `format: images` a row is a file: column `image` holds its bytes, `path` its name, and `label` the name of the first
+    folder below the root (`cat` for `cat/indoor/1.jpg`; the root of a glob ends at its first wildcard). After the steps `image`
+    is decoded and `path` left out, unless a step has changed them. Images of more than 8 bits a channel are refused.
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
@@ -65,8 +97,9 @@ class DataSpec(Section):
     """Format of every source file."""
     train: str
     """A file, a directory, a glob, or a URL of one (s3:// or any fsspec scheme). Relative paths start at the pipeline file. A
-    directory is read with those below it; names that begin with `.` or `_`, and files named like `README`, `LICENSE` or
-    `*.tmp`, are left out."""
+    directory is read with those below it, links included. Of it those files are read whose extension is one of the format, or
+    that have none; hidden ones, and files of other tools (`_SUCCESS`, `README`, `*.tmp`), are left out, and any other file
+    that is left out is counted in a warning."""
     validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     test: HeldOut | None = None
@@ -74,15 +107,23 @@ class DataSpec(Section):
     label: str | None = None
     """The target column."""
     columns: list[str] | None = None
-    """Read only these columns, not all."""
+    """Prepare only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
     invalid: Literal["error", "drop"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
-    decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label larger than those of the train
-    split stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
+    decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label below 0, or larger than those of
+    the train split, stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
+
+    @property
+    def read_columns(self) -> list[str] | None:
+        """`columns`, and those that rules go by besides; None if all are read."""
+        if self.columns is None:
+            return None
+        by = (name for rule in split_rules(self).values() for name in rule.columns)
+        return list(dict.fromkeys([*self.columns, *by]))
 
 
 class MaterializeSpec(Section):

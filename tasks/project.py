@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from penstock.ingest.files.listing import SourceFile, list_source
+from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
@@ -45,9 +45,14 @@ class Project:
         """Where state, cached data and checkpoints live."""
         return Storage(self.spec.storage)
 
-    @cached_property
+    @property
     def files(self) -> list[SourceFile]:
         """The source files as they are now. Raises DataError, ServiceError."""
+        return self.listing.files
+
+    @cached_property
+    def listing(self) -> Listing:
+        """The source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
         return list_source(self.spec.data, self.base_dir, format_of(self.spec.data).extensions)
 
     @property

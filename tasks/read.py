@@ -32,4 +32,9 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-STAGE = Stage("read", _run, _verify, _facts)
+def _show(ctx: RunContext, output: dict[str, Any]) -> None:
+    if copies := ctx.snapshot.said_of_copies():
+        ctx.warn(f"read: {copies}")
+
+
+STAGE = Stage("read", _run, _verify, _facts, publish=_show)

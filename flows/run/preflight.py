@@ -71,13 +71,14 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
 
 
 def check_resources(project: Project) -> list[str]:
-    """Compare disk and memory with the size of the sources. Returns warnings.
+    """Compare disk and memory with the size of the sources. Returns warnings, also of files that are not read.
 
     Raises:
         PreflightError: the prepared rows cannot fit.
     """
     source = sum(file.size_bytes for file in project.files)
-    spec, warnings = project.spec, []
+    spec, left_out = project.spec, project.listing.said_of_left_out()
+    warnings = [left_out] if left_out else []
     if project.storage.is_local and spec.materialize.cache == "disk":
         folder = existing_folder(Path(project.storage.root))
         free = shutil.disk_usage(folder).free

@@ -60,13 +60,15 @@ def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> d
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
     spec = project.spec
-    files = [file for file in project.files if file.location == "train"]
     a_row_each = reader_of(spec.data).one_row_per_file
     if snapshot is None:
-        files = _spread(files, SAMPLE_ROWS if a_row_each else 1)
+        files = [file for file in project.files if file.location == "train"]
+        # Spark and Dask write parts without rows; one of half the mean size or more has some.
+        half = sum(file.size_bytes for file in files) / len(files) / 2
+        files = _spread(files, SAMPLE_ROWS) if a_row_each else [next(file for file in files if file.size_bytes >= half)]
         snapshot = read_source(project.source, files, silent)
-    else:
-        files = _spread(files, SAMPLE_ROWS if a_row_each else SAMPLE_FILES)
+    filled = [file for file in snapshot.files if file.location == "train" and file.rows]
+    files = _spread(filled, SAMPLE_ROWS if a_row_each else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))
     first = (next(iterate_rows(spec.data, snapshot, [file], share), None) for file in files)
     tables = [batch.table for batch in first if batch is not None]
@@ -100,7 +102,7 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     spec = project.spec
     # As Parquet the sample keeps the types it was read with, whatever the source's format, which still says what columns mean.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
-    listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions), silent)
+    listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions).files, silent)
     data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None})
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))

@@ -22,7 +22,10 @@ _UNIT_ORDER = ("s", "ms", "us", "ns")
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """Strip what only says how values are laid out: dictionaries, views, run ends, unknown extensions, nullability."""
+    """Strip what only says how values are laid out: dictionaries, views, run ends, unknown extensions, nullability.
+
+    Views of lists stay what they are, and are refused where files are unified: pyarrow's cast of them loses rows after a null.
+    """
     if isinstance(kind, pa.FixedShapeTensorType):
         return kind
     if isinstance(kind, pa.BaseExtensionType):
@@ -41,7 +44,7 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(canonical_type(kind.value_type), kind.list_size)
     if pa.types.is_large_list(kind):
         return pa.large_list(canonical_type(kind.value_type))
-    if pa.types.is_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+    if pa.types.is_list(kind):
         return pa.list_(canonical_type(kind.value_type))
     return kind
 
@@ -72,7 +75,8 @@ def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
             return pa.list_(inner, first.list_size)
         if pa.types.is_fixed_size_list(first) or pa.types.is_fixed_size_list(second):
             return None
-        return pa.large_list(inner)
+        # pyarrow's JSON reader knows no large lists.
+        return pa.list_(inner) if pa.types.is_list(first) and pa.types.is_list(second) else pa.large_list(inner)
     return None
 
 
@@ -136,6 +140,8 @@ def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chun
     if isinstance(values.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
         chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
         values = pa.chunked_array([chunk.storage for chunk in chunks], type=values.type.storage_type)
+    if pa.types.is_run_end_encoded(values.type):
+        values = pc.run_end_decode(values)
     if pa.types.is_null(kind):
         if values.null_count < len(values):
             raise pa.ArrowInvalid("a value in a column where only nulls were seen")

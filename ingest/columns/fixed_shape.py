@@ -132,18 +132,22 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | UnequalLists:
+    entry = array.type
+    while _is_list(entry):
+        entry = entry.value_type
+    if not is_number(entry):
+        raise _no_numbers(name, array.type, is_label=is_label)
     shape: list[int] = []
     flat = array
     while _is_list(flat.type):
-        lengths = pc.list_value_length(flat).to_numpy(zero_copy_only=False)
+        # An inner list that is null counts as one of no entries, which it has in what is flattened.
+        lengths = pc.fill_null(pc.list_value_length(flat), 0).to_numpy(zero_copy_only=False)
         other = np.flatnonzero(lengths != lengths[:1])
         if len(other):
             row = int(other[0]) // int(np.prod(shape))
-            return UnequalLists(row, int(np.nan_to_num(lengths[other[0]])), int(lengths[0]))
+            return UnequalLists(row, int(lengths[other[0]]), int(lengths[0]))
         shape.append(int(lengths[0]) if len(lengths) else getattr(flat.type, "list_size", 1))
         flat = pc.list_flatten(flat)
-    if not is_number(flat.type):
-        raise _no_numbers(name, array.type, is_label=is_label)
     if 0 in shape:
         raise DataError(f"column {name!r} holds empty lists", next_step=f"leave it out: drop: [{name}]")
     if pa.types.is_boolean(flat.type):
@@ -153,7 +157,9 @@ def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Un
 
 
 def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast without loss, except that floats may round; times become seconds since 1970 when cast to a number.
+    """Cast without loss, except that floats may round.
+
+    Cast to a number, times become seconds since 1970, those of a day seconds since midnight, and durations seconds.
 
     Raises:
         pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: a value does not fit, or there is no such conversion.
@@ -164,9 +170,17 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
             return array.cast(pa.timestamp("s", zone), safe=False).cast(pa.int64()).cast(kind)
         microseconds = array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
         return pc.divide(microseconds.cast(pa.float64(), safe=False), 1e6).cast(kind, safe=False)
+    if is_number(kind) and _is_span(array.type):
+        whole = pa.duration("us") if pa.types.is_duration(array.type) else pa.time64("us")
+        seconds = pc.divide(array.cast(whole, safe=False).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
+        return seconds.cast(kind, safe=pa.types.is_integer(kind))
     if pa.types.is_floating(kind) and (is_number(array.type) or pa.types.is_decimal(array.type)):
         return array.cast(kind, safe=False)
     return single_chunk(cast_array(array, kind))
+
+
+def _is_span(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_duration(kind) or pa.types.is_time(kind))
 
 
 def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
@@ -180,6 +194,8 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
         advice = f"encode it (one_hot or ordinal: {{columns: [{name}]}}), use map_batches, or {leave}"
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         advice = f"cast: {{{name}: float64}} makes it seconds since 1970; or {leave}"
+    elif _is_span(kind):
+        advice = f"cast: {{{name}: float64}} makes it seconds; or {leave}"
     elif pa.types.is_decimal(kind):
         advice = f"cast: {{{name}: float64}}, or {leave}"
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind):

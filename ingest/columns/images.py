@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image, ImageOps
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["DeepImage", "decode_image", "holds_images"]
 
 
-__all__ = ["decode_image", "holds_images"]
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "JPEG2000", "PPM")
+"""What is decoded. Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
+
+_DEEP_MODES = ("I", "F")
+"""Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
+
+
+class DeepImage(ValueError):
+    """An image with more than 8 bits a channel, whose values would not survive."""
 
 
 def holds_images(kind: pa.DataType) -> bool:
@@ -28,9 +35,12 @@ def decode_image(content: bytes | memoryview, size: tuple[int, int] | None, mode
         size: (height, width) in pixels to resize to, bilinear; None keeps the image's own.
 
     Raises:
+        DeepImage: its pixels have more than 8 bits a channel, or are floats.
         OSError, ValueError, SyntaxError, Image.DecompressionBombError: not an image, or a damaged one.
     """
-    with Image.open(io.BytesIO(content)) as image:
+    with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        if image.mode.startswith(_DEEP_MODES):
+            raise DeepImage(f"Pillow's mode {image.mode}: its pixels have more than 8 bits, or are floats")
         upright = ImageOps.exif_transpose(image).convert(mode)
         if size is not None and upright.size != (size[1], size[0]):
             upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)

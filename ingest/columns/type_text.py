@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-__all__ = ["parse_type", "type_text"]
+__all__ = ["has_type_text", "parse_type", "type_text"]
 
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
@@ -32,6 +32,14 @@ def type_text(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"list<{type_text(kind.value_type)}>"
     return str(kind)
+
+
+def has_type_text(kind: pa.DataType) -> bool:
+    """Whether columns of this canonical type can be read; unions and views of lists cannot."""
+    try:
+        return parse_type(type_text(kind)) == kind
+    except ValueError:
+        return False
 
 
 def _name_text(name: str) -> str:
@@ -106,9 +114,8 @@ def _parse_scalar(text: str) -> tuple[pa.DataType, str]:
     name, rest = match[0], text[match.end() :]
     if zoned := re.fullmatch(r"timestamp\[(s|ms|us|ns), tz=(.+)\]", name):
         return pa.timestamp(zoned[1], zoned[2]), rest
-    if decimal := re.fullmatch(r"decimal(128|256)\((\d+), ?(-?\d+)\)", name):
-        make = pa.decimal128 if decimal[1] == "128" else pa.decimal256
-        return make(int(decimal[2]), int(decimal[3])), rest
+    if decimal := re.fullmatch(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)", name):
+        return getattr(pa, f"decimal{decimal[1]}")(int(decimal[2]), int(decimal[3])), rest
     if sized := re.fullmatch(r"fixed_size_binary\[(\d+)\]", name):
         return pa.binary(int(sized[1])), rest
     aliases = {"halffloat": "float16", "date32[day]": "date32", "date64[ms]": "date64", "text": "string", "int": "int64"}

@@ -1,7 +1,8 @@
 """Which files does a pipeline read, and has one of them changed? Listing of a path, directory, glob or URL.
 
 Clutter that other tools leave behind (`_SUCCESS`, `.crc`, hidden files, README, checksums) is never data. A directory gives the
-files whose extension belongs to the format, and those without any; a glob or a single file gives what it names.
+files whose extension belongs to the format, and those without any; a glob or a single file gives what it names. What is left
+out and is not known as clutter is reported: its rows may be missed.
 """
 
 from __future__ import annotations
@@ -10,27 +11,42 @@ import fnmatch
 import glob
 import os
 import posixpath
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from fsspec.spec import AbstractFileSystem
+from typing import Any, Literal, NamedTuple
 
 from penstock.config import Section
 from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
+from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["SourceFile", "capped", "extension_of", "list_source"]
+__all__ = ["Listing", "SourceFile", "capped", "extension_of", "list_source"]
 
+
+_OTHERS_FOLDERS = ("_temporary", "_spark_metadata", "_delta_log", "_impala_insert_staging", "__macosx", "__pycache__")
+
+_TABLE_FORMATS = {
+    "Delta": ("_delta_log/*", "deltalake: DeltaTable(path).to_pyarrow_table()"),
+    "Iceberg": ("metadata/*.metadata.json", "pyiceberg: table.scan().to_arrow()"),
+    "Hudi": (".hoodie/*", "Spark: spark.read.format('hudi').load(path)"),
+    "Lance": ("_versions/*.manifest", "lance.dataset(path).to_table()"),
+}
+"""Tables whose log says which of their files count: the names in the log, and what reads the rows."""
 
 _MARKERS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
     *("thumbs.db", "desktop.ini", "*~", "*.tmp", "*.part", "*.swp"),
 )
+
+
+_DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
+"""penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
 
 
 class SourceFile(Section):
@@ -48,9 +64,33 @@ class SourceFile(Section):
     rows: int | None = None
     """None until the file was read."""
 
+    @property
+    def content(self) -> str | None:
+        """What two files share only if they hold the same bytes; None where the fingerprint is a time or a size."""
+        return self.fingerprint if _DIGEST.fullmatch(self.fingerprint) else None
 
-def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> list[SourceFile]:
-    """List the files of every location, in the order train, validation, test, each by name. Local ones are read through once.
+
+class Listing(NamedTuple):
+    """The files of all locations."""
+
+    files: list[SourceFile]
+    """In the order train, validation, test, each by name."""
+    left_out: list[str]
+    """Paths or URLs of files that a directory has besides, and that are no known clutter."""
+
+    def said_of_left_out(self) -> str:
+        """What to say of the files that are left out; empty if there are none."""
+        if not self.left_out:
+            return ""
+        first = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
+        return (
+            f"{len(self.left_out):,} files in the folders of the source are not read, because of their names: {first}; "
+            "if they hold rows, rename them to an extension of data.format, or name them with a glob"
+        )
+
+
+def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> Listing:
+    """List the files of every location. Local ones are read through once.
 
     Args:
         base_dir: where relative paths start.
@@ -63,12 +103,15 @@ def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> 
     """
     check_split_rules(data)
     files: list[SourceFile] = []
+    left_out: list[str] = []
     for split in SPLITS:
         location = getattr(data, split)
         if isinstance(location, str):
-            files += _list_location(data.format, extensions, split, base_dir, location)
+            found = _list_location(data.format, extensions, split, base_dir, location)
+            files += found.files
+            left_out += found.left_out
     _refuse_shared_files(files)
-    return files
+    return Listing(files, left_out)
 
 
 def extension_of(name: str) -> str:
@@ -82,12 +125,17 @@ def capped(lines: list[str], limit: int = 20) -> list[str]:
     return lines if len(lines) <= limit else [*lines[:limit], f"... and {len(lines) - limit} more"]
 
 
-def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_dir: Path, location: str) -> list[SourceFile]:
+def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_dir: Path, location: str) -> Listing:
     uri = os.path.abspath(base_dir / os.path.expanduser(location)) if "://" not in location else location
     probe_endpoint(uri)
     try:
         fs, path = filesystem_of(uri)
-        root, found = _find(fs, path)
+        root, found = find_files(fs, path)
+        fates = {full: _fate(posixpath.relpath(full, root), extensions, globbed=glob.has_magic(path)) for full in found}
+        wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
+        if not glob.has_magic(path):
+            _refuse_tables(split, uri, [posixpath.relpath(full, root) for full in found if full != path])
+        _refuse_dangling(wanted)
         files = [
             SourceFile(
                 uri=full if is_local(uri) else fs.unstrip_protocol(full),
@@ -96,10 +144,9 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
                 size_bytes=int(info["size"] or 0),
                 fingerprint=_fingerprint(full, info),
             )
-            for full, info in found.items()
-            if _is_wanted(posixpath.relpath(full, root), extensions, named=full == path, globbed=glob.has_magic(path))
+            for full, info in wanted.items()
         ]
-    except Interrupted:
+    except (Interrupted, DataError):
         raise
     except Exception as error:  # every store has errors of its own
         raise _listing_problem(split, uri, error) from error
@@ -111,7 +158,8 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
             next_step=f"correct data.{split} or data.format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
-    return _by_content(files) if is_local(uri) else files
+    left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
+    return Listing(_by_content(files) if is_local(uri) else files, left_out)
 
 
 def _by_content(files: list[SourceFile]) -> list[SourceFile]:
@@ -125,40 +173,42 @@ def _by_content(files: list[SourceFile]) -> list[SourceFile]:
     return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
 
 
-def _find(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(root directory, files below it by path). Raises FileNotFoundError if nothing is there."""
-    if glob.has_magic(path) and not fs.exists(path):
-        root = _before_wildcard(path)
-        found: dict[str, dict[str, Any]] = {}
-        for full, info in fs.glob(path, detail=True).items():
-            found |= {full: info} if info["type"] == "file" else fs.find(full, detail=True)
-        if not found:
-            raise FileNotFoundError(path)
-    elif fs.isfile(path):
-        root, found = posixpath.dirname(path), {path: fs.info(path)}
-    else:
-        root, found = path.rstrip("/"), fs.find(path, detail=True)
-        if not found and not fs.exists(path):
-            raise FileNotFoundError(path)
-    # Object stores keep "folders" as empty objects whose key ends with a slash.
-    return root, {full: info for full, info in found.items() if not full.endswith("/") and info["type"] == "file"}
+def _refuse_tables(split: Split, uri: str, names: Sequence[str]) -> None:
+    """A folder of such a table holds files with deleted rows beside those that count."""
+    for format, (log, reader) in _TABLE_FORMATS.items():
+        found = next((name for name in names if fnmatch.fnmatchcase(f"/{name}", f"*/{log}")), None)
+        if found is not None:
+            raise DataError(
+                f"data.{split}: {uri} is a {format} table ({found}): its log says which of its files count, and "
+                "read as a folder it would give deleted rows too",
+                next_step=f"export its rows as Parquet ({reader}); a glob ({uri.rstrip('/')}/*.parquet) reads what it names",
+            )
 
 
-def _before_wildcard(path: str) -> str:
-    parts = path.split("/")
-    return "/".join(parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
+def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:
+    dangling = [f"{full} leads to {info['leads_nowhere']}" for full, info in sorted(found.items()) if "leads_nowhere" in info]
+    if dangling:
+        raise DataError(
+            f"{len(dangling)} source files are links to nothing",
+            problems=capped(dangling),
+            next_step="fetch what they stand for (git annex get, dvc pull), or remove the links",
+        )
 
 
-def _is_wanted(name: str, extensions: tuple[str, ...], *, named: bool, globbed: bool) -> bool:
-    if named:
-        return True
-    # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata, _temporary): they hold no rows.
-    if any(part.startswith((".", "_")) for part in name.split("/")):
-        return False
-    last = posixpath.basename(name).lower()
-    if any(fnmatch.fnmatchcase(last, marker) for marker in _MARKERS):
-        return False
-    return globbed or extension_of(name) in ("", *extensions)
+def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["data", "clutter", "left out"]:
+    """What becomes of a file that no one named, by its path below the root."""
+    *folders, last = name.lower().split("/")
+    is_format = extension_of(last) in extensions
+    known = any(fnmatch.fnmatchcase(last, marker) for marker in _MARKERS)
+    # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata), which have no extension of a format;
+    # a camera's _DSC0001.JPG has one.
+    known = known or last.startswith((".", "_"))
+    if known and not is_format:
+        return "clutter"
+    others = any(fnmatch.fnmatchcase(folder, pattern) for folder in folders for pattern in _OTHERS_FOLDERS)
+    if others or last.startswith(".") or any(folder.startswith(".") for folder in folders):
+        return "clutter"
+    return "data" if globbed or is_format or not extension_of(last) else "left out"
 
 
 def _fingerprint(path: str, info: dict[str, Any]) -> str:
@@ -174,8 +224,8 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
     seen: dict[str, SourceFile] = {}
     shared = []
     for file in files:
-        first = seen.setdefault(file.uri, file)
-        if first is not file:
+        first = seen.setdefault(os.path.realpath(file.uri) if is_local(file.uri) else file.uri, file)
+        if first.location != file.location:
             shared.append(f"{file.uri} is in data.{first.location} and in data.{file.location}")
     if shared:
         raise DataError(

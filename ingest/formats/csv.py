@@ -18,7 +18,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.files.listing import SourceFile, capped, extension_of
 from penstock.ingest.files.opening import open_stream, read_problem
-from penstock.ingest.formats.cell_types import CellTypes, without_null_words
+from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, without_null_words
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, Reader, looks_like
 from penstock.ingest.formats.text_bytes import bad_utf8
@@ -37,6 +37,7 @@ class CsvFormat(Format):
     """A header line, then commas, or tabs in .tsv and .tab; may be compressed (.gz, .bz2, .zst, .lz4)."""
 
     extensions = (".csv", ".tsv", ".tab")
+    null_words = NULL_WORDS
 
     def reader(self, data: DataSpec, options: None) -> CsvReader:
         """Read text, typed here."""
@@ -48,7 +49,7 @@ class CsvReader(Reader):
 
     def __init__(self, data: DataSpec) -> None:
         self._types = data.types
-        self._columns = data.columns
+        self._columns = data.read_columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""

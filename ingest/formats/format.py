@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol
 
+import pyarrow as pa
+
 from penstock.config import Section
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
@@ -31,6 +33,9 @@ class Format(Protocol):
     """Whether a folder named `month=2011-01` gives its files a column `month`."""
     identity: ClassVar[tuple[str, ...]] = ()
     """The columns whose content decides which split a row belongs to; all columns where it is empty."""
+    null_words: ClassVar[pa.Array | None] = None
+    """Texts that are null in a column of another type than text. A column that holds nothing else may become text when a file
+    is added, so a row's split takes them for null in both."""
     encoded_images: ClassVar[tuple[str, ...]] = ()
     """Columns of bytes that become pixels (`data.images`) after the preprocess steps, unless a step has made something else of
     them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import posixpath
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 
 
 class ImagesFormat(Format):
-    """One image a file, in folders named after their classes."""
+    """One image a file, in folders named after their classes: the first folder below the root, whatever lies below that."""
 
     extensions = (".jpg", ".jpeg", ".png", ".bmp")
     # The folders of images are their classes, whatever signs are in the names.
@@ -41,7 +40,7 @@ class ImagesFormat(Format):
 
 
 class ImageReader(Reader):
-    """One row per image file: `image` (its bytes), `label` (its folder's name, null at the root) and `path`."""
+    """One row per image file: `image` (its bytes), `label` (its class folder's name, null at the root) and `path`."""
 
     one_row_per_file = True
 
@@ -71,8 +70,9 @@ class ImageReader(Reader):
 
 
 def class_of(file: SourceFile) -> str | None:
-    """The folder the image lies in, or None at the root of its location."""
-    return posixpath.basename(posixpath.dirname(file.name)) or None
+    """The first folder below the root of the location, as in torchvision's ImageFolder; None for an image at the root."""
+    folder, slash, _ = file.name.partition("/")
+    return folder if slash else None
 
 
 def _content(file: SourceFile) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,9 @@ __all__ = ["JsonFormat", "JsonReader"]
 
 _BLOCK_BYTES = 4 << 20
 
+_LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
+"""All integers that a double may round, and some others."""
+
 
 class JsonFormat(Format):
     """One object a line; may be compressed."""
@@ -47,7 +51,7 @@ class JsonReader(Reader):
 
     def __init__(self, data: DataSpec) -> None:
         self._types = {name: parse_type(text) for name, text in data.types.items()}
-        self._columns = data.columns
+        self._columns = data.read_columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
@@ -107,9 +111,27 @@ class JsonReader(Reader):
             # Pyarrow takes `{} {}` on a line, and one object over several lines, which would make row and line differ.
             if table.num_columns and table.num_rows != num_rows:
                 raise pa.ArrowInvalid(f"{table.num_rows} objects on {num_rows} lines")
-        except pa.ArrowInvalid:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             table = self._parse_slowly(file, block, line, given, infer=schema is None)
+        self._refuse_rounded(file, block, line, table.schema)
         return table if schema is None else table.select(schema.names)
+
+    def _refuse_rounded(self, file: SourceFile, block: bytes, line: int, schema: pa.Schema) -> None:
+        """Pyarrow makes a double of an integer from 2**63 on, and of one beside a fraction, whatever is lost."""
+        wanted = schema if self._columns is None else [field for field in schema if field.name in self._columns]
+        floats = [field for field in wanted if field.name not in self._types and _has_floats(field.type)]
+        if not floats or not _LONG_INTEGER.search(block):
+            return
+        for number, text in _lines(block, line):
+            item = json.loads(text)
+            for field in floats:
+                rounded = next(_rounded(item.get(field.name), field.type), None)
+                if rounded is not None:
+                    raise DataError(
+                        f"{file.uri}, line {number}: column {field.name!r} holds {rounded}, which no {field.type} holds "
+                        "without rounding",
+                        next_step=f"set data.types: {{{field.name}: string}} (or uint64 where no value has a fraction)",
+                    )
 
     def _parse_slowly(self, file: SourceFile, block: bytes, line: int, given: pa.Schema, *, infer: bool) -> pa.Table:
         """For blocks where a column of `data.types` holds values of several kinds, or a column that is not read is untidy."""
@@ -124,7 +146,7 @@ class JsonReader(Reader):
         text = b"".join(json.dumps(item).encode() + b"\n" for _, item in objects)
         try:
             table = _parse_block(text, others, infer=infer)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _clash(file, objects, others, error) from error
         columns = dict(zip(table.column_names, table.columns, strict=True))
         for name, values in typed.items():
@@ -133,12 +155,51 @@ class JsonReader(Reader):
 
 
 def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
+    parsed = pa.schema([pa.field(field.name, _with_lists(field.type)) for field in given])
     options = arrow_json.ParseOptions(
-        explicit_schema=given if len(given) else None, unexpected_field_behavior="infer" if infer else "ignore"
+        explicit_schema=parsed if len(given) else None, unexpected_field_behavior="infer" if infer else "ignore"
     )
     # One parser block for the whole: else a line longer than 1 MiB is refused, and types may differ between parser blocks.
     reading = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    return arrow_json.read_json(io.BytesIO(block), read_options=reading, parse_options=options)
+    table = arrow_json.read_json(io.BytesIO(block), read_options=reading, parse_options=options)
+    for index, field in enumerate(table.schema):
+        if field.name in given.names and (kind := given.field(field.name).type) != field.type:
+            table = table.set_column(index, field.name, cast_array(table.column(index), kind))
+    return table
+
+
+def _with_lists(kind: pa.DataType) -> pa.DataType:
+    """The type with plain lists for those that pyarrow's parser does not know."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _with_lists(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_with_lists(kind.value_type))
+    return kind
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_floats(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def _rounded(value: Any, kind: pa.DataType) -> Iterator[int]:
+    """The integers in `value` that are no double, where the column's type says double."""
+    if isinstance(value, list) and pa.types.is_list(kind):
+        for item in value:
+            yield from _rounded(item, kind.value_type)
+    elif isinstance(value, dict) and pa.types.is_struct(kind):
+        for field in kind:
+            yield from _rounded(value.get(field.name), field.type)
+    elif pa.types.is_floating(kind) and isinstance(value, int) and not _is_double(value):
+        yield value
+
+
+def _is_double(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:

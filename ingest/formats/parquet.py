@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.ingest.formats.format import Format
@@ -46,6 +47,12 @@ class ParquetReader(Reader):
                         yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
                         first_row += batch.num_rows
                 except (OSError, pa.ArrowException) as error:
+                    if "Expected all lists to be of size" in str(error):
+                        raise DataError(
+                            f"{file.uri}: row group {group} (rows {start} to {start + rows - 1}): a column of fixed-size lists "
+                            f"has a null row, which pyarrow cannot read from Parquet ({error})",
+                            next_step="write the column as list<...>, or leave it out of data.columns",
+                        ) from error
                     cause = read_problem(file.uri, error)
                     raise type(cause)(
                         f"{file.uri}: row group {group} (rows {start} to {start + rows - 1}) cannot be read: {error}",
@@ -61,7 +68,8 @@ def _open_parquet(file: SourceFile) -> Iterator[pq.ParquetFile]:
         raise read_problem(file.uri, error) from error
     with source:
         try:
-            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+            # INT96, the times of older Spark and Impala, would else be nanoseconds, of which 9999-12-31 wraps to 1816.
+            parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
         except (OSError, pa.ArrowException) as error:
             raise not_readable(file, "Parquet", error) from error
         yield parquet

@@ -261,7 +261,8 @@ class _UnitMaker:
         if differing:
             raise DataError(
                 f"{differing[0]} at {self._schema[1]}, and {differing[1]} at {place}; a column has one shape in all rows",
-                next_step="make the map_batches function return the same columns, dtypes and shapes for every batch",
+                next_step="make the map_batches function return the same columns, dtypes and shapes for every batch (astype), "
+                "or fill nulls before it (imputer, null_mask): numbers with nulls come as float64",
             )
 
     def _count_classes(self, split: Split, rows: Rows) -> None:

@@ -17,7 +17,7 @@ from penstock.ingest.columns.images import holds_images
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
-from penstock.ingest.preprocess.problems import Origin, raise_for
+from penstock.ingest.preprocess.problems import NEVER_DROPPED, Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
@@ -93,12 +93,14 @@ class Chain:
         The result's table may be empty, and then has no meaningful schema.
 
         Raises:
-            DataError: a step or a column's type is wrong, whatever the rows hold.
+            DataError: a step or a column's type is wrong, whatever the rows hold; or a label is no class index.
         """
         rows = Rows(table, origin)
         run_steps(rows, self._steps, self._data, self._functions)
         if rows.table.num_rows:
             self._finish(rows)
+        if self._data.invalid == "drop":
+            raise_for([problem for problem in rows.problems if problem.reason in NEVER_DROPPED], label=self._data.label)
         return rows
 
     def _finish(self, rows: Rows) -> None:
@@ -167,7 +169,7 @@ def _check_label(rows: Rows, label: str) -> None:
     kind = rows.table.schema.field(label).type
     if not pa.types.is_integer(kind):
         return
-    values = rows.column(label).cast(pa.int64()).to_numpy()
+    values = rows.column(label).to_numpy()  # of uint64 some fit no int64
     rows.reject((values < 0) | (values >= MAX_CLASSES), "label out of range", label, lambda row: str(values[row]))
     rows.put(label, pc.cast(rows.column(label), pa.int64()))
 
@@ -178,15 +180,17 @@ def split_rows(
     """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
     for batch in iterate_rows(data, snapshot, files, batch_rows):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
-        codes = split_codes(data, batch.table, batch.file.location)
+        codes = split_codes(data, batch.table, batch.files)
+        # Columns that only the rules go by have done their part.
+        rows = batch.table if data.columns is None else batch.table.select(data.columns)
         for code, split in enumerate(SPLITS):
             mask = codes == code
             if not mask.any():
                 continue
             if mask.all():
-                yield split, batch.table, origin
+                yield split, rows, origin
             else:
-                yield split, batch.table.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
+                yield split, rows.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
 def decodes_images(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:

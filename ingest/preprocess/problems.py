@@ -12,7 +12,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import UnequalLists
 from penstock.ingest.files.listing import SourceFile
 
-__all__ = ["Origin", "Reason", "RowProblem", "joined", "raise_for", "unequal_lists"]
+__all__ = ["NEVER_DROPPED", "Origin", "Reason", "RowProblem", "joined", "raise_for", "unequal_lists"]
 
 
 Reason = Literal["null", "not finite", "unknown category", "label out of range", "broken image"]
@@ -69,7 +69,7 @@ class RowProblem(Section):
             "null": f"a null in {self.column}",
             "not finite": f"NaN or an infinity in {self.column}",
             "unknown category": f"a value in {self.column} that the train split does not have",
-            "label out of range": f"a label {self.column} that is no class of the train split",
+            "label out of range": f"a label {self.column} that is no class index of the train split",
             "broken image": f"an image in {self.column} that cannot be decoded",
         }[self.reason]
         example = f": {self.example}" if self.example else ""
@@ -83,9 +83,13 @@ _ADVICE: dict[Reason, str] = {
     "not finite": "fill NaN (imputer: {columns: [COLUMN]}), correct infinities and what is in lists at their source, or leave "
     "the column out (drop: [COLUMN])",
     "unknown category": "correct the value, or move its rows to the train split",
-    "label out of range": "correct the labels; for regression, cast: {COLUMN: float32}",
+    "label out of range": "correct the labels; for classes such as -1 and 1, label_encoder: {column: COLUMN}; for regression, "
+    "cast: {COLUMN: float32}",
     "broken image": "replace the image there, or leave it out",
 }
+
+NEVER_DROPPED: tuple[Reason, ...] = ("label out of range",)
+"""Such rows are no odd ones out: the column means something else. Without all rows of class -1, one class would be left."""
 
 _LABEL_ADVICE = "correct the labels in the source"
 
@@ -120,6 +124,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
     if not problems:
         return
     advice = list(dict.fromkeys(_advice(problem, label) for problem in problems))[:3]
+    droppable = droppable and any(problem.reason not in NEVER_DROPPED for problem in problems)
     if droppable:
         advice.append("or leave such rows out and count them (data.invalid: drop)")
     lines = [str(problem) for problem in problems]

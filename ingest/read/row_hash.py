@@ -193,15 +193,28 @@ def _hash_struct(array: pa.Array) -> Hashes:
 
 
 def _hash_fixed_list(array: pa.Array) -> Hashes:
+    """Rows whose entries would all fit a byte as bytes, whatever their type: an added file may widen it."""
     size, kind = array.type.list_size, array.type.value_type
     flat = array.values.slice(array.offset * size, len(array) * size)
-    if kind in (pa.uint8(), pa.int8()) and size:
-        hashes = _hash_lanes(_filled(flat, 0).reshape(len(array), size))
-        if flat.null_count:
-            absent = flat.is_null().to_numpy(zero_copy_only=False).reshape(len(array), size)
-            hashes = np.where(absent.any(axis=1), _mix(hashes ^ _hash_lanes(absent)), hashes)
-        return hashes
-    return _combined(_hash_array(flat), np.arange(len(array) + 1, dtype=np.int64) * size)
+    if not size or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return _hash_entries(flat, len(array))
+    entries = _filled(flat, 0).reshape(len(array), size)
+    small = np.ones(len(array), np.bool_)
+    if kind not in (pa.uint8(), pa.int8()):
+        small = ((entries >= -128) & (entries <= 255) & (entries == np.trunc(entries))).all(axis=1)
+    hashes = np.zeros(len(array), np.uint64)
+    hashes[small] = _hash_lanes(entries[small].astype(np.int16).astype(np.uint8))
+    if flat.null_count:
+        absent = flat.is_null().to_numpy(zero_copy_only=False).reshape(len(array), size)[small]
+        hashes[small] = np.where(absent.any(axis=1), _mix(hashes[small] ^ _hash_lanes(absent)), hashes[small])
+    if not small.all():
+        wide = pc.filter(flat, pa.array(np.repeat(~small, size)))
+        hashes[~small] = _hash_entries(wide, int((~small).sum()))
+    return hashes
+
+
+def _hash_entries(flat: pa.Array, rows: int) -> Hashes:
+    return _combined(_hash_array(flat), np.arange(rows + 1, dtype=np.int64) * (len(flat) // max(1, rows)))
 
 
 def _hash_list(array: pa.Array) -> Hashes:

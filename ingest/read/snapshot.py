@@ -20,6 +20,7 @@ from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.read.unify import given_types, unify
+from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.progress import Progress
 from penstock.stores import is_local
@@ -62,6 +63,16 @@ class SourceSnapshot(Section):
         """Digest of what the files are and hold, wherever they lie: 32 hex characters."""
         files = [(file.location, file.name, file.size_bytes, file.fingerprint, file.rows) for file in self.files]
         return digest_of([self.format, files, [(column.name, column.type) for column in self.columns]])
+
+    def said_of_copies(self) -> str:
+        """What to say of files of one row that lie in two splits; files of many rows are refused. Empty if there are none."""
+        copies = _copies(self.files)
+        if not copies:
+            return ""
+        return (
+            f"{len(copies):,} files of validation or test hold the same bytes as one of another split, so that the model is "
+            f"judged on rows it has seen; the first: {copies[0]}"
+        )
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of every table that `iterate_rows` yields."""
@@ -109,6 +120,9 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
             facts.append(result)
     if problems:
         raise _joined(problems, len(files))
+    _refuse_empty(data, files, facts)
+    if not reader.one_row_per_file:
+        _refuse_copies([file for file, fact in zip(files, facts, strict=True) if fact.rows])
     columns = unify(data, reader, files, facts)
     return SourceSnapshot(
         format=data.format,
@@ -117,12 +131,44 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     )
 
 
+def _refuse_empty(data: DataSpec, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> None:
+    """Spark and Dask write parts without rows beside others; a location of nothing else is a mistake."""
+    rows: dict[Split, int] = {}
+    for file, fact in zip(files, facts, strict=True):
+        rows[file.location] = rows.get(file.location, 0) + fact.rows
+    for split, count in rows.items():
+        if not count:
+            named = f"{files[0].uri} holds" if len(files) == 1 else f"the files of data.{split} hold"
+            raise DataError(f"{named} no rows", next_step=f"write {getattr(data, split)} again, or correct data.{split}")
+
+
+def _copies(files: Sequence[SourceFile]) -> list[str]:
+    """Every file whose content is that of a file of another split."""
+    seen: dict[tuple[str, int], SourceFile] = {}
+    found = []
+    for file in files:
+        if file.content is not None:
+            first = seen.setdefault((file.content, file.size_bytes), file)
+            if first.location != file.location:
+                found.append(f"{file.uri} in data.{file.location} is {first.uri} in data.{first.location}")
+    return found
+
+
+def _refuse_copies(files: Sequence[SourceFile]) -> None:
+    if copies := _copies(files):
+        raise DataError(
+            f"{len(copies)} source files are copies of one in another split: the model would be judged on rows it has seen",
+            problems=capped(copies),
+            next_step="leave the copies out of one split, or take held-out rows by a rule (data.test: {fraction: 0.1})",
+        )
+
+
 def iterate_rows(
     data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int = 4096
 ) -> Iterator[RowBatch]:
     """Yield the rows of `files` in their order, up to `batch_rows` at a time, in bounded memory.
 
-    The files are read in the snapshot's format; that of `data` says what their columns mean.
+    `files` are of the snapshot. They are read in the snapshot's format; that of `data` says what their columns mean.
     A batch never mixes locations. It holds rows of one file, except where a file is one row (see `RowBatch.files`).
 
     Raises:
@@ -132,16 +178,14 @@ def iterate_rows(
     if reader.one_row_per_file:
         yield from _grouped(reader, snapshot, files, batch_rows)
         return
-    counts = {(file.location, file.name): file.rows for file in snapshot.files}
     for file in files:
         first_row = 0
         for table in _rebatched(_tables(reader, file, snapshot, batch_rows), batch_rows):
             yield RowBatch(table, file, first_row, (file,))
             first_row += table.num_rows
-        expected = counts.get((file.location, file.name))
-        if expected is not None and first_row != expected:
+        if first_row != file.rows:
             raise DataError(
-                f"{file.uri}: had {expected} rows when the source was read and has {first_row} now",
+                f"{file.uri}: had {file.rows} rows when the source was read and has {first_row} now",
                 next_step="run again; files must not change while a pipeline reads them",
             )
 
@@ -171,8 +215,6 @@ def _inspect(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
         return error
     except Exception as error:  # whatever a damaged file makes a parser raise
         return DataError(f"{file.uri}: cannot be read: {type(error).__name__}: {error}")
-    if facts.rows == 0:
-        return DataError(f"{file.uri}: holds no rows", next_step="delete it, or leave it out with a glob")
     return facts
 
 
@@ -193,6 +235,11 @@ def _tables(reader: Reader, file: SourceFile, snapshot: SourceSnapshot, batch_ro
     from_folder = {column.name for column in snapshot.columns if column.from_folder}
     values = folder_columns(file)
     in_file = pa.schema([field for field in schema if field.name not in from_folder])
+    if not len(in_file):  # a table without columns has no rows either
+        for first_row in range(0, file.rows or 0, batch_rows):
+            rows = min(batch_rows, (file.rows or 0) - first_row)
+            yield pa.table([_constant(file, field, values.get(field.name), rows) for field in schema], schema=schema)
+        return
     for table in reader.tables(file, in_file, batch_rows):
         if from_folder:
             columns = [

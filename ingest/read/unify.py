@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.casts import promote
-from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.columns.type_text import has_type_text, parse_type
 from penstock.ingest.files.folder_columns import folder_columns
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
@@ -73,6 +73,13 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         found: dict[pa.DataType, list[int]] = {}
         for index in having:
             found.setdefault(columns_of[index][name], []).append(index)
+        if odd := next((kind for kind in found if not has_type_text(kind)), None):
+            problems.append(
+                f"column {name!r} is {odd} in {_names(files, found[odd])}, a type that cannot be read: "
+                "leave it out of data.columns, or write it as another"
+            )
+            apart = True
+            continue
         kind = types.get(name) or _common(list(found))
         if kind is None:
             problems.append(_disagreement(name, reader, files, found))

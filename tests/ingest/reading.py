@@ -33,7 +33,7 @@ def write_files(folder: Path, files: Mapping[str, str | bytes | pa.Table]) -> Pa
 
 def listed(data: DataSpec, folder: Path) -> list[SourceFile]:
     """The files of `data`, whose paths start at `folder`."""
-    return list_source(data, folder, format_of(data).extensions)
+    return list_source(data, folder, format_of(data).extensions).files
 
 
 def read_snapshot(folder: Path, format: str, **options: Any) -> tuple[DataSpec, SourceSnapshot]:

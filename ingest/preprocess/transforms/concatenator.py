@@ -33,7 +33,7 @@ class ConcatenatorOptions(Section):
     output: str = "features"
     """Name of the vector column."""
     dtype: Literal["float32", "float64", "float16"] = "float32"
-    """Type of its elements."""
+    """Type of its elements. A whole number that it cannot hold is an error; fractions round."""
 
 
 class Concatenator(Transform[ConcatenatorOptions]):
@@ -64,6 +64,15 @@ class Concatenator(Transform[ConcatenatorOptions]):
                 return
         count = rows.table.num_rows
         parts = [numbers(rows.column(name)).reshape(count, -1) for name in names]
+        for name, part in zip(names, parts, strict=True):
+            if (lost := _first_lost(part, self.options.dtype)) is not None:
+                row, held, made = lost
+                raise DataError(
+                    f"preprocess: concatenator: {rows.origin.place(row)}: {name!r} holds {held}, which "
+                    f"{self.options.dtype} makes {made}",
+                    next_step=f"scale it before (standard_scaler: {{columns: [{name}]}}), set concatenator.dtype: float64, "
+                    f"or leave it out (drop: [{name}])",
+                )
         joined = np.empty((count, sum(part.shape[1] for part in parts)), self.options.dtype)
         for start in range(0, count, _JOINED_ROWS):
             stop = start + _JOINED_ROWS
@@ -81,6 +90,8 @@ class Concatenator(Transform[ConcatenatorOptions]):
             if part.dtype.kind == "f" and not np.isfinite(part).all():
                 return super().apply_request(request, fitted, data, functions)
             parts.append(part.reshape(count, -1))
+            if _first_lost(parts[-1], self.options.dtype) is not None:
+                return super().apply_request(request, fitted, data, functions)
         joined = np.empty((count, sum(part.shape[1] for part in parts)), self.options.dtype)
         np.concatenate(parts, axis=1, out=joined)
         taken = set(names)
@@ -95,3 +106,32 @@ def _is_vector(kind: pa.DataType) -> bool:
         or pa.types.is_large_list(kind)
         or (pa.types.is_fixed_size_list(kind))
     )
+
+
+def _first_lost(values: np.ndarray, dtype: str) -> tuple[int, float, float] | None:
+    """Row, value and what becomes of it, of the first whole number that changes in `dtype`; fractions may round.
+
+    Seconds since 1970 in float32 are the same for two minutes.
+    """
+    if not values.size or (values.dtype.kind == "f" and np.can_cast(values.dtype, dtype)):
+        return None
+    if max(abs(float(values.min())), abs(float(values.max()))) <= 2 ** (np.finfo(dtype).nmant + 1):
+        return None
+    with np.errstate(over="ignore"):
+        kept = values.astype(dtype)
+    lost = ~np.isfinite(kept)
+    if values.dtype.kind == "f":
+        lost |= (kept != values) & (values == np.trunc(values))
+    else:
+        # As integers, since two of them may be one float of 64 bits; what is beyond the last of them cannot be kept.
+        lost |= np.abs(kept.astype(np.float64)) >= float(np.iinfo(values.dtype).max)
+        lost |= np.where(lost, 0, kept).astype(values.dtype) != np.where(lost, 0, values)
+    if not lost.any():
+        return None
+    row, place = (int(index[0]) for index in np.nonzero(lost))
+    held, made = values[row, place].item(), kept[row, place].item()
+    return row, _plain(held), _plain(made)
+
+
+def _plain(value: float) -> float:
+    return int(value) if float(value).is_integer() else value

@@ -14,7 +14,7 @@ from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.extension_types import ImageType
-from penstock.ingest.columns.images import decode_image, holds_images
+from penstock.ingest.columns.images import DeepImage, decode_image, holds_images
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
@@ -63,7 +63,7 @@ def decode_images(
         keep_encoded: decode to know that it can be done, and keep the images as they are, as `ImageType`.
 
     Raises:
-        DataError: the column holds no images, or images of several sizes without `size`.
+        DataError: the column holds no images, such of more than 8 bits a channel, or of several sizes without `size`.
     """
     column = rows.column(name)
     if holds_images(column.type):
@@ -75,7 +75,7 @@ def decode_images(
             next_step="leave the step out if the column holds pixels already",
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
-    pixels, errors = _decode_all([value.as_buffer() for value in column if value.is_valid], size, mode)
+    pixels, errors = _decode_all(rows, name, [value.as_buffer() for value in column if value.is_valid], size, mode)
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
     for row, image in enumerate(whole):
@@ -98,7 +98,7 @@ def decode_images(
 
 
 def _decode_all(
-    contents: list[Any], size: tuple[int, int] | None, mode: Literal["RGB", "L"]
+    rows: Rows, name: str, contents: list[Any], size: tuple[int, int] | None, mode: Literal["RGB", "L"]
 ) -> tuple[list[np.ndarray | None], list[str]]:
     pixels: list[np.ndarray | None] = []
     errors: list[str] = []
@@ -106,6 +106,12 @@ def _decode_all(
         try:
             pixels.append(decode_image(content, size, mode))
             errors.append("")
+        except DeepImage as error:
+            raise DataError(
+                f"{rows.origin.place(len(pixels))}: the image in {name!r} is of {error}; 8 bits cannot hold them",
+                next_step="scale such images to 8 bits a channel at their source, or decode them in a map_batches function: it "
+                f"gets the bytes in {name!r} and may return an array of any dtype",
+            ) from error
         except Image.UnidentifiedImageError:  # its text names an address in memory
             pixels.append(None)
             errors.append("no image format that is known")

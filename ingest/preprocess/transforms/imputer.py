@@ -73,10 +73,11 @@ class Imputer(Transform[ImputerOptions]):
             if pa.types.is_floating(values.type):
                 values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
             try:
-                rows.put(name, pc.fill_null(values, pa.scalar(fill, values.type)))
+                rows.put(name, pc.fill_null(values, _scalar(fill, values.type)))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise DataError(
-                    f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}"
+                    f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}",
+                    next_step=f"choose another fill_value, or cast the column before (cast: {{{name}: float64}})",
                 ) from error
 
     def _fills(self, fitted: Sequence[ColumnState], schema: pa.Schema, data: DataSpec) -> dict[str, Category | None]:
@@ -108,9 +109,18 @@ class Imputer(Transform[ImputerOptions]):
         if plain.dtype.kind == "f":
             missing = np.isnan(plain) if missing is None else missing | np.isnan(plain)
         try:
-            value = pa.scalar(fill, pa.from_numpy_dtype(plain.dtype)).as_py()
+            value = _scalar(fill, pa.from_numpy_dtype(plain.dtype)).as_py()
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             return None
         if missing is not None:
             plain[missing] = value
         return plain
+
+
+def _scalar(fill: Category | None, kind: pa.DataType) -> pa.Scalar:
+    """The fill as a value of the column; pyarrow would make 0 of 0.5 in a column of integers."""
+    if isinstance(fill, float) and pa.types.is_integer(kind):
+        if not fill.is_integer():
+            raise pa.ArrowInvalid(f"{fill} is no integer")
+        fill = int(fill)
+    return pa.scalar(fill, kind)

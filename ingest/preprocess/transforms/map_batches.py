@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -32,8 +33,9 @@ class MapBatchesOptions(Section):
     """A function of the user's: dict of column name to numpy array in, the same out.
 
     It sees up to 4096 rows of one file and one split at a time (256 where there are images to decode). Numbers come as arrays
-    [rows, *shape], numbers with nulls as floats with NaN, text and bytes as objects. It must return as many rows as it got, and
-    the same for the same rows; a boolean column `_keep` that is False leaves a row out.
+    [rows, *shape], numbers with nulls as floats with NaN, lists as arrays of their own dtype, text and bytes as objects. It
+    must return as many rows as it got, and the same for the same rows; a boolean column `_keep` that is False leaves a row
+    out. A column that is returned as it came keeps its type and its nulls.
     """
 
     function: Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_]\w*$")]
@@ -77,7 +79,7 @@ def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[st
     count = rows.table.num_rows
     batch = {name: _as_numpy(rows.column(name)) for name in rows.table.column_names}
     try:
-        result = function(batch, **params)
+        result = function(dict(batch), **params)
     except Exception as error:  # the user's code: any error is reported with its place
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
@@ -87,7 +89,12 @@ def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[st
         ) from error
     if not isinstance(result, dict) or not result:
         raise DataError(f"map_batches {target} returned {type(result).__name__}; it must return a dict of column name to array")
-    columns = {name: _from_numpy(target, name, values, count) for name, values in result.items()}
+    columns = {
+        name: rows.column(name)
+        if name in batch and values is batch[name] and _is_as_given(values, rows.column(name))
+        else _from_numpy(target, name, values, count)
+        for name, values in result.items()
+    }
     keep = columns.pop(KEEP, None)
     rows.table = pa.table(columns)
     if keep is not None:
@@ -107,13 +114,49 @@ def _as_numpy(values: pa.Array) -> np.ndarray:
     if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
         return _writable(values.to_numpy(zero_copy_only=False))
     objects = np.empty(len(values), object)
-    objects[:] = values.to_pylist() if not pa.types.is_nested(values.type) else [_element(value) for value in values]
+    for row, value in enumerate(_lists_of_numbers(values) or _plain_values(values)):
+        objects[row] = value
     return objects
 
 
-def _element(value: pa.Scalar) -> Any:
-    plain = value.as_py()
-    return np.asarray(plain) if isinstance(plain, list) else plain
+def _lists_of_numbers(values: pa.Array) -> list[np.ndarray | None] | None:
+    """Each row's list as an array of the entries' own dtype; None where the column is anything else."""
+    kind = values.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)) or not (
+        pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
+    ):
+        return None
+    entries = values.flatten()  # without those of null rows
+    if entries.null_count:
+        return None
+    flat = entries.to_numpy(zero_copy_only=False).copy()
+    lengths = pc.list_value_length(values)
+    ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False))
+    starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1]])
+    present = lengths.is_valid().to_numpy(zero_copy_only=False)
+    return [flat[start:end] if there else None for start, end, there in zip(starts, ends, present, strict=True)]
+
+
+def _plain_values(values: pa.Array) -> list[Any]:
+    plain = values.to_pylist()
+    return [np.asarray(value) if isinstance(value, list) else value for value in plain]
+
+
+def _is_as_given(array: np.ndarray, values: pa.Array) -> bool:
+    """Whether a column that does not survive the way to numpy and back was given back unchanged."""
+    is_plain = is_number(values.type) and not pa.types.is_boolean(values.type) and not values.null_count
+    if is_plain or (array.ndim > 1 and array.dtype != object):
+        return False
+    given = _as_numpy(values)
+    if array.dtype != object:
+        return bool(np.array_equal(given, array, equal_nan=array.dtype.kind in "fmM"))
+    return all(_equal(one, other) for one, other in zip(given.tolist(), array.tolist(), strict=True))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _writable(values: np.ndarray) -> np.ndarray:

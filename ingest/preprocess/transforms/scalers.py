@@ -25,8 +25,9 @@ from penstock.ingest.spec import DataSpec
 __all__ = ["MaxAbsScaler", "MinMaxScaler", "RobustScaler", "RobustScalerOptions", "ScalerOptions", "StandardScaler"]
 
 
-_EPSILON = 1e-8
-"""A spread up to this is that of a constant column: dividing by it would blow up rounding errors. As in ray.data."""
+_NOISE = 8 * float(np.finfo(np.float64).eps)
+"""A spread of up to this share of the values themselves is rounding, which must not be blown up. ray.data has 1e-8 whatever
+the values are, which takes nanoseconds for constants."""
 
 
 class ScalerOptions(Section):
@@ -91,21 +92,21 @@ class StandardScaler(_Scaler[ScalerOptions]):
     """(x - mean) / standard deviation, both of the train split."""
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        return _scaling(column, facts.mean, facts.std, _EPSILON)
+        return _scaling(column, facts.mean, facts.std, facts.low, facts.high)
 
 
 class MinMaxScaler(_Scaler[ScalerOptions]):
     """(x - min) / (max - min): the train split fills 0 to 1."""
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        return _scaling(column, facts.low, facts.high - facts.low, _EPSILON)
+        return _scaling(column, facts.low, facts.high - facts.low, facts.low, facts.high)
 
 
 class MaxAbsScaler(_Scaler[ScalerOptions]):
     """x / max(abs(x))."""
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
-        return _scaling(column, 0.0, max(abs(facts.low), abs(facts.high)), 0.0)
+        return ColumnState(column=column, center=0.0, scale=max(abs(facts.low), abs(facts.high)) or 1.0)
 
 
 class RobustScaler(_Scaler[RobustScalerOptions]):
@@ -119,9 +120,11 @@ class RobustScaler(_Scaler[RobustScalerOptions]):
 
     def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         low, median, high = facts.quantiles
-        return _scaling(column, median, high - low, 0.0)
+        return _scaling(column, median, high - low, low, high)
 
 
-def _scaling(column: str, center: float, scale: float, least: float) -> ColumnState:
-    """A spread of nothing becomes 1, so that a constant column becomes zeros."""
-    return ColumnState(column=column, center=float(center), scale=1.0 if scale <= least else float(scale))
+def _scaling(column: str, center: float, scale: float, low: float, high: float) -> ColumnState:
+    """Of a column that is constant, but for rounding, from `low` to `high` the scale is 1; its values become zeros."""
+    if high - low <= _NOISE * max(abs(low), abs(high)):
+        return ColumnState(column=column, center=low, scale=1.0)
+    return ColumnState(column=column, center=center, scale=scale)

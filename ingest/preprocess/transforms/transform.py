@@ -119,6 +119,8 @@ class Transform(Generic[O]):
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
         """Why not a column of this type: what to do about it, in a few words; None if it can be taken."""
         advice = f"cast it first (cast: {{{column}: float64}}), or use one_hot or ordinal for categories"
+        if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+            advice = f"it takes one number a row: leave {column} out of the step, or change it in a map_batches function"
         return None if is_number(kind) else advice
 
     def wanted(self, schema: pa.Schema, label: str | None) -> Sequence[str]:

@@ -75,6 +75,14 @@ def test_units_that_are_committed_need_no_room_again(tmp_path: Path, monkeypatch
     assert check_resources(started) == []
 
 
+def test_files_beside_the_source_that_are_not_read_are_a_warning(tmp_path: Path) -> None:
+    started = project(tmp_path)
+    beside = Path(started.files[0].uri).parent / "more.rows"
+    beside.touch()
+    warnings = check_resources(Project(started.spec, started.base_dir, {}))
+    assert [str(beside) in warning for warning in warnings] == [True]
+
+
 def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def test_the_pipeline_file_is_valid_and_names_all_the_data_and_code_that_exists(
     projects: dict[str, Path], template: str
 ) -> None:
     loaded = load_spec(projects[template] / "pipeline.yaml")
-    listed = list_source(loaded.spec.data, loaded.base_dir, format_of(loaded.spec.data).extensions)
+    listed = list_source(loaded.spec.data, loaded.base_dir, format_of(loaded.spec.data).extensions).files
     assert {Path(file.uri) for file in listed} == {path for path in (projects[template] / "data").rglob("*") if path.is_file()}
     assert capture(loaded.spec.train.recipe, loaded.base_dir).digest
 

@@ -8,6 +8,8 @@ import fsspec
 import pytest
 
 from penstock.errors import DataError, ServiceError, SpecError
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from tests.ingest.reading import listed, write_files
 
@@ -33,6 +35,22 @@ def test_a_directory_gives_the_files_of_the_format_in_order_of_name(tmp_path: Pa
 def test_clutter_is_never_data(tmp_path: Path, clutter: str, train: str) -> None:
     write_files(tmp_path, {"a.csv": "x", clutter: "x"})
     assert names(tmp_path, train=train) == ["a.csv"]
+
+
+def test_a_file_of_the_format_is_data_whatever_it_is_called(tmp_path: Path) -> None:
+    pictures = ["_DSC0001.JPG", "_background/1.png", "license_plate_1.jpg", "notices/2.jpg"]
+    write_files(tmp_path, dict.fromkeys(pictures, "x"))
+    assert names(tmp_path, "images") == pictures
+
+
+def test_what_a_directory_leaves_out_is_counted_and_the_first_are_named(tmp_path: Path) -> None:
+    write_files(tmp_path, dict.fromkeys(["a.csv", "b.csv.xz", "c.txt", "d.tab.old", "e.parquet", "_SUCCESS", "README.md"], "x"))
+    data = DataSpec(format="csv", train=".")
+    listing = list_source(data, tmp_path, format_of(data).extensions)
+    assert [Path(left).name for left in listing.left_out] == ["b.csv.xz", "c.txt", "d.tab.old", "e.parquet"]
+    assert "4 files" in listing.said_of_left_out() and f"{tmp_path}/b.csv.xz" in listing.said_of_left_out()
+    named = DataSpec(format="csv", train="*.csv")
+    assert not list_source(named, tmp_path, format_of(named).extensions).said_of_left_out()
 
 
 def test_one_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
@@ -67,6 +85,33 @@ def test_locations_come_in_the_order_of_the_splits(tmp_path: Path) -> None:
     assert [file.location for file in listed(data, tmp_path)] == ["train", "validation", "test"]
 
 
+@pytest.mark.parametrize("train", ["set", "set/*", "set/**"])
+def test_links_to_files_and_folders_are_followed_and_a_link_back_is_not(tmp_path: Path, train: str) -> None:
+    write_files(tmp_path, {"blobs/1": "x", "blobs/2": "y", "other/deep/c.csv": "z", "set/d.csv": "w"})
+    (tmp_path / "set/a.csv").symlink_to("../blobs/1")
+    (tmp_path / "set/b.csv").symlink_to(tmp_path / "blobs/2")
+    (tmp_path / "set/more").symlink_to("../other")
+    (tmp_path / "other/back").symlink_to("../set")
+    assert names(tmp_path, train=train) == ["a.csv", "b.csv", "d.csv", "more/deep/c.csv"]
+
+
+def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+    write_files(tmp_path, {"real/a.csv": "x"})
+    (tmp_path / "latest").symlink_to("real")
+    assert names(tmp_path, train="latest") == ["a.csv"]
+
+
+@pytest.mark.parametrize("train", ["set", "set/*"])
+def test_a_link_to_nothing_is_named_unless_it_is_clutter(tmp_path: Path, train: str) -> None:
+    write_files(tmp_path, {"set/a.csv": "x"})
+    (tmp_path / "set/.#a.csv").symlink_to("editor@host")
+    assert names(tmp_path, train=train) == ["a.csv"]
+    (tmp_path / "set/b.csv").symlink_to("../blobs/gone")
+    with pytest.raises(DataError, match="1 source files are links to nothing") as caught:
+        names(tmp_path, train=train)
+    assert caught.value.problems == (f"{tmp_path}/set/b.csv leads to ../blobs/gone",)
+
+
 def test_any_fsspec_url_is_listed(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe("/listing/a.csv", b"x\n1\n")
     assert names(tmp_path, train="memory://listing/") == ["a.csv"]
@@ -91,6 +136,24 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="two splits") as caught:
         names(tmp_path, train="all", test="all/test")
     assert "b.csv is in data.train and in data.test" in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "log"),
+    [
+        ("Delta", "_delta_log/00000000000000000001.json"),
+        ("Iceberg", "metadata/v3.metadata.json"),
+        ("Hudi", ".hoodie/hoodie.properties"),
+        ("Lance", "_versions/1.manifest"),
+    ],
+)
+def test_a_table_with_a_log_of_its_own_is_no_folder_of_files(tmp_path: Path, table: str, log: str) -> None:
+    write_files(tmp_path, {f"t/{log}": "x", "t/part-0.parquet": "x", "t/part-1.parquet": "x"})
+    for train in ("t", "."):
+        with pytest.raises(DataError, match=f"is a {table} table") as caught:
+            names(tmp_path, "parquet", train=train)
+        assert "export its rows" in caught.value.next_step
+    assert names(tmp_path, "parquet", train="t/part-*") == ["part-0.parquet", "part-1.parquet"]
 
 
 def test_split_rules_that_leave_nothing_to_train_on_are_refused_before_anything_is_read(tmp_path: Path) -> None:

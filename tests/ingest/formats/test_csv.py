@@ -106,7 +106,6 @@ def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("", "empty (zero bytes)"),
-        ("a,b\n", "holds no rows"),
         ("a,b\n1,2\n3\n4,5,6\n", "line 3 has 1 instead of 2 fields: '3' (and 1 more"),
         ('a,b\n1,x\n2,"y\n3,z\n', "a quote in the record of line 3 is never closed"),
         ('a,b\n1,x\n2,"y\n3,"z"\n4,w\n', "a quote in the record of line 3 is never closed, or wrongly: it reaches line 4"),

@@ -39,6 +39,12 @@ def test_a_picture_is_a_row_with_its_folder_as_label(tmp_path: Path) -> None:
     assert table.column("image")[1].as_py() == picture("PNG")
 
 
+def test_the_class_is_the_first_folder_below_the_root(tmp_path: Path) -> None:
+    write_files(tmp_path, dict.fromkeys(["cat/indoor/1.png", "cat/2.png", "dog/indoor/1.png"], picture("PNG")))
+    for train in (".", "*", "*/**", "**/*.png"):
+        assert read_rows(tmp_path, "images", label="label", train=train).column("label").to_pylist() == ["cat", "cat", "dog"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

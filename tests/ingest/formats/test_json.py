@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,51 @@ def test_values_of_several_kinds_read_as_the_given_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ('{"id": 1}\n{"id": 12345678901234567890}\n', "line 2: column 'id' holds 12345678901234567890"),
+        ('{"id": 9007199254740993}\n{"id": 0.5}\n', "line 1: column 'id' holds 9007199254740993"),
+        ('{"id": 5}\n{"id": [{"n": [18446744073709551615]}]}\n'[10:], "line 1: column 'id' holds 18446744073709551615"),
+        ('{"id": 1' + "0" * 400 + "}\n", "line 1: column 'id' holds 1000"),
+    ],
+)
+def test_an_integer_that_a_double_would_round_is_refused(tmp_path: Path, content: str, place: str) -> None:
+    said = refusal(tmp_path, {"a.jsonl": content})
+    assert place in said and "data.types: {id: string}" in said
+
+
+def test_an_integer_that_a_double_would_round_is_refused_where_another_file_has_fractions(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {"a.jsonl": '{"id": 9007199254740993}\n', "b.jsonl": '{"id": 1.5}\n'}
+    assert "a.jsonl, line 1: column 'id' holds 9007199254740993" in refusal(tmp_path, files)
+    assert read_rows(tmp_path, "json", types={"id": "string"}).column("id").to_pylist() == ["9007199254740993", "1.5"]
+
+
+def test_long_integers_are_read_as_the_type_that_is_given(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.jsonl": '{"id": 12345678901234567891, "x": 0.12345678901234567}\n'})
+    assert read_rows(tmp_path, "json", types={"id": "uint64"}).column("id").to_pylist() == [12345678901234567891]
+    assert read_rows(tmp_path, "json", columns=["x"]).column("x").to_pylist() == [0.12345678901234567]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([1, 2], [1.5]), ([], [1]), ([None], ["x"]), ([{"a": 1}], [{"b": "x"}]), ([[]], [[1], []])],
+)
+def test_lists_may_differ_between_files(tmp_path: Path, first: list[object], second: list[object]) -> None:
+    write_files(tmp_path, {"a.jsonl": json.dumps({"v": first}) + "\n", "b.jsonl": json.dumps({"v": second}) + "\n"})
+    found = read_rows(tmp_path, "json").column("v").to_pylist()
+    if first == [{"a": 1}]:
+        assert found == [[{"a": 1, "b": None}], [{"a": None, "b": "x"}]]
+    else:
+        assert found == [first, second]
+
+
+def test_a_type_that_the_parser_does_not_know_is_cast_to(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.jsonl": '{"v": [1, 2]}\n{"v": null}\n'})
+    for kind in ("large_list<float32>", "fixed_size_list<float32>[2]"):
+        assert read_rows(tmp_path, "json", types={"v": kind}).column("v").to_pylist() == [[1.0, 2.0], None]
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"a": 1}\n{"a": 2\n{"a": 3}\n', "line 2: not a JSON object"),
@@ -57,7 +103,6 @@ def test_values_of_several_kinds_read_as_the_given_type(tmp_path: Path) -> None:
         (b'{"a": 1}\n{"a": "\xe9"}\n', "line 2 is not UTF-8"),
         (b"PAR1" + b"\0" * 20, "this is a Parquet file, not JSON lines"),
         ("", "empty (zero bytes)"),
-        ("\n\n", "holds no rows"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:

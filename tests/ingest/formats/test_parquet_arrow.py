@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ def refusal(folder: Path, format: str, files: dict[str, str | bytes | pa.Table],
     with pytest.raises(DataError) as caught:
         read_rows(folder, format, **options)
     return str(caught.value)
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    with ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
 
 
 def parquet_bytes(rows: int = 20_000, group_rows: int = 1000) -> bytes:
@@ -75,7 +81,6 @@ def test_columns_and_types_that_differ_are_all_named(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "empty (zero bytes)"),
-        (pa.table({"a": pa.array([], pa.int64())}), "holds no rows"),
         (parquet_bytes()[:-500], "cut off or damaged: it begins as a Parquet file"),
         ("a,b\n1,2\n", "this is text, not Parquet"),
         (b"\x89PNG\r\n\x1a\n" + b"0" * 99, "this is a PNG image, not Parquet"),
@@ -85,6 +90,40 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path, content: bytes | str | p
     text = refusal(tmp_path, "parquet", {"good.parquet": pa.table({"a": [1]}), "bad.parquet": content})
     assert message in text
     assert str(tmp_path / "bad.parquet") in text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([[1, 2], None, [3]], pa.list_view(pa.int64())),
+        pa.array([[1, 2], None, [3]], pa.large_list_view(pa.int64())),
+        pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array([1, 2, 3]), pa.array(["a", "b", "c"])]),
+    ],
+)
+def test_a_type_that_cannot_be_read_is_named_and_may_be_left_out(tmp_path: Path, values: pa.Array) -> None:
+    write_arrow(tmp_path / "a.arrow", pa.table({"x": [1, 2, 3], "odd": values}))
+    said = refusal(tmp_path, "arrow", {})
+    assert f"column 'odd' is {values.type} in a.arrow, a type that cannot be read" in said and "damaged" not in said
+    assert read_rows(tmp_path, "arrow", columns=["x"]).to_pydict() == {"x": [1, 2, 3]}
+
+
+def test_run_ends_are_read_as_the_values_they_stand_for(tmp_path: Path) -> None:
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array([1.5, None]))
+    write_arrow(tmp_path / "a.arrow", pa.table({"x": runs}))
+    assert read_rows(tmp_path, "arrow").to_pydict() == {"x": [1.5, 1.5, None]}
+
+
+def test_a_null_in_a_fixed_size_list_of_parquet_is_no_damage(tmp_path: Path) -> None:
+    table = pa.table({"v": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))})
+    said = refusal(tmp_path, "parquet", {"a.parquet": table})
+    assert "row group 0 (rows 0 to 2): a column of fixed-size lists has a null row" in said and "damaged" not in said
+
+
+def test_times_kept_as_int96_do_not_wrap(tmp_path: Path) -> None:
+    times = [datetime(9999, 12, 31), datetime(2020, 1, 1, 0, 0, 0, 123456), datetime(1, 1, 1)]
+    table = pa.table({"until": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    assert read_rows(tmp_path, "parquet").column("until").to_pylist() == times
 
 
 def test_a_damaged_page_is_named_by_row_group(tmp_path: Path) -> None:

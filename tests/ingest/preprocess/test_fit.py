@@ -155,6 +155,17 @@ def test_a_later_step_learns_from_what_the_earlier_ones_made(tmp_path: Path, par
     assert second.scale == pytest.approx(scaled.std(), rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["standard_scaler", "min_max_scaler", "robust_scaler"])
+def test_small_numbers_are_scaled_and_constants_become_zeros(tmp_path: Path, kind: str) -> None:
+    farads = np.random.default_rng(0).normal(5e-9, 2e-9, 1000)
+    table = pa.table({"farads": farads, "third": np.full(1000, 1e13 / 3), "noise": [0.1 + 0.2, 0.3] * 500})
+    source = Source.of(tmp_path, {"train/a.parquet": table}, [{kind: {"columns": "*"}}])
+    source.materialize()
+    column = {name: source.column(source.materialize(), name) for name in table.column_names}
+    assert 0.1 < column["farads"].std() < 2
+    assert not column["third"].any() and np.abs(column["noise"]).max() < 1e-15
+
+
 def test_held_out_rows_of_the_same_files_are_not_learnt_from(tmp_path: Path, parallel: ParallelMap) -> None:
     source = Source.of(
         tmp_path,

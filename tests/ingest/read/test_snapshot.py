@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
@@ -49,6 +51,32 @@ def test_the_digest_follows_files_types_and_places_but_not_the_root(tmp_path: Pa
     assert len({each.digest for each in (snapshot, typed, fewer, placed)}) == 4
 
 
+@pytest.mark.parametrize("test", ["copied", "linked"])
+def test_a_copy_of_a_train_file_is_no_test(tmp_path: Path, test: str) -> None:
+    source(tmp_path / "train")
+    (tmp_path / "linked").symlink_to("train")
+    write_files(tmp_path, {"copied/b.parquet": (tmp_path / "train/part-1.parquet").read_bytes()})
+    with pytest.raises(DataError, match=r"rows it has seen|in two splits") as caught:
+        read_snapshot(tmp_path, "parquet", train="train", test=test)
+    assert "part-1.parquet" in caught.value.problems[0 if test == "copied" else 1]
+
+
+def test_files_without_rows_may_be_alike_in_all_splits(tmp_path: Path) -> None:
+    empty, full = pa.table({"x": pa.array([], pa.int64())}), pa.table({"x": [1]})
+    write_files(tmp_path, {"train/0.parquet": empty, "train/1.parquet": full, "test/0.parquet": empty})
+    write_files(tmp_path, {"test/1.parquet": pa.table({"x": [2]})})
+    _, snapshot = read_snapshot(tmp_path, "parquet", train="train", test="test")
+    assert [file.rows for file in snapshot.files] == [0, 1, 0, 1]
+
+
+def test_the_same_picture_in_train_and_test_is_counted(tmp_path: Path) -> None:
+    write_files(tmp_path, {"train/1.txt": "a", "train/2.txt": "b", "test/1.txt": "c", "test/2.txt": "b"})
+    _, snapshot = read_snapshot(tmp_path, "text", train="train", test="test", text={"rows": "file"})
+    assert snapshot.said_of_copies().startswith("1 files of validation or test hold the same bytes")
+    _, apart = read_snapshot(tmp_path, "text", train="train", test="test/1.txt", text={"rows": "file"})
+    assert apart.said_of_copies() == ""
+
+
 @pytest.mark.parametrize("batch_rows", [1, 7, 300, 512, 4096])
 def test_batches_are_in_order_and_within_one_file(tmp_path: Path, batch_rows: int) -> None:
     data, snapshot = read_snapshot(source(tmp_path), "parquet")
@@ -89,6 +117,29 @@ def test_a_file_that_changed_since_the_snapshot_is_refused(tmp_path: Path) -> No
     pq.write_table(pa.table({"id": [1], "x": pa.array([1.0], pa.float32())}), tmp_path / "part-1.parquet")
     with pytest.raises(DataError, match=r"part-1\.parquet: had 1000 rows when the source was read and has 1 now"):
         list(iterate_rows(data, snapshot, snapshot.files))
+
+
+def test_a_location_of_nothing_but_empty_files_is_refused(tmp_path: Path) -> None:
+    write_files(tmp_path, {"train/a.csv": "x\n1\n", "train/b.csv": "x\n", "test/a.csv": "x\n", "test/b.csv": "x\n"})
+    assert read_rows(tmp_path, "csv", train="train").to_pydict() == {"x": [1]}
+    with pytest.raises(DataError, match=r"the files of data\.test hold no rows"):
+        read_rows(tmp_path, "csv", train="train", test="test")
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json", "arrow"])
+def test_columns_that_are_only_in_folders_names_have_a_value_in_every_row(tmp_path: Path, format: str) -> None:
+    for label, rows in (("cat", 3), ("dog", 5)):
+        table, path = pa.table({"x": range(rows)}), tmp_path / f"label={label}" / f"p.{format}"
+        path.parent.mkdir()
+        if format == "arrow":
+            with ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table)
+        elif format == "json":
+            path.write_text("".join(f'{{"x": {x}}}\n' for x in range(rows)))
+        else:
+            {"parquet": pq.write_table, "csv": arrow_csv.write_csv}[format](table, path)
+    found = read_rows(tmp_path, format, batch_rows=2, columns=["label"]).column("label").to_pylist()
+    assert found == ["cat"] * 3 + ["dog"] * 5
 
 
 def test_progress_counts_files(tmp_path: Path) -> None:

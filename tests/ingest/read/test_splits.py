@@ -5,15 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from sklearn.datasets import load_breast_cancer, load_digits
 
 from penstock.errors import DataError, SpecError
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.preprocess.chain import split_rows
 from penstock.ingest.read.row_hash import hash_columns, unit_interval
 from penstock.ingest.read.snapshot import iterate_rows
 from penstock.ingest.read.splits import split_codes
@@ -21,6 +25,8 @@ from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec
 from tests import ROOT
 from tests.ingest.reading import read_snapshot, write_files
+
+TRAIN = [SourceFile(uri="/a.parquet", name="a.parquet", location="train", size_bytes=1, fingerprint="1")]
 
 RULES = {"validation": {"fraction": 0.2}, "test": {"fraction": 0.1}}
 
@@ -73,7 +79,7 @@ def test_leakage_check_no_row_is_in_two_splits(name: str, tmp_path: Path) -> Non
     seen: dict[str, set[str]] = {split: set() for split in SPLITS}
     rows = 0
     for batch in iterate_rows(data, snapshot, snapshot.files, 100):
-        for row, code in zip(batch.table.to_pylist(), split_codes(data, batch.table, batch.file.location), strict=True):
+        for row, code in zip(batch.table.to_pylist(), split_codes(data, batch.table, batch.files), strict=True):
             seen[SPLITS[code]].add(repr(row))
             rows += 1
     assert rows == table.num_rows
@@ -83,7 +89,7 @@ def test_leakage_check_no_row_is_in_two_splits(name: str, tmp_path: Path) -> Non
 
 def test_shares_are_as_asked() -> None:
     table = pa.table({"a": np.arange(200_000)})
-    counts = np.bincount(split_codes(spec(**RULES), table, "train"), minlength=3) / table.num_rows
+    counts = np.bincount(split_codes(spec(**RULES), table, TRAIN), minlength=3) / table.num_rows
     # Four standard deviations of a fair draw.
     assert counts == pytest.approx([0.7, 0.2, 0.1], abs=4 * (0.25 / table.num_rows) ** 0.5)
 
@@ -91,7 +97,7 @@ def test_shares_are_as_asked() -> None:
 def test_shares_are_as_asked_where_the_rules_hash_different_columns() -> None:
     table = pa.table({"a": np.arange(100_000), "g": np.arange(100_000) // 4})
     data = spec(validation={"fraction": 0.3}, test={"fraction": 0.4, "by": "g"})
-    codes = split_codes(data, table, "train")
+    codes = split_codes(data, table, TRAIN)
     assert np.bincount(codes, minlength=3) / table.num_rows == pytest.approx([0.3, 0.3, 0.4], abs=0.01)
     in_test = (codes == SPLITS.index("test")).reshape(-1, 4)
     assert (in_test.all(axis=1) == in_test.any(axis=1)).all()
@@ -124,7 +130,7 @@ def test_an_added_file_moves_no_row(tmp_path: Path) -> None:
         data, snapshot = read_snapshot(tmp_path, "json", **RULES)
         found: dict[str, int] = {}
         for batch in iterate_rows(data, snapshot, snapshot.files):
-            codes = split_codes(data, batch.table, "train").tolist()
+            codes = split_codes(data, batch.table, batch.files).tolist()
             found |= dict(zip(batch.table.column("id").to_pylist(), codes, strict=True))
         return found
 
@@ -201,6 +207,12 @@ def test_equal_rows_are_equal_and_others_differ(rows: list[dict[str, object]]) -
         (pa.array(["a", None, ""]), pa.array(["a", None, ""], pa.string_view())),
         (pa.array([b"abc", None]), pa.array([b"abc", None], pa.binary(3))),
         (pa.array([[1, None], [], None], pa.list_(pa.int64())), pa.array([[1, None], [], None], pa.large_list(pa.float64()))),
+        (
+            pa.array([[0, 255], None, [7, None]], pa.list_(pa.uint8(), 2)),
+            pa.array([[0, 255], None, [7, None]], pa.list_(pa.int16(), 2)),
+        ),
+        (pa.array([[-1, 5], [0, 1]], pa.list_(pa.int8(), 2)), pa.array([[-1, 5], [-0.0, 1]], pa.list_(pa.float32(), 2))),
+        (pa.array([[300, 5], [0, 1]], pa.list_(pa.int16(), 2)), pa.array([[300, 5], [0, 1]], pa.list_(pa.float64(), 2))),
         (pa.array([{"bytes": b"x", "path": "a"}]), pa.array([{"bytes": b"x", "path": "b"}])),
         (pa.array([{"a": 1, "b": 2}]), pa.array([{"b": 2, "a": 1, "c": None}])),
     ],
@@ -228,7 +240,7 @@ def test_values_that_change_places_between_columns_make_another_row() -> None:
 def test_groups_never_straddle(groups: list[int], validation: float, test: float) -> None:
     table = pa.table({"g": groups, "x": np.arange(len(groups))})
     data = spec(validation={"fraction": validation, "by": "g"}, test={"fraction": test, "by": "g"})
-    codes = split_codes(data, table, "train").tolist()
+    codes = split_codes(data, table, TRAIN).tolist()
     assert len({*zip(groups, codes, strict=True)}) == len(set(groups))
 
 
@@ -236,26 +248,86 @@ def test_pictures_are_told_by_their_bytes() -> None:
     table = pa.table({"image": [b"x", b"x"], "label": ["a", "b"], "path": ["a/1.png", "b/1.png"]})
     for fraction in (0.1, 0.5, 0.9):
         data = spec(format="images", test={"fraction": fraction})
-        assert len(set(split_codes(data, table, "train").tolist())) == 1
+        assert len(set(split_codes(data, table, TRAIN).tolist())) == 1
+
+
+def rows_by_split(folder: Path, format: str, **options: Any) -> dict[str, list[tuple[str, pa.Table]]]:
+    """(file's name, rows) of each split, as they go to the preprocess steps."""
+    data, snapshot = read_snapshot(folder, format, **options)
+    found: dict[str, list[tuple[str, pa.Table]]] = {split: [] for split in SPLITS}
+    for split, table, origin in split_rows(data, snapshot, snapshot.files, 4096):
+        found[split].append((Path(origin.names[0]).name, table))
+    return found
+
+
+def test_a_column_of_null_words_that_becomes_text_moves_no_row(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "id,x\n" + "".join(f"{index},NA\n" for index in range(300))})
+    before = rows_by_split(tmp_path, "csv", test={"fraction": 0.5})["test"][0][1].column("id").to_pylist()
+    write_files(tmp_path, {"b.csv": "id,x\n-1,text\n"})
+    after = rows_by_split(tmp_path, "csv", test={"fraction": 0.5})["test"][0][1].column("id").to_pylist()
+    assert before == after
+
+
+def test_a_rule_may_go_by_columns_that_are_not_prepared(tmp_path: Path) -> None:
+    table = pa.table({"g": np.arange(1000) // 10, "h": np.arange(1000) % 2, "x": np.arange(1000), "y": np.zeros(1000)})
+    write_files(tmp_path, {"a.parquet": table})
+    rule = {"test": {"fraction": 0.4, "by": ["g", "h"]}}
+    few, more = (rows_by_split(tmp_path, "parquet", columns=columns, **rule) for columns in (["x"], ["x", "y"]))
+    held_out = few["test"][0][1]
+    assert held_out.column_names == ["x"] and held_out.column("x").equals(more["test"][0][1].column("x"))
+    groups = {(x // 10, x % 2) for x in held_out.column("x").to_pylist()}
+    assert len(groups) * 5 == held_out.num_rows, "all rows of a group are in one split"
+
+
+def test_documents_and_patients_stay_together(tmp_path: Path) -> None:
+    files = {f"patient-{index // 3}/{index % 3}.txt": f"{index:04}" * 50 for index in range(60)}
+    write_files(tmp_path, dict(files))
+    options: dict[str, Any] = {"text": {"rows": "chunk", "chunk_chars": 20}}
+    whole = rows_by_split(tmp_path, "text", test={"fraction": 0.4, "by": "path"}, **options)
+    assert sum(len(found) for found in whole.values()) == 60 and len(whole["test"]) > 10, "no file is in two splits"
+    rule = {"fraction": 0.4, "by": "path", "pattern": "^(patient-[0-9]+)/"}
+    data, snapshot = read_snapshot(tmp_path, "text", test=rule, **options)
+    splits: dict[str, set[str]] = {}
+    for split, _, origin in split_rows(data, snapshot, snapshot.files, 4096):
+        splits.setdefault(Path(origin.names[0]).parent.name, set()).add(split)
+    assert len(splits) == 20 and all(len(found) == 1 for found in splits.values())
+    assert {"train"} in splits.values() and {"test"} in splits.values()
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"by": "path", "pattern": "doctor"}, "'doctor' is not found in 'a.parquet' of 'path'"),
+        ({"by": "x", "pattern": "1"}, "searches text, and column 'x' is int64"),
+    ],
+)
+def test_a_pattern_that_finds_nothing_is_refused(tmp_path: Path, rule: dict[str, str], said: str) -> None:
+    write_files(tmp_path, {"a.parquet": pa.table({"x": [1]})})
+    with pytest.raises(DataError, match=said):
+        rows_by_split(tmp_path, "parquet", test={"fraction": 0.5, **rule})
+    for wrong in ({"by": "x", "pattern": "("}, {"by": ["x", "y"], "pattern": "1"}):
+        with pytest.raises(ValidationError, match=r"regular expression|pattern goes with one column"):
+            spec(test={"fraction": 0.5, **wrong})
 
 
 def test_files_of_their_own_location_stay_there() -> None:
     data = spec(validation="val", test={"fraction": 0.5})
     table = pa.table({"a": range(100)})
-    assert set(split_codes(data, table, "validation").tolist()) == {SPLITS.index("validation")}
-    assert set(split_codes(data, table, "train").tolist()) == {SPLITS.index("train"), SPLITS.index("test")}
-    assert split_codes(data, table, "train").dtype == np.uint8
+    elsewhere = [TRAIN[0].model_copy(update={"location": "validation"})]
+    assert set(split_codes(data, table, elsewhere).tolist()) == {SPLITS.index("validation")}
+    assert set(split_codes(data, table, TRAIN).tolist()) == {SPLITS.index("train"), SPLITS.index("test")}
+    assert split_codes(data, table, TRAIN).dtype == np.uint8
 
 
 def test_rows_without_a_group_are_counted_and_refused() -> None:
     data = spec(test={"fraction": 0.5, "by": "g"})
-    with pytest.raises(DataError, match=r"data\.test\.by: column 'g' is null in 2 of the next 3 rows"):
-        split_codes(data, pa.table({"g": [None, "a", None]}), "train")
+    with pytest.raises(DataError, match=r"data\.test\.by: column 'g' is null in 2 of 3 rows"):
+        split_codes(data, pa.table({"g": [None, "a", None]}), TRAIN)
     with pytest.raises(DataError, match="there is no column 'g'"):
-        split_codes(data, pa.table({"h": [1]}), "train")
+        split_codes(data, pa.table({"h": [1]}), TRAIN)
 
 
 def test_fractions_must_leave_rows_to_train_on() -> None:
     data = spec(validation={"fraction": 0.6}, test={"fraction": 0.4})
     with pytest.raises(SpecError, match="add up to 1 or more"):
-        split_codes(data, pa.table({"g": [1]}), "train")
+        split_codes(data, pa.table({"g": [1]}), TRAIN)

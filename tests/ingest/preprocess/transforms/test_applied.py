@@ -14,10 +14,11 @@ import pytest
 from PIL import Image
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.preprocess.chain import Chain
+from penstock.ingest.preprocess.chain import Chain, run_steps
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import Origin
+from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import capture
@@ -119,6 +120,10 @@ def test_a_constant_fills_nulls_and_nan() -> None:
     assert transform_table(table, steps)["a"].to_pylist() == [1.0, 9.0, 9.0]
     with pytest.raises(DataError, match="'none' is no value for column 'a' of type double"):
         transform_table(table, [{"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": "none"}}])
+    with pytest.raises(DataError, match=r"0\.5 is no value for column 'n' of type int64"):
+        transform_table(
+            pa.table({"n": [1, None]}), [{"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": 0.5}}]
+        )
     with pytest.raises(DataError, match="-1 is no value for column 'n' of type uint8"):
         negative = {"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": -1}}
         transform_table(pa.table({"n": pa.array([1, None], pa.uint8())}), [negative])
@@ -178,6 +183,36 @@ def test_a_null_is_no_category(kind: str) -> None:
         apply(pa.table({"c": ["a", None]}), {kind: {"columns": ["c"]}}, state)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "place"),
+    [
+        (pa.array([1, 16777217]), "float32", "row 101 .*'x' holds 16777217, which float32 makes 16777216"),
+        (pa.array([1704067201.0, 0.1]), "float32", "row 100 .*'x' holds 1704067201, which float32 makes 1704067200"),
+        (pa.array([[2, 3], [4, 2**24 + 3]]), "float32", "row 101 .*'x' holds 16777219"),
+        (pa.array([0.1, 70000.5]), "float16", r"row 101 .*'x' holds 70000\.5, which float16 makes inf"),
+        (pa.array([2**63 + 1025], pa.uint64()), "float64", "row 100 .*'x' holds 9223372036854776833"),
+    ],
+)
+def test_the_concatenator_loses_no_whole_number(values: pa.Array, dtype: str, place: str) -> None:
+    step = {"concatenator": {"columns": ["x"], "dtype": dtype}}
+    with pytest.raises(DataError, match=place) as caught:
+        transform_table(pa.table({"x": values}), [step])
+    assert "standard_scaler: {columns: [x]}" in caught.value.next_step
+    transform_table(pa.table({"x": [0.1, 2.0**40, -16777216.0]}), [{"concatenator": {"columns": ["x"]}}])
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        (pa.array([1500, -500], pa.duration("ms")), [1.5, -0.5]),
+        (pa.array([3600], pa.time32("s")), [3600.0]),
+        (pa.array([1_500_000_000], pa.time64("ns")), [1.5]),
+    ],
+)
+def test_a_duration_or_time_of_day_becomes_seconds(values: pa.Array, seconds: list[float]) -> None:
+    assert transform_table(pa.table({"t": values}), [{"cast": {"t": "float32"}}])["t"].to_pylist() == seconds
+
+
 # Images.
 
 
@@ -219,6 +254,29 @@ def test_a_broken_image_is_named_or_dropped() -> None:
     assert transform_table(table, ["decode_image"], invalid="drop")["label"].to_pylist() == [0]
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(
+    ("pixels", "format", "deep"),
+    [
+        (np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16), "PNG", "I;16"),
+        (np.linspace(0, 1, 64).reshape(8, 8).astype(np.float32), "TIFF", "F"),
+        (np.arange(64, dtype=np.int32).reshape(8, 8), "TIFF", "I"),
+    ],
+)
+def test_an_image_of_more_than_8_bits_is_refused_by_its_mode(pixels: np.ndarray, format: str, deep: str, mode: str) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format)
+    table = pa.table({"image": pa.array([jpeg(8, 8), stream.getvalue()], pa.binary())})
+    with pytest.raises(DataError, match=rf"row 101 .*mode {deep}: .* more than 8 bits"):
+        transform_table(table, [{"decode_image": {"mode": mode}}], invalid="drop")
+
+
+def test_an_image_that_needs_another_program_is_none() -> None:
+    table = pa.table({"image": [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n%%EndComments\n"]})
+    with pytest.raises(DataError, match="no image format that is known"):
+        transform_table(table, ["decode_image"])
+
+
 def test_decoding_what_holds_no_images_is_refused() -> None:
     with pytest.raises(DataError, match="'x' has type int64; it takes bytes"):
         transform_table(pa.table({"x": [1]}), [{"decode_image": {"column": "x"}}])
@@ -254,6 +312,48 @@ def f(batch, k):
     assert result["v"].combine_chunks().to_numpy_ndarray().tolist() == [[[1, 2, 3]], [[4, 5, 6]]]
     assert result["big"].to_pylist() == [0, 1]
     assert table["i"].to_pylist() == [1, 2]
+
+
+def _run_function(rows: Rows, folder: Path, body: str) -> None:
+    """A map_batches step alone, without what all columns must be after the last step."""
+    (folder / "user.py").write_text(f"import numpy as np\ndef f(batch):\n    {body}\n")
+    step = PreprocessStep.model_validate({"map_batches": "user.py:f"})
+    data = DataSpec(format="parquet", train="t")
+    run_steps(rows, [FittedStep(step=step)], data, {"user.py:f": capture("user.py:f", folder).load()})
+
+
+UNTOUCHED = {
+    "ids": pa.array([2**53 + 1, None, 2**53 + 3]),
+    "flags": pa.array([True, None, False]),
+    "plain_flags": pa.array([True, False, True]),
+    "tokens": pa.array([[1], [], [2, 3]], pa.list_(pa.uint16())),
+    "floats": pa.array([[0.1], None, [0.2, 0.3]], pa.list_(pa.float32())),
+    "fixed": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.uint8(), 2)),
+    "when": pa.array([0, None, 1], pa.timestamp("s", "Europe/Berlin")),
+    "text": pa.array(["a", None, "b"], pa.large_string()),
+    "struct": pa.array([{"a": 1}, None, {"a": None}]),
+    "money": pa.array([None, 1, 2]).cast(pa.decimal128(21, 2)),
+}
+
+
+@pytest.mark.parametrize(
+    "body", ["return batch", 'return {**batch, "new": np.arange(3)}', "return {k: batch[k] for k in batch}"]
+)
+def test_a_user_function_changes_nothing_that_it_does_not_touch(tmp_path: Path, body: str) -> None:
+    rows = Rows(pa.table(UNTOUCHED), Origin.of_file("f", 0, 3))
+    _run_function(rows, tmp_path, body)
+    for name, values in UNTOUCHED.items():
+        assert rows.column(name).equals(values), name
+
+
+def test_a_user_function_may_change_what_it_was_given_in_place(tmp_path: Path) -> None:
+    body = 'batch["ids"][0] = 7; batch["text"][2] = "c"; batch["tokens"][2][1] = 9; return batch'
+    rows = Rows(pa.table(UNTOUCHED), Origin.of_file("f", 0, 3))
+    _run_function(rows, tmp_path, body)
+    assert rows.column("ids")[0].as_py() == 7.0
+    assert rows.column("text").to_pylist() == ["a", None, "c"]
+    assert rows.column("tokens").to_pylist() == [[1], [], [2, 9]]
+    assert rows.column("tokens").type.value_type == pa.uint16()
 
 
 def test_a_user_function_may_give_text_to_later_steps(tmp_path: Path) -> None:
@@ -293,6 +393,14 @@ def test_a_user_function_leaves_rows_out_with_keep(tmp_path: Path) -> None:
     assert rows.filtered == 1
 
 
+@pytest.mark.parametrize(("label", "kind"), [(-1, pa.int64()), (250_000, pa.int64()), (2**63, pa.uint64())])
+def test_a_label_that_is_no_class_index_is_never_dropped(label: int, kind: pa.DataType) -> None:
+    table = pa.table({"x": [1.0, None, 2.0], "y": pa.array([1, 1, label], kind)})
+    with pytest.raises(DataError, match=rf"row 102 .*: {label}") as caught:
+        transform_table(table, label="y", invalid="drop")
+    assert "label_encoder" in caught.value.next_step and "data.invalid" not in caught.value.next_step
+
+
 # What is left after all steps.
 
 
@@ -319,6 +427,12 @@ def test_columns_become_numbers_of_one_shape(values: pa.Array, dtype: str, shape
     assert result.tolist() == flat.astype(result.dtype).tolist()
 
 
+@pytest.mark.parametrize("inner", [pa.list_(pa.int64()), pa.list_(pa.int64(), 1)])
+def test_a_null_inside_nested_lists_is_a_list_of_another_length(inner: pa.DataType) -> None:
+    with pytest.raises(DataError, match=r"unequal length: part-0\.parquet, row 101"):
+        transform_table(pa.table({"x": pa.array([[[1], [2]], [[3], None]], pa.list_(inner))}))
+
+
 def test_lists_of_unequal_length_name_the_first_row_that_differs() -> None:
     with pytest.raises(DataError, match=r"'x' holds lists of unequal length: part-0\.parquet, row 102 .*has 1 .* 2"):
         transform_table(pa.table({"x": [[1, 2], [3, 4], [5], [6]]}))
@@ -331,6 +445,9 @@ def test_lists_of_unequal_length_name_the_first_row_that_differs() -> None:
         (pa.array([0], pa.timestamp("s")), "cast: {x: float64}"),
         (pa.array([0], pa.date32()), "cast: {x: float64}"),
         (pa.array([1]).cast(pa.decimal128(21, 2)), "cast: {x: float64}"),
+        (pa.array([1], pa.duration("s")), "cast: {x: float64}"),
+        (pa.array([1], pa.time64("us")), "cast: {x: float64}"),
+        (pa.array([["a"], ["b", "c"]]), "use map_batches"),
         (pa.array([b"abc"]), "decode_image: {column: x}"),
         (pa.array([{"a": 1}]), "drop: [x]"),
         (pa.array([["a"]]), "drop: [x]"),
@@ -395,9 +512,9 @@ def test_an_integer_label_must_be_a_class_index(bad: int) -> None:
     with pytest.raises(DataError, match=rf"1 row has a label y that is no class.*row 101 \(from 0\): {bad}") as caught:
         transform_table(table, label="y")
     assert "cast: {y: float32}" in str(caught.value)
-    kept = transform_table(table, label="y", invalid="drop")
+    kept = transform_table(table.slice(2), label="y")
     assert kept["y"].type == pa.int64()
-    assert kept["y"].to_pylist() == [0, 3]
+    assert kept["y"].to_pylist() == [3]
 
 
 def test_a_float_label_may_be_anything_finite() -> None:

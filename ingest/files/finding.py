@@ -1,0 +1,80 @@
+"""Which files lie at a path, below a folder, or match a glob? Links are followed on a local disk, also those to folders.
+
+Hugging Face's hub, DVC, git-annex and Bazel lay out folders of nothing but links.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+from collections.abc import Iterator
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
+
+__all__ = ["find_files"]
+
+
+def find_files(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[str, Any]]]:
+    """(root directory, what the file system says of each file below it, by path). Raises FileNotFoundError if nothing is there.
+
+    A link to nothing is listed, with `leads_nowhere`: it may be clutter.
+    """
+    if glob.has_magic(path) and not fs.exists(path):
+        root = _before_wildcard(path)
+        found: dict[str, dict[str, Any]] = {}
+        for full, info in fs.glob(path, detail=True).items():
+            found |= {full: info} if info["type"] == "file" else _below(fs, full, root)
+        if not found:
+            raise FileNotFoundError(path)
+    elif fs.isfile(path):
+        root, found = posixpath.dirname(path), {path: fs.info(path)}
+    else:
+        root = path.rstrip("/")
+        found = _below(fs, root or "/", root)
+        if not found and not fs.exists(path):
+            raise FileNotFoundError(path)
+    # Object stores keep "folders" as empty objects whose key ends with a slash.
+    return root, {full: info for full, info in found.items() if not full.endswith("/") and info["type"] == "file"}
+
+
+def _before_wildcard(path: str) -> str:
+    parts = path.split("/")
+    return "/".join(parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
+
+
+def _below(fs: AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, Any]]:
+    """The files below a folder, or the one file that a link names."""
+    if not isinstance(fs, LocalFileSystem):
+        return fs.find(path, detail=True)  # type: ignore[no-any-return]
+    if not os.path.isdir(path):
+        return {path: _info(fs, path)} if os.path.lexists(path) else {}
+    above, parent = set(), path
+    while parent.startswith(root) and len(parent) > len(root):
+        parent = posixpath.dirname(parent)
+        above.add(os.path.realpath(parent))
+    return {full: _info(fs, full) for full in _walk(path, frozenset(above))}
+
+
+def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
+    """Paths of all that is no folder; `above` are the real paths of the folders around it, which a link may lead back to."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from _walk(entry.path, above | {real})
+            else:
+                yield entry.path
+
+
+def _info(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
+    try:
+        return fs.info(path)  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            return {"type": "gone"}  # between the listing and here, as temporary files do
+        return {"type": "file", "size": 0, "leads_nowhere": os.readlink(path)}
