@@ -9,7 +9,10 @@ from pydantic import Field
 from penstock.config import Section
 from penstock.ingest.schema import FeedSchema, Split
 
-__all__ = ["DatasetManifest", "ShardInfo", "UnitInfo", "manifest_path"]
+__all__ = ["UNIT_RECORD", "DatasetManifest", "ShardInfo", "UnitInfo", "manifest_path", "unit_path"]
+
+UNIT_RECORD = "unit.json"
+"""Commits a unit, in its folder. Without it the unit's shards are not to be believed, and the pipeline makes them again."""
 
 
 class ShardInfo(Section):
@@ -67,3 +70,8 @@ class DatasetManifest(Section):
 def manifest_path(key: str) -> str:
     """Where the manifest of a dataset is, relative to the storage root."""
     return f"datasets/{key}/manifest.json"
+
+
+def unit_path(key: str, name: str = "") -> str:
+    """Where a unit's folder is, or a file of it, relative to the storage root."""
+    return f"units/{key}/{name}".rstrip("/")

@@ -214,6 +214,19 @@ class Storage:
         names = {entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry.rstrip("/") != full.rstrip("/")}
         return sorted(name for name in names if name and not name.startswith("."))
 
+    def sizes(self, path: str = "") -> dict[str, int]:
+        """Bytes of the files directly in `path`, by name. Empty if absent."""
+        try:
+            if self.is_local:
+                with os.scandir(self.local_path(path)) as entries:
+                    return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+            with self._translated(path):
+                fs, full = self._locate(path)
+                found = fs.ls(full, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {info["name"].rsplit("/", 1)[-1]: int(info["size"] or 0) for info in found if info["type"] == "file"}
+
     def delete(self, path: str) -> None:
         """Remove a file or a folder with all below it; nothing happens if it is not there."""
         with contextlib.suppress(FileNotFoundError), self._translated(path):

@@ -7,6 +7,7 @@ name none of them.
 from __future__ import annotations
 
 import os
+import socket
 from urllib.parse import urlsplit
 
 from penstock.errors import ServiceError
@@ -46,8 +47,16 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
     denied = isinstance(error, PermissionError) or any(word in text for word in DENIED)
     none = "Unable to locate credentials" in text
     what = "needs credentials for" if none else "refuses the credentials for" if denied else "fails for"
-    settings = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if denied else "AWS_ENDPOINT_URL"
+    # This may be a process on any node of a cluster, and keys do not travel: each machine has its own.
+    host = socket.gethostname()
+    step = f"check the URL, the network and the credentials on {host}"
+    if is_s3(uri):
+        keys = (
+            f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY on {host}; a node of a Ray cluster has those that were set when "
+            "`ray start` was called there"
+        )
+        step = f"look at {keys if denied else 'AWS_ENDPOINT_URL'}"
     return ServiceError(
-        f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}: {text}",
-        next_step=f"look at {settings}" if is_s3(uri) else "check the URL, the network and the credentials",
+        f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}, asked by {host}: {text}",
+        next_step=step,
     )

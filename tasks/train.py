@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import CheckpointError, Interrupted, PenstockError
+from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.keys import framework_versions
@@ -124,18 +124,38 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.attempt = ctx.attempt.model_copy(
         update={"exactness": outcome.exactness, "resumed_from_step": outcome.resumed_from_step}
     )
-    if outcome.status == "interrupted":
-        saved = f"{outcome.checkpoint} is saved" if outcome.checkpoint else "there was nothing to save yet"
-        raise Interrupted(ctx.stopping.signum, f"stopped at step {outcome.step}; {saved}")
+    _check_ended_well(ctx, outcome)
     resumed = outcome.resumed_from_step is not None
     return outcome.model_dump(mode="json"), "resumed" if resumed else "ran"
 
 
+def _check_ended_well(ctx: RunContext, outcome: TrainOutcome) -> None:
+    """Raise unless training came to its end and its weights are there: what is returned is recorded as done."""
+    if outcome.status == "interrupted":
+        saved = f"{outcome.checkpoint} is saved" if outcome.checkpoint else "there was nothing to save yet"
+        if ctx.stopping.stop.is_set():
+            raise Interrupted(ctx.stopping.signum, f"stopped at step {outcome.step}; {saved}")
+        # The stage is tried again after a ServiceError.
+        raise ServiceError(
+            f"training stopped at step {outcome.step} although nothing asked for it: its workers lost the driver; {saved}",
+            next_step="run the same command again; it continues from the newest checkpoint",
+        )
+    if outcome.checkpoint is None:
+        raise CheckpointError(
+            f"training came to its end, and {ctx.work_storage.uri('checkpoints')} holds no checkpoint of it: its workers wrote "
+            "elsewhere, or what they wrote was deleted",
+            next_step="point `storage` to s3:// or to a folder that every node mounts, and delete nothing in it while a run "
+            "lasts; then run the same command: it trains again",
+        )
+
+
 def chosen_checkpoint(outcome: TrainOutcome) -> str:
-    """Name of the checkpoint that is evaluated and registered: the best where the spec names a metric, else the newest."""
+    """Name of the checkpoint that is evaluated and registered: the best where the spec names a metric, else the newest.
+
+    Of an outcome that is recorded: without a checkpoint none is.
+    """
     name = outcome.best_checkpoint or outcome.checkpoint
-    if name is None:
-        raise CheckpointError("training ended without a checkpoint", next_step="run the same command again")
+    assert name is not None
     return name
 
 
@@ -164,7 +184,9 @@ def other_weights(context: VerifyContext, output: dict[str, Any]) -> str | None:
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     outcome = TrainOutcome.model_validate(output)
     store = checkpoint_store(context.project, context.run_storage)
-    name = chosen_checkpoint(outcome)
+    name = outcome.best_checkpoint or outcome.checkpoint
+    if name is None:
+        return "it names no checkpoint"
     problem = store.problem(name, deep=context.deep)
     return f"checkpoint {name}: {problem}" if problem is not None else None
 

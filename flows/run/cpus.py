@@ -1,11 +1,11 @@
-"""How many logical CPUs does a run need at once, and what if the cluster has fewer?"""
+"""How many logical CPUs and GPUs does a run need at once, and what if the cluster has fewer?"""
 
 from __future__ import annotations
 
 from penstock.errors import PreflightError
 from penstock.tasks.spec import PipelineSpec
 
-__all__ = ["cpus_needed", "cpus_refused", "held_by_workers"]
+__all__ = ["cpus_needed", "cpus_refused", "gpus_refused", "held_by_workers"]
 
 
 def cpus_needed(spec: PipelineSpec) -> float:
@@ -28,6 +28,17 @@ def cpus_refused(spec: PipelineSpec, cluster_cpus: float) -> PreflightError | No
         f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs{extra} need {workers + streams:g} CPUs; "
         f"the Ray cluster has {cluster_cpus:g}: they would wait for each other without end",
         next_step=advice,
+    )
+
+
+def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
+    """The refusal if there are fewer GPUs than the spec asks for by number; None if there are enough."""
+    if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
+        return None
+    return PreflightError(
+        f"{spec.train.workers} workers with train.gpus: {spec.train.gpus} need {spec.train.gpus * spec.train.workers} GPUs; "
+        f"there are {gpus:g}",
+        next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes what there is",
     )
 
 

@@ -11,15 +11,17 @@ import yaml
 from prefect.runtime import flow_run
 
 from penstock.errors import ResumeError, ServiceError
+from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.command_line import run_command
-from penstock.flows.run.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.run.decisions import Continue, Refuse, choose_run, past_of
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
-from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room, gpus_refused
+from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -64,7 +66,8 @@ def open_attempt(
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
-    for warning in _check_needs(ledger, project, run, will_train=will_train, until=request.until):
+    need_ray = _RayOnDemand(loaded, project, reporter, stopping, stack)
+    for warning in _check_needs(ledger, project, run, need_ray, will_train=will_train, until=request.until):
         reporter.warn(warning)
     if current is not None and current.run == run.run:
         if current.tracker != run.tracker:  # the one that followed it so far is told how it ended
@@ -83,7 +86,7 @@ def open_attempt(
         tracker=tracker,
         reporter=reporter,
         state_dir=loaded.state_dir,
-        need_ray=_RayOnDemand(loaded, reporter, stopping, stack),
+        need_ray=need_ray,
         stopping=stopping,
         will_train=will_train,
     )
@@ -149,14 +152,21 @@ def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
     return record is not None and TRAIN.verify(VerifyContext(project, run.run, deep=True), record.output) is None
 
 
-def _check_needs(ledger: Ledger, project: Project, run: Run, *, will_train: bool, until: str | None) -> list[str]:
-    """Compare what is left to do with this machine. Returns warnings; raises PreflightError where it cannot succeed."""
+def _check_needs(
+    ledger: Ledger, project: Project, run: Run, need_ray: _RayOnDemand, *, will_train: bool, until: str | None
+) -> list[str]:
+    """Compare what is left to do with what is there for it. Returns warnings; raises PreflightError if it cannot succeed."""
     warnings: list[str] = []
-    prepared = run.keys["materialize"].key
-    if ledger.stage_record(MATERIALIZE.record_path(run.run, prepared), prepared) is None:
+    key = run.keys["materialize"].key
+    prepares = ledger.stage_record(MATERIALIZE.record_path(run.run, key), key) is None
+    if prepares:
         warnings += check_resources(project)
     # A run that stops before it may prepare rows on a machine without the training's GPUs.
-    if will_train and until not in BEFORE_TRAINING:
+    trains = will_train and until not in BEFORE_TRAINING
+    if ray_address() is not None and (trains or (prepares and until != "read")):
+        need_ray.reads_sources = prepares or project.spec.materialize.cache != "disk"
+        need_ray()
+    elif trains:
         check_machine(project.spec)
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
         tried = try_one_batch(project)
@@ -209,12 +219,18 @@ def _tags(run: Run, attempt: Attempt, loaded: LoadedSpec) -> dict[str, str]:
 
 @dataclass
 class _RayOnDemand:
-    """Starts or joins the Ray cluster on the first call; `stack` ends it. Returns whether it is this process's own."""
+    """Starts or joins the Ray cluster on the first call; `stack` ends it. Returns whether it is this process's own.
+
+    Attributes:
+        reads_sources: the nodes of a cluster that is joined will read source files, so that they must see them.
+    """
 
     loaded: LoadedSpec
+    project: Project
     reporter: Reporter
     stopping: StopRequest
     stack: contextlib.ExitStack
+    reads_sources: bool = True
     cluster: RayCluster | None = None
 
     def __call__(self) -> bool:
@@ -224,7 +240,5 @@ class _RayOnDemand:
             self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=cpus_needed(spec)))
             # A signal while Ray starts ends up in Ray's hands.
             self.stopping.check()
-            refusal = cpus_refused(spec, self.cluster.num_cpus) or gpus_refused(spec, self.cluster.num_gpus)
-            if refusal is not None:
-                raise refusal
+            check_cluster(self.project, self.cluster, reads_sources=self.reads_sources)
         return self.cluster.embedded

@@ -11,16 +11,15 @@ import psutil
 import torch
 
 from penstock.errors import PenstockError, PreflightError, SpecError
-from penstock.flows.run.cpus import held_by_workers
-from penstock.flows.servers.probes import StorageFailure, existing_folder, ray_address, storage_failure
-from penstock.flows.servers.services import check_ray_answers
+from penstock.flows.run.cpus import gpus_refused, held_by_workers
+from penstock.flows.servers.probes import StorageFailure, existing_folder, storage_failure
 from penstock.ingest.feed.node_cache import configured_budget
 from penstock.machine.cache_dir import cache_folder
 from penstock.storage import NO_ROOM, Storage
 from penstock.tasks.project import Project
 from penstock.tasks.spec import PipelineSpec
 
-__all__ = ["check_machine", "check_recipe", "check_resources", "check_room", "check_storage", "gpus_refused"]
+__all__ = ["check_machine", "check_recipe", "check_resources", "check_room", "check_storage"]
 
 
 PREPARED_TO_SOURCE = 3.0
@@ -136,11 +135,7 @@ def check_machine(spec: PipelineSpec) -> None:
 
     Raises:
         PreflightError: there are too few CPUs or GPUs: workers would wait for them, or for each other, without end.
-        ServiceError: the cluster that RAY_ADDRESS names does not answer.
     """
-    if (address := ray_address()) is not None:
-        check_ray_answers(address)
-        return
     # Two workers are allowed to share one CPU: that is how a pipeline is tried out.
     cpus = max(2, len(os.sched_getaffinity(0)))
     if held_by_workers(spec) > cpus:
@@ -152,17 +147,6 @@ def check_machine(spec: PipelineSpec) -> None:
     refusal = gpus_refused(spec, torch.cuda.device_count())
     if refusal is not None:
         raise refusal
-
-
-def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
-    """The refusal if there are fewer GPUs than the spec asks for by number; None if there are enough."""
-    if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
-        return None
-    return PreflightError(
-        f"{spec.train.workers} workers with train.gpus: {spec.train.gpus} need {spec.train.gpus * spec.train.workers} GPUs; "
-        f"there are {gpus:g}",
-        next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes what there is",
-    )
 
 
 def check_recipe(project: Project) -> None:

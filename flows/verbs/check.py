@@ -6,8 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room, check_storage
+from penstock.flows.run.cluster import check_cluster
+from penstock.flows.run.preflight import (
+    check_machine,
+    check_recipe,
+    check_resources,
+    check_room,
+    check_storage,
+)
 from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.servers.probes import ray_address
+from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
@@ -30,7 +39,12 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     check_storage(project.storage)
     warnings = check_resources(project)
-    check_machine(loaded.spec)
+    if ray_address() is None:
+        check_machine(loaded.spec)
+    else:
+        with ray_cluster(loaded.state_dir) as cluster:
+            check_cluster(project, cluster, reads_sources=True)
+            say(f"cluster    ok   {cluster.address}: {cluster.num_cpus:g} CPUs, {cluster.num_gpus:g} GPUs")
     say(f"storage    ok   {project.storage.root}")
     check_recipe(project)
     TRACKERS.get(loaded.spec.tracking.tracker)

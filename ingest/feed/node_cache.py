@@ -26,7 +26,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
-from penstock.ingest.manifest import ShardInfo
+from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.machine.cache_dir import cache_folder
 from penstock.storage import NO_ROOM, Storage
 
@@ -142,6 +142,10 @@ class NodeCache:
             finally:
                 part.unlink(missing_ok=True)
         assert failure is not None
+        if isinstance(failure, DataError):
+            # The next run does not read what lies in a store to find this again. A reader may lack the right to write.
+            with contextlib.suppress(PenstockError, OSError):
+                storage.delete(unit_path(shard.unit, UNIT_RECORD))
         raise failure
 
     def _reserve(self, shard: ShardInfo, target: Path) -> tuple[Path, IO[bytes]]:

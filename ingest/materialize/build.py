@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from penstock.ingest.materialize.unit import (
     UnitResult,
     build_unit,
     committed,
-    has_size,
+    incomplete_shards,
     schema_difference,
     unit_key,
 )
@@ -37,6 +38,9 @@ from penstock.storage import Storage
 
 __all__ = ["damaged_shards", "materialize"]
 
+LISTINGS_AT_ONCE = 16
+"""Requests to a store that wait at the same time: each takes some 20 ms, whatever it lists."""
+
 
 def materialize(
     *,
@@ -50,8 +54,8 @@ def materialize(
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
     Runs on the driver; Ray must be initialised unless `parallel` is `local_map`. Called again for a dataset that exists, it
-    checks every shard's hash, and makes the units of damaged ones again. Units of other datasets are taken over if their sizes
-    are right and, on a local disk, their hashes; from a store each shard is checked when it is fetched.
+    makes the units of damaged shards again. Those and units of other datasets are taken over if their sizes are right and, on a
+    local disk, their hashes; from a store each shard is checked when it is fetched.
 
     Args:
         key: the materialize stage's key, which names the dataset.
@@ -87,12 +91,26 @@ def materialize(
 
 
 def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -> list[ShardInfo]:
-    """List the shards that are missing or have the wrong size; with `deep`, also those whose content has changed."""
-    damaged = []
+    """List the shards that are missing or have the wrong size, and those of units that are not committed any more.
+
+    Nothing is fetched from a store for it: where a shard is fetched it is checked, and one that turns out damaged takes its
+    unit's record with it (penstock.ingest.feed.node_cache).
+
+    Args:
+        deep: on a local disk, read the shards too, and list those whose content has changed.
+    """
+    units: dict[str, list[ShardInfo]] = {}
     for shard in manifest.shards:
-        if not has_size(storage, shard) or (deep and _has_changed(storage, shard)):
-            damaged.append(shard)
-    return damaged
+        units.setdefault(shard.unit, []).append(shard)
+
+    def damaged(unit: str) -> list[ShardInfo]:
+        incomplete = incomplete_shards(storage, unit, units[unit])
+        if not (deep and storage.is_local):
+            return incomplete
+        return [shard for shard in units[unit] if shard in incomplete or _has_changed(storage, shard)]
+
+    with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
+        return [shard for found in pool.map(damaged, units) for shard in found]
 
 
 def _has_changed(storage: Storage, shard: ShardInfo) -> bool:

@@ -9,7 +9,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_origin
-from penstock.ingest.manifest import ShardInfo
+from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
 from penstock.ingest.preprocess.chain import Preparation, decodes_images
 from penstock.ingest.preprocess.problems import RowProblem, joined
@@ -122,27 +122,19 @@ def unit_key(job: UnitJob) -> str:
     )
 
 
-def record_path(key: str) -> str:
-    """Where a unit's commit record is, relative to the storage root."""
-    return f"units/{key}/unit.json"
-
-
 def committed(storage: Storage, key: str) -> UnitRecord | None:
     """The unit's record, if it is committed and its shards are all there with their size."""
     try:
-        record = UnitRecord.model_validate(storage.read_json(record_path(key)))
+        record = UnitRecord.model_validate(storage.read_json(unit_path(key, UNIT_RECORD)))
     except (FileNotFoundError, ValidationError, ValueError):
         return None
-    whole = record.key == key and all(has_size(storage, shard) for shard in record.shards)
-    return record if whole else None
+    return record if record.key == key and not incomplete_shards(storage, key, record.shards) else None
 
 
-def has_size(storage: Storage, shard: ShardInfo) -> bool:
-    """Whether the shard's file is there with the right size."""
-    try:
-        return storage.size(shard.path) == shard.size_bytes
-    except FileNotFoundError:
-        return False
+def incomplete_shards(storage: Storage, key: str, shards: Iterable[ShardInfo]) -> list[ShardInfo]:
+    """Those of a unit's shards that are missing or have the wrong size; all, if the unit is not committed."""
+    sizes = storage.sizes(unit_path(key))
+    return [shard for shard in shards if UNIT_RECORD not in sizes or sizes.get(Path(shard.path).name) != shard.size_bytes]
 
 
 def build_unit(job: UnitJob) -> UnitResult:
@@ -156,7 +148,7 @@ def build_unit(job: UnitJob) -> UnitResult:
     """
     started = time.monotonic()
     # The record goes first: from here on the shards are not to be believed.
-    job.storage.delete(record_path(job.key))
+    job.storage.delete(unit_path(job.key, UNIT_RECORD))
     with _scratch(job) as folder, ThreadPoolExecutor(2, "penstock-shard") as pool:
         maker = _UnitMaker(job, folder, pool)
         for split, rows in job.preparation.rows():
@@ -164,7 +156,7 @@ def build_unit(job: UnitJob) -> UnitResult:
         if maker.problems and job.preparation.data.invalid == "error":
             return UnitResult(record=None, problems=tuple(joined(maker.problems)))
         record = maker.finish(started)
-    job.storage.write_json(record_path(job.key), record.model_dump(mode="json"))
+    job.storage.write_json(unit_path(job.key, UNIT_RECORD), record.model_dump(mode="json"))
     return UnitResult(record=record)
 
 
@@ -233,7 +225,7 @@ class _UnitMaker:
         local = self._folder / name
         rows = write_shard(local, tables)
         self._arrive()
-        path, size_bytes = f"units/{self._job.key}/{name}", local.stat().st_size
+        path, size_bytes = unit_path(self._job.key, name), local.stat().st_size
         handle = open(local, "rb")  # noqa: SIM115 - the thread that reads it closes it; the name may move meanwhile
         digest = self._pool.submit(_digest_and_close, handle)
         sent = self._pool.submit(self._job.storage.put_file, local, path)
@@ -307,7 +299,7 @@ def _scratch(job: UnitJob) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="penstock-unit-") as name:
             yield Path(name)
         return
-    home = job.storage.local_path(f"units/{job.key}")
+    home = job.storage.local_path(unit_path(job.key))
     home.mkdir(parents=True, exist_ok=True)
     for stale in home.glob(f"{prefix}*"):
         if not _is_running(int(stale.name.removeprefix(prefix).split("-")[0])):

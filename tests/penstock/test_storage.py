@@ -22,6 +22,8 @@ def test_what_is_written_reads_back_and_lists_without_temporaries(tmp_path: Path
     assert storage.read_json("a/b.json") == {"x": [1, 2.5, "ü"]}
     assert storage.list("a") == ["b.json"]
     assert storage.list("absent") == []
+    assert (storage.sizes(), storage.sizes("absent")) == ({}, {})
+    assert storage.sizes("a")["b.json"] == (tmp_path / "a" / "b.json").stat().st_size
     assert storage.child("a").exists("b.json")
 
 
@@ -68,6 +70,7 @@ def test_the_same_on_an_object_store(s3_bucket: str) -> None:
     storage.write_json("a/b.json", {"x": 1})
     assert storage.read_json("a/b.json") == {"x": 1}
     assert storage.list() == ["a", "lock"]
+    assert (storage.sizes(), storage.sizes("absent")) == ({"lock": 1}, {})
     storage.delete("a")
     assert storage.list() == ["lock"]
     with pytest.raises(FileNotFoundError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from penstock.training.events import Event, TrainProgress
+from penstock.training.events import Event, TrainProgress, Warned
 
 __all__ = ["Courier", "MailboxClient"]
 
@@ -55,5 +55,13 @@ class Courier:
     def _deliver(self) -> None:
         with self._lock:
             events, self._events = self._events, []
-        if self._client.put(events):
-            self.stop_requested.set()
+        try:
+            if self._client.put(events):
+                self.stop_requested.set()
+        except Exception as error:  # of whatever class: without this thread a stop would never be heard of again
+            kept: list[Event] = [event for event in events if isinstance(event, Warned)]
+            if lost := len(events) - len(kept):
+                text = f"{lost} events of training could not be passed on to the driver: {type(error).__name__}: {error}"
+                kept.append(Warned(message=text))
+            with self._lock:
+                self._events[:0] = kept

@@ -6,6 +6,8 @@ neither. One small actor on the driver's node is the mailbox: rank 0 puts events
 
 from __future__ import annotations
 
+import time
+import uuid
 from typing import Any
 
 import ray
@@ -14,6 +16,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from penstock.training.events import Event, WorkerStarted
 
 __all__ = ["Mailbox", "RayMailboxClient", "start_mailbox"]
+
+
+UNREACHABLE_WAIT_S = 0.5
+"""Between two tries to reach a mailbox whose node does not answer."""
 
 
 class Mailbox:
@@ -25,6 +31,7 @@ class Mailbox:
         self._starts: dict[int, int] = {}
         self._workers: dict[int, Any] = {}
         self._controller: Any = None
+        self._delivered: dict[str, int] = {}
 
     def start(self, rank: int, host: str, pid: int, worker: Any) -> dict[str, Any]:
         """Register a rank's process and its actor handle."""
@@ -34,9 +41,16 @@ class Mailbox:
         self._events.append(WorkerStarted(rank=rank, host=host, pid=pid, restart=restart))
         return {"stop": self._stop, "restart": restart}
 
-    def put(self, events: list[Event]) -> dict[str, bool]:
-        """Add events of a rank; the answer says whether the driver wants training to stop."""
-        self._events.extend(events)
+    def put(self, events: list[Event], sender: str, number: int) -> dict[str, bool]:
+        """Add events of a rank; the answer says whether the driver wants training to stop.
+
+        Args:
+            sender: whose delivery it is.
+            number: counts the sender's deliveries from 1. One that came already is not added twice.
+        """
+        if number > self._delivered.get(sender, 0):
+            self._delivered[sender] = number
+            self._events.extend(events)
         return {"stop": self._stop}
 
     def take(self) -> list[Event]:
@@ -73,12 +87,22 @@ class RayMailboxClient:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        self._sender = uuid.uuid4().hex
+        self._number = 0
 
     def put(self, events: list[Event]) -> bool:
-        """Deliver events, in order. A mailbox that is gone means that the driver is gone: save and stop."""
-        try:
-            return bool(ray.get(self._handle.put.remote(events), timeout=60)["stop"])
-        except ray.exceptions.GetTimeoutError:
-            return False  # a busy machine; Ray still delivers the call, before any later one
-        except ray.exceptions.RayActorError:
-            return True
+        """Deliver events, in order. A mailbox that is gone means that the driver is gone: save and stop.
+
+        While the driver's node cannot be reached, which is no end of it, the delivery is repeated: Ray calls the mailbox dead
+        in the end, or ends this worker.
+        """
+        self._number += 1
+        while True:
+            try:
+                return bool(ray.get(self._handle.put.remote(events, self._sender, self._number), timeout=60)["stop"])
+            except ray.exceptions.GetTimeoutError:
+                return False  # a busy machine; Ray still delivers the call, before any later one
+            except ray.exceptions.ActorUnavailableError:  # whether the call has arrived is not known
+                time.sleep(UNREACHABLE_WAIT_S)
+            except ray.exceptions.RayActorError:
+                return True

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 
+from penstock.flows.servers.nodes import ANSWER_S
+from penstock.flows.servers.probes import ray_address
 from penstock.flows.verbs.doctor import machine as doctor_machine
 from penstock.flows.verbs.doctor import servers as doctor_servers
 from penstock.flows.verbs.doctor.finding import Finding, fail
@@ -39,7 +41,14 @@ def diagnose(storage_uri: str | None, environ: Mapping[str, str] | None = None) 
         storage_uri: a storage to try as well; None checks the disk of the current directory.
         environ: the settings to judge; None takes the process's own.
     """
-    return run_checks(_checks(storage_uri, dict(os.environ if environ is None else environ)))
+    settings = dict(os.environ if environ is None else environ)
+    findings = run_checks(_checks(storage_uri, settings))
+    blocked = any(finding.status == "fail" and finding.name.startswith(("RAY_", "storage ")) for finding in findings)
+    if ray_address(settings) is not None and not blocked:
+        # By themselves: Ray changes the folder of the whole process while it connects.
+        storage = None if storage_uri is None else Storage(storage_uri)
+        findings += run_checks([("Ray nodes", lambda: doctor_servers.check_nodes(storage, settings))], DEADLINE_S + ANSWER_S)
+    return findings
 
 
 def run_checks(checks: Sequence[Check], deadline_s: float = DEADLINE_S) -> list[Finding]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.errors import PenstockError
+from penstock.flows.servers.nodes import ask_nodes, installed_versions
 from penstock.flows.servers.probes import (
     HttpAnswer,
     basic_login,
@@ -21,7 +23,7 @@ from penstock.flows.verbs.doctor.finding import Finding, fail, ok, warn
 from penstock.storage import Storage, filesystem_of
 from penstock.stores import is_s3
 
-__all__ = ["check_mlflow", "check_prefect", "check_ray", "check_ray_auth", "check_storage"]
+__all__ = ["check_mlflow", "check_nodes", "check_prefect", "check_ray", "check_ray_auth", "check_storage"]
 
 
 def check_prefect(environ: Mapping[str, str]) -> Finding:
@@ -67,6 +69,24 @@ def check_ray(environ: Mapping[str, str]) -> Finding:
         fix = "start the cluster (ray start --head), correct RAY_ADDRESS (host:6379, or ray://host:10001), or unset it"
         return fail(name, f"{address}: {refusal}", fix)
     return ok(name, f"{address} accepts connections")
+
+
+def check_nodes(storage: Storage | None, environ: Mapping[str, str]) -> list[Finding]:
+    """Join the cluster that RAY_ADDRESS names, and ask each of its nodes what a run would ask."""
+    # It loads Ray, which only this check needs.
+    from penstock.flows.servers.ray_local import join_ray
+
+    name, address = "Ray nodes", ray_address(environ)
+    assert address is not None
+    try:
+        with join_ray(address) as cluster:
+            troubles = ask_nodes(storage, installed_versions())
+    except PenstockError as error:
+        return [fail(name, error.message, error.next_step)]
+    seen = "have the same libraries" if storage is None else f"have the same libraries and reach {storage.root}"
+    return [fail(f"Ray node {node}", what, fix) for node, what, fix in troubles] or [
+        ok(name, f"all that give CPUs ({cluster.num_cpus:g} together) {seen}")
+    ]
 
 
 def check_ray_auth(environ: Mapping[str, str], home: Path | None = None) -> Finding:

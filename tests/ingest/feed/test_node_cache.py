@@ -81,8 +81,10 @@ def test_a_damaged_remote_shard_is_given_up_and_leaves_nothing(
     data = bytearray(remote.read_bytes(shard.path))
     data[-100] ^= 1
     remote.write_bytes(shard.path, bytes(data))
+    remote.write_bytes(f"units/{shard.unit}/unit.json", b"{}")
     with pytest.raises(DataError, match=f"{shard.path} has another content"):
         NodeCache(tmp_path / "cache").hold(remote, shard)
+    assert not remote.exists(f"units/{shard.unit}/unit.json"), "the next run is to make its unit again"
     remote.write_bytes(shard.path, bytes(data[:-1]))
     with pytest.raises(DataError, match="bytes where its manifest says"):
         NodeCache(tmp_path / "cache").hold(remote, shard)

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError
+from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.preprocess.chain import BATCH_ROWS
 from penstock.ingest.spec import MaterializeSpec
+from penstock.storage import Storage
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source, counting_code
 from tests.ingest.reading import write_files
 
@@ -281,6 +283,31 @@ def test_a_damaged_shard_is_found_and_its_unit_alone_made_again(tmp_path: Path, 
     assert damaged_shards(source.storage, manifest, deep=True) == []
 
 
+def test_a_store_is_not_read_to_trust_a_dataset_and_a_shard_found_damaged_where_it_is_read_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = counted(tmp_path, parts(4))
+    manifest = source.materialize()
+    store = Storage(f"local://{source.storage.root}")  # the same files behind a URL, so that they count as remote
+    calls(tmp_path)
+    victim = manifest.shards[2]
+    flip(source.storage.local_path(victim.path))
+    with monkeypatch.context() as patch:
+        patch.delattr(Storage, "open")
+        patch.delattr(Storage, "get_file")
+        assert damaged_shards(store, manifest, deep=True) == []
+        assert source.materialize(store) == manifest
+    with pytest.raises(DataError, match="another content than its manifest's digest") as caught:
+        NodeCache(tmp_path / "cache").hold(store, victim)
+    assert caught.value.next_step.startswith("run the pipeline again")
+
+    assert damaged_shards(store, manifest, deep=False) == [victim]
+    assert calls(tmp_path) == []
+    assert source.materialize(store) == manifest
+    assert calls(tmp_path) == [20]
+    NodeCache(tmp_path / "cache").hold(store, victim)
+
+
 def test_a_unit_that_comes_out_differently_is_not_passed_off_as_the_old_one(tmp_path: Path) -> None:
     source = counted(tmp_path, parts(2), 'batch["x"] = batch["x"] + len(open(log).readlines()) // 3')
     manifest = source.materialize()
@@ -379,8 +406,6 @@ def test_the_commit_record_tells_what_the_unit_is(tmp_path: Path) -> None:
 
 @pytest.mark.s3
 def test_a_dataset_on_an_object_store_is_the_same(tmp_path: Path, s3_bucket: str) -> None:
-    from penstock.storage import Storage
-
     source = counted(tmp_path, parts(3))
     local = source.materialize()
     remote = Storage(f"{s3_bucket}/state")

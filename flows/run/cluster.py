@@ -1,0 +1,64 @@
+"""Can the Ray cluster do what a run asks of it: has it the CPUs and GPUs, and is every node fit for its part?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.errors import PreflightError
+from penstock.flows.run.cpus import cpus_refused, gpus_refused
+from penstock.flows.servers.nodes import ABSENT, ask_nodes, installed_versions
+from penstock.ingest.files.listing import SourceFile, capped
+from penstock.tasks.project import Project
+
+if TYPE_CHECKING:
+    from penstock.flows.servers.ray_local import RayCluster
+
+__all__ = ["check_cluster"]
+
+
+def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool) -> None:
+    """Compare the workers with the cluster this process is connected to; ask the nodes of one that it has joined.
+
+    Args:
+        reads_sources: tasks will read source files, so that the nodes must see them.
+
+    Raises:
+        PreflightError: it has too few CPUs or GPUs, or nodes cannot do their part: each is named, and why.
+    """
+    refusal = cpus_refused(project.spec, cluster.num_cpus) or gpus_refused(project.spec, cluster.num_gpus)
+    if refusal is not None:
+        raise refusal
+    if cluster.embedded:
+        return
+    files = _first_and_last(project.files) if reads_sources else []
+    troubles = ask_nodes(project.storage, _versions_in_keys(project), files)
+    if not troubles:
+        return
+    nodes_by_what: dict[str, list[str]] = {}
+    for trouble in troubles:
+        nodes_by_what.setdefault(trouble.what, []).append(trouble.node)
+    count = len({trouble.node for trouble in troubles})
+    raise PreflightError(
+        f"{count} node{'s' * (count > 1)} of the Ray cluster {cluster.address} cannot do their part of this run",
+        problems=[f"{', '.join(capped(nodes, 5))}: {what}" for what, nodes in nodes_by_what.items()],
+        next_step="; ".join(dict.fromkeys(trouble.fix for trouble in troubles)),
+    )
+
+
+def _versions_in_keys(project: Project) -> dict[str, str]:
+    """What the stage keys say of this machine must hold for the nodes, which do the work.
+
+    What is no installed distribution travels with the user's code, as penstock itself does.
+    """
+    codes = (project.recipe, *project.transforms.values())
+    names = {*project.framework.libraries, *(name for code in codes for name in code.versions)} - {"penstock"}
+    return {name: found for name, found in installed_versions(sorted(names)).items() if found != ABSENT}
+
+
+def _first_and_last(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Of each location: a node that sees these has the folder."""
+    by_location: dict[str, list[SourceFile]] = {}
+    for file in files:
+        by_location.setdefault(file.location, []).append(file)
+    return [file for found in by_location.values() for file in (found[0], *found[1:][-1:])]

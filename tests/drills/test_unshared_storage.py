@@ -1,0 +1,170 @@
+"""Two machines with a disk each: what is not shared is refused before anything is spent, and what is shared trains.
+
+The second machine is a Ray node in a mount namespace of its own, with another disk over some folders of the project.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from tests.drills.project import Command, make_project
+from tests.runs.servers import eventually, free_port
+from tests.shared import CALM_EPOCHS, CALM_FILES
+
+# `ray start` refuses a second node on 127.0.0.1.
+JOIN = """\
+import os, signal, socket
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+socket.sethostname("node2")
+Node(
+    RayParams(
+        gcs_address=os.environ["HEAD"],
+        node_ip_address="127.0.0.1",
+        num_cpus=1,
+        object_store_memory=200_000_000,
+        min_worker_port=0,
+        max_worker_port=0,
+    ),
+    head=False,
+)
+print("Ray runtime started", flush=True)
+signal.pause()
+"""
+OTHER_DISK = 'for folder in "$@"; do mount -t tmpfs -o size=64m none "$folder" || exit; done; exec "$PYTHON" -c "$JOIN"'
+
+
+def cannot_be_two_machines() -> str:
+    if os.geteuid() != 0:
+        return "needs root, for mount namespaces"
+    tried = subprocess.run(["unshare", "-m", "-u", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
+    return tried.stderr.strip() if tried.returncode else ""
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.drill,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(bool(cannot_be_two_machines()), reason=cannot_be_two_machines()),
+]
+
+
+@contextlib.contextmanager
+def two_machines(own_folders: Sequence[Path], log: Path) -> Iterator[tuple[dict[str, str], int]]:
+    """A cluster of this machine and of one that has other disks at `own_folders`; a CPU each.
+
+    Returns:
+        (environment, pid): what names the cluster, and the first process of the second machine.
+    """
+    port = free_port()
+    settings = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray puts the machine's address in place of 127.0.0.1
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    ray = str(Path(sys.executable).parent / "ray")
+    head = [ray, "start", "--head", "--port", str(port), "--node-ip-address", "127.0.0.1", "--include-dashboard", "false"]
+    head += ["--num-cpus", "1", "--object-store-memory", "200000000", "--block"]
+    other = ["unshare", "-m", "-u", "sh", "-c", OTHER_DISK, "sh", *map(str, own_folders)]
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, log.open("wb") as output:  # sockets' paths are short
+        environment = {**os.environ, **settings, "RAY_TMPDIR": folder, "HEAD": f"127.0.0.1:{port}"}
+        environment |= {"PYTHON": sys.executable, "JOIN": JOIN}
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for command in (head, other):
+                started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
+                eventually(lambda: log.read_bytes().count(b"Ray runtime started") == len(started), 60, " ".join(command))
+            yield {**settings, "RAY_ADDRESS": f"127.0.0.1:{port}"}, started[1].pid
+        finally:
+            for process in started:
+                family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+                for member in family:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        member.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+def refusal(command: Command) -> tuple[list[str], str]:
+    """What was said by a command that refused with exit code 3: the findings about nodes, and the next step."""
+    command.finish(3)
+    lines = [line.strip() for line in command.said.splitlines()]
+    return [line[2:] for line in lines if line.startswith("- ")], next(line for line in lines if line.startswith("Next:"))
+
+
+class Machines(NamedTuple):
+    """A project, and the cluster that it is to run on."""
+
+    file: Path
+    """The second machine has folders `.penstock` and `rows` of its own beside it."""
+    environment: dict[str, str]
+    second: int
+    """Process id of what the second machine began with."""
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("machines")
+    file = make_project(folder / "project", epochs=CALM_EPOCHS, files=CALM_FILES)
+    shutil.copytree(file.parent / "data" / "train", file.parent / "rows")
+    (file.parent / ".penstock").mkdir()
+    with two_machines([file.parent / ".penstock", file.parent / "rows"], folder / "ray.log") as (environment, second):
+        yield Machines(file, environment, second)
+
+
+def test_a_node_that_does_not_see_the_storage_is_named_and_nothing_is_spent(machines: Machines) -> None:
+    file, state = machines.file, machines.file.parent / ".penstock"
+    found, advice = refusal(Command("run", str(file), "--json", environment=machines.environment))
+    assert found == [f"node2 (127.0.0.1): does not see storage {state}, which is a folder of the machine this command runs on"]
+    assert "set `storage` to s3:// or to a folder that every node mounts" in advice
+    spent = [path for name in ("units", "datasets", "stages", "runs") for path in state.glob(f"{name}/*")]
+    assert spent == []
+    told = Command("doctor", "--storage", str(state), "--json", environment=machines.environment).finish(3)
+    nodes = [finding for finding in told["findings"] if finding["name"].startswith("Ray node")]
+    assert [(finding["name"], finding["status"]) for finding in nodes] == [("Ray node node2 (127.0.0.1)", "fail")]
+
+
+def test_a_node_that_does_not_see_the_rows_is_named(machines: Machines, tmp_path: Path) -> None:
+    rows = machines.file.parent / "rows"
+    settings = ["--set", f"storage={tmp_path / 'shared'}", "--set", "data.train=rows/"]
+    found, advice = refusal(Command("check", str(machines.file), *settings, "--json", environment=machines.environment))
+    assert found == [f"node2 (127.0.0.1): does not see {part}, which this command reads" for part in sorted(rows.iterdir())]
+    assert "put the data into s3://" in advice
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_a_folder_that_both_see_trains_the_weights_of_an_embedded_run(
+    machines: Machines, tmp_path: Path, calm: dict[str, Any]
+) -> None:
+    # A worker on each of them.
+    words = [str(machines.file), "--set", f"storage={tmp_path / 'shared'}", "--set", "train.cpus_per_worker=1", "--json"]
+    Command("check", *words, environment=machines.environment).finish()
+    trained = Command("run", *words, environment=machines.environment).finish(timeout_s=800)
+    assert trained["weights_digest"] == calm["weights_digest"]
+    assert trained["exactness"] == "bit-exact"
+
+
+def test_a_node_that_does_not_answer_is_named(machines: Machines, tmp_path: Path) -> None:
+    raylets = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "raylet"]
+    (silent,) = [raylet for raylet in raylets if machines.second in {parent.pid for parent in raylet.parents()}]
+    silent.suspend()
+    try:
+        words = ["check", str(machines.file), "--set", f"storage={tmp_path / 'shared'}", "--json"]
+        found, _ = refusal(Command(*words, environment=machines.environment))
+    finally:
+        silent.resume()
+    assert found == ["node2 (127.0.0.1): has not answered within 45 s"]

@@ -1,0 +1,84 @@
+"""When does training count as done? When it came to its end, and the weights it ended with can still be read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
+from penstock.flows.spec_file import load_spec
+from penstock.progress import silent
+from penstock.tasks.project import Project
+from penstock.tasks.stage import VerifyContext
+from penstock.tasks.train import STAGE
+from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
+from penstock.training.checkpoint.store import SavedBytes, Snapshot
+from penstock.training.job import TrainJob, TrainOutcome
+from tests.drills.project import make_project
+from tests.training.digits import make_job
+
+
+class Trains:
+    """A framework whose training takes no time; `saves` says whether its checkpoint arrives in the storage."""
+
+    def __init__(self, status: str, *, saves: bool) -> None:
+        self.status, self.saves = status, saves
+
+    def train(self, job: TrainJob, **others: Any) -> TrainOutcome:
+        if self.saves:
+            facts = CheckpointFacts(step=7, epoch=1, position=0, world_size=1, identity=job.identity)
+            job_checkpoints(job).write(Snapshot(facts, {"weights": SavedBytes(b"w")}, lambda: "digest"))
+        return outcome_of(job, self.status)  # type: ignore[arg-type]
+
+
+def context(folder: Path, framework: Trains, *, stopped: bool = False) -> Any:
+    job = make_job(folder, run="runs/run")
+    loaded = load_spec(make_project(folder / "project", files=1), [])
+    stop = threading.Event()
+    if stopped:
+        stop.set()
+    return SimpleNamespace(
+        project=SimpleNamespace(spec=loaded.spec, recipe=job.code, framework=framework),
+        manifest=job.manifest,
+        order=job.order,
+        storage=job.data_storage,
+        work_storage=job.run_storage,
+        attempt=SimpleNamespace(number=1, model_copy=lambda update: None),
+        run=SimpleNamespace(run="run"),
+        ledger=SimpleNamespace(has_trained=lambda run: False),
+        tracker=SimpleNamespace(checkpoints=lambda committed: None),
+        reporter=SimpleNamespace(progress=lambda stage: silent),
+        stopping=SimpleNamespace(stop=stop, signum=15, graceful=False),
+        need_ray=lambda: True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "stopped", "raised", "said"),
+    [
+        (Trains("finished", saves=False), False, CheckpointError, "run/checkpoints holds no checkpoint of it"),
+        (Trains("interrupted", saves=True), False, ServiceError, "training stopped at step 7 although nothing asked for it"),
+        (Trains("interrupted", saves=True), True, Interrupted, "stopped at step 7; step-0000000007-.* is saved"),
+    ],
+    ids=["without a checkpoint", "stopped by nothing", "stopped by a signal"],
+)
+def test_training_that_did_not_end_well_is_not_recorded_as_done(
+    tmp_path: Path, framework: Trains, stopped: bool, raised: type[PenstockError], said: str
+) -> None:
+    with pytest.raises(raised, match=said):
+        STAGE.run(context(tmp_path, framework, stopped=stopped))
+
+
+def test_a_record_whose_checkpoint_is_gone_is_doubted_and_the_reason_is_told(tmp_path: Path) -> None:
+    output, _ = STAGE.run(context(tmp_path, Trains("finished", saves=True)))
+    loaded = load_spec(make_project(tmp_path / "again", files=1), [f"storage={tmp_path}"])
+    seen = VerifyContext(Project(loaded.spec, loaded.base_dir, loaded.origins), "run", deep=True)
+    assert STAGE.verify(seen, output) is None
+    seen.run_storage.delete("checkpoints")
+    assert STAGE.verify(seen, output) == f"checkpoint {output['checkpoint']}: manifest.json is missing"
+    assert STAGE.verify(seen, {**output, "checkpoint": None}) == "it names no checkpoint"

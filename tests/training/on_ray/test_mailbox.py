@@ -1,0 +1,80 @@
+"""Does a delivery to the driver survive a network that is away for a moment, and does only the driver's end stop training?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+
+from penstock.training.events import Event, Saving, Warned
+from penstock.training.loop.event_sender import Courier
+from penstock.training.on_ray.mailbox import Mailbox, RayMailboxClient
+
+AWAY = ActorUnavailableError("the node does not answer", None)
+
+
+class Handle:
+    """An actor handle of a mailbox that is in this process. Each call takes the next of `losses`: what is lost on the way."""
+
+    def __init__(self, mailbox: Mailbox, losses: Iterator[str]) -> None:
+        self._mailbox, self._losses = mailbox, losses
+        self.put = SimpleNamespace(remote=self._call)
+
+    def _call(self, *arguments: Any) -> Callable[[], Any]:
+        def answer() -> Any:
+            lost = next(self._losses, "")
+            if lost == "actor":
+                raise ActorDiedError()
+            if lost == "call":
+                raise AWAY
+            found = self._mailbox.put(*arguments)
+            if lost == "answer":
+                raise AWAY
+            return found
+
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def ray_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.training.on_ray.mailbox.ray.get", lambda answer, timeout: answer())
+    monkeypatch.setattr("penstock.training.on_ray.mailbox.UNREACHABLE_WAIT_S", 0.0)
+
+
+@pytest.mark.parametrize("lost", [["call"], ["answer"], ["call", "answer", "call"]])
+def test_a_mailbox_that_cannot_be_reached_for_a_moment_gets_each_event_once_and_stops_nothing(lost: list[str]) -> None:
+    mailbox = Mailbox()
+    client = RayMailboxClient(Handle(mailbox, iter(lost)))
+    first, second = Warned(message="first"), Warned(message="second")
+    assert [client.put([first]), client.put([second])] == [False, False]
+    assert mailbox.take() == [first, second]
+    mailbox.stop()
+    assert client.put([])
+
+
+def test_a_mailbox_that_is_gone_means_save_and_stop() -> None:
+    assert RayMailboxClient(Handle(Mailbox(), iter(["actor"]))).put([])
+
+
+def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> None:
+    delivered: list[Event] = []
+
+    class Client:
+        fails = True
+
+        def put(self, events: list[Event]) -> bool:
+            if events and self.fails:
+                self.fails = False
+                raise RayError("of a new kind")
+            delivered.extend(events)
+            return bool(delivered)
+
+    courier = Courier(Client(), interval_s=0.001)
+    courier.post(Saving(step=3))
+    assert courier.stop_requested.wait(10)
+    courier.close()
+    said = "1 events of training could not be passed on to the driver: RayError: of a new kind"
+    assert delivered == [Warned(message=said)]
