@@ -25,11 +25,13 @@ The loss must be a mean over rows: the mean over a global batch is put together 
 
 from __future__ import annotations
 
+import inspect
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -104,6 +106,22 @@ class Recipe:
         return callable(getattr(self._user, "optimizer", None))
 
     @property
+    def has_scheduler(self) -> bool:
+        """Whether the recipe brings a learning-rate schedule."""
+        return callable(getattr(self._user, "scheduler", None))
+
+    def refuse_learning_rate(self, learning_rate: float) -> None:
+        """Raise SpecError, because `train.learning_rate` is set, if the recipe's own optimizer would never see it."""
+        if self.has_optimizer:
+            code = getattr(self._user.optimizer, "__code__", None)
+            line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
+            raise SpecError(
+                f"train.learning_rate is {learning_rate:g}, and {self._target} makes an optimizer of its own, "
+                f"which does not read it: optimizer(){line}",
+                next_step="take train.learning_rate out and set the rate in optimizer(), or remove optimizer(), for AdamW",
+            )
+
+    @property
     def can_augment(self) -> bool:
         """Whether batches are augmented."""
         return callable(getattr(self._user, "augment", None))
@@ -156,10 +174,17 @@ class Recipe:
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
         """The recipe's learning-rate scheduler, if it has one."""
-        if not callable(getattr(self._user, "scheduler", None)):
+        if not self.has_scheduler:
             return None
         with self._blame("scheduler"):
-            return self._user.scheduler(optimizer)  # type: ignore[no-any-return]
+            scheduler = self._user.scheduler(optimizer)
+        wants = None if scheduler is None else _wanted(scheduler.step)
+        if wants:
+            raise TrainingError(
+                f"{self._target}.scheduler returned a {type(scheduler).__name__}, whose step() needs {wants}, and gets nothing",
+                next_step="use a schedule that counts steps or epochs, such as CosineAnnealingLR or LambdaLR",
+            )
+        return scheduler  # type: ignore[no-any-return]
 
     def metrics(self) -> dict[str, Any] | None:
         """The recipe's own torchmetrics by name; None leaves the choice to the label's kind."""
@@ -217,6 +242,13 @@ class RecipeModel:
     def predict(self, batch: Columns, rows: int) -> Tensor:
         """Predictions, rows first."""
         return self.recipe.predict(self.model, batch, rows)
+
+
+def _wanted(function: Callable[..., Any]) -> str:
+    """The arguments that `function` cannot be called without."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in kinds)
 
 
 def _where(error: BaseException) -> str:

@@ -44,8 +44,8 @@ def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch,
     if not loss.requires_grad:
         raise TrainingError(f"{code.target}: the loss does not depend on the model's parameters; backward() has nothing to do")
     loss.backward()  # type: ignore[no-untyped-call]
-    if recipe.has_optimizer:  # the default one is known to work, and torch loads its compiler for the first one made
-        recipe.optimizer(model, spec.learning_rate)
+    if recipe.has_optimizer or recipe.has_scheduler:  # torch loads its compiler for the first optimizer made
+        recipe.scheduler(recipe.optimizer(model, spec.learning_rate))
     shape: list[int] | None = None
     if recipe.can_predict:
         with torch.no_grad():
