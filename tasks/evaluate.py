@@ -26,6 +26,7 @@ def model_checkpoint(ctx: RunContext) -> str:
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec, rows = ctx.project.spec, ctx.manifest.rows
+    best = spec.train.checkpoint.best
     splits: list[Split] = [split for split in SPLITS[1:] if rows.get(split)]
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     result = evaluate_model(
@@ -46,6 +47,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     output = {
         "metrics": metrics,
         "step": checkpoint.manifest.step,
+        "best_by": best.metric if best is not None else None,
         "figures": sorted(result.figures),
         "checkpoint": checkpoint.name,
         "weights_digest": ctx.output("train")["weights_digest"],
@@ -63,7 +65,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 
 def _facts(output: dict[str, Any]) -> Facts:
     metrics = ((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
-    return ("of step", f"{output['step']:,}"), *metrics
+    chosen = f", best by {output['best_by']}" if output["best_by"] else ""
+    return ("of step", f"{output['step']:,}{chosen}"), *metrics
 
 
 STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)

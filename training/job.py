@@ -94,10 +94,12 @@ class TrainOutcome(Section):
     checkpoint: str | None
     """Name of the newest checkpoint; None only when a stop came before the first."""
     best_checkpoint: str | None = None
+    model_step: int
+    """Optimizer steps behind the weights to register."""
     weights_digest: str
     """Of the weights to register: the best checkpoint's where `train.checkpoint.best` is set, else the newest one's."""
     metrics: dict[str, float]
-    """Measured on the newest checkpoint's weights."""
+    """Measured on the weights to register."""
     exactness: str
     resumed_from_step: int | None = None
     restarts: int = 0

@@ -33,7 +33,7 @@ class CheckpointSpec(Section):
     keep: Annotated[PositiveInt, OnResume.FREE] = 3
     """Newest checkpoints kept; at least two protect against a damaged newest one."""
     best: Annotated[BestSpec | None, OnResume.WARN] = None
-    """Keep the best by a validation metric, and register that one, not the last."""
+    """Keep the best by a validation metric, of equals the latest, and register that one, not the last."""
 
 
 class TrainSpec(Section):
