@@ -96,7 +96,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
     store = job_checkpoints(job)
     checkpoint, warnings = _agree_on_checkpoint(store, group)
-    state, facts, changes = _continue_from(checkpoint, job, group, learner)
+    state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner))
     resumed_from = state.step if checkpoint is not None else None
     name = checkpoint.name if checkpoint is not None else None
     start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
@@ -170,14 +170,18 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
 
 def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoint | None, list[str]]:
     """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
-    found: tuple[Checkpoint | None, list[str]] | PenstockError = (None, [])
-    if group.is_first:
+
+    def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:
+        if not group.is_first:
+            return None, []
         try:
             found = store.newest_valid()
             store.clean(found[0])
         except PenstockError as error:
-            found = error
-    found = group.from_first(found)
+            return error
+        return found
+
+    found = group.from_first(group.together(find))
     if isinstance(found, PenstockError):
         raise found
     return found
