@@ -6,8 +6,9 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
         def __init__(self, hidden=256): ...
         def build_model(self, schema) -> nn.Module        # required; schema: penstock.ingest.schema.FeedSchema
         def loss(self, model, batch) -> Tensor            # required; scalar, the mean over the batch's rows
-        def predict(self, model, batch) -> Tensor         # for metrics: logits or probabilities [rows, classes], logits [rows]
-                                                          #   of a two-class label, or values [rows] of a regression
+        def predict(self, model, batch) -> Tensor         # for metrics: logits [rows, classes], or [rows] of a two-class label,
+                                                          #   or values [rows] of a regression
+        predicts = "logits"                               # or "probabilities"
         def optimizer(self, model) -> Optimizer           # default: AdamW with train.learning_rate
         def scheduler(self, optimizer) -> LRScheduler     # default: none
         scheduler_every = "step"                          # or "epoch"
@@ -32,7 +33,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.own_code import PACKAGE_DIR
+from penstock.training.model import ClassScores, are_probabilities
 
 if TYPE_CHECKING:
     from penstock.usercode.capture import UserCode
@@ -74,6 +76,9 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
     every = getattr(kind, "scheduler_every", "step")
     if every not in ("step", "epoch"):
         raise SpecError(f"train.recipe: {code.target}.scheduler_every is {every!r}; it must be 'step' or 'epoch'")
+    predicts = getattr(kind, "predicts", "logits")
+    if predicts not in get_args(ClassScores):
+        raise SpecError(f"train.recipe: {code.target}.predicts is {predicts!r}; it must be 'logits' or 'probabilities'")
     try:
         instance = kind(**params)
     except TypeError as error:
@@ -119,6 +124,19 @@ class Recipe:
                 f"train.learning_rate is {learning_rate:g}, and {self._target} makes an optimizer of its own, "
                 f"which does not read it: optimizer(){line}",
                 next_step="take train.learning_rate out and set the rate in optimizer(), or remove optimizer(), for AdamW",
+            )
+
+    @property
+    def predicts(self) -> ClassScores:
+        """What `predict` returns for classes."""
+        return getattr(self._user, "predicts", "logits")  # type: ignore[no-any-return]
+
+    def refuse_undeclared(self, output: Tensor, classes: int) -> None:
+        """Raise TrainingError if predictions look like probabilities and the recipe does not say what they are."""
+        if not hasattr(self._user, "predicts") and output.shape[1:] == (classes,) and are_probabilities(output):
+            raise TrainingError(
+                f"{self._target}: predict() returned rows of numbers that sum to 1; are they probabilities or logits?",
+                next_step='say so in the class: predicts = "probabilities", or predicts = "logits"',
             )
 
     @property
@@ -230,6 +248,11 @@ class RecipeModel:
     def can_predict(self) -> bool:
         """Whether the recipe has a `predict`."""
         return self.recipe.can_predict
+
+    @property
+    def predicts(self) -> ClassScores:
+        """What the recipe says."""
+        return self.recipe.predicts
 
     def metrics(self) -> dict[str, Any] | None:
         """The recipe's own."""

@@ -58,6 +58,10 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
         ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "does not depend on the model's parameters"),
         ("    def loss(self, model, batch): return self.predict(model, batch)\n", r"a tensor of shape \[32, 10\]"),
         ("    def predict(self, model, batch): return model(batch['pixels'])\n", r"loss\(\) failed: .*'pixels'"),
+        (
+            "    def predict(self, model, batch): return model(torch.cat([batch['image'], batch['mean'][:, None]], 1)).softmax(1)\n",
+            "are they probabilities or logits",
+        ),
         ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
         (
             "    def augment(self, batch, generator): return {**batch, 'image': batch['image'] + torch.rand(64)}\n",

@@ -49,7 +49,10 @@ def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch,
     shape: list[int] | None = None
     if recipe.can_predict:
         with torch.no_grad():
-            shape = list(recipe.predict(model.eval(), dict(batch.columns), batch.rows).shape)
+            output = recipe.predict(model.eval(), dict(batch.columns), batch.rows)
+        if schema.num_classes is not None:
+            recipe.refuse_undeclared(output, schema.num_classes)
+        shape = list(output.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return TriedBatch(
         loss=value,
