@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from penstock.flows.run.preflight import check_machine, check_recipe, check_reso
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.try_batch import try_one_batch
+from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -63,7 +65,10 @@ def open_attempt(
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
-    for warning in _check_needs(ledger, project, run, will_train=will_train, until=request.until):
+    need_ray = _RayOnDemand(loaded, reporter, stopping, stack)
+    on_cluster = ray_address() is not None
+    needs = _check_needs(ledger, project, run, need_ray if on_cluster else None, will_train=will_train, until=request.until)
+    for warning in needs:
         reporter.warn(warning)
     if current is not None and current.run == run.run:
         if current.tracker != run.tracker:  # the one that followed it so far is told how it ended
@@ -82,7 +87,8 @@ def open_attempt(
         tracker=tracker,
         reporter=reporter,
         state_dir=loaded.state_dir,
-        need_ray=_RayOnDemand(loaded, reporter, stopping, stack),
+        need_ray=need_ray,
+        on_cluster=on_cluster,
         stopping=stopping,
         will_train=will_train,
     )
@@ -148,8 +154,14 @@ def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
     return record is not None and TRAIN.verify(VerifyContext(project, run.run, deep=True), record.output) is None
 
 
-def _check_needs(ledger: Ledger, project: Project, run: Run, *, will_train: bool, until: str | None) -> list[str]:
-    """Compare what is left to do with this machine. Returns warnings; raises PreflightError where it cannot succeed."""
+def _check_needs(
+    ledger: Ledger, project: Project, run: Run, join_cluster: Callable[[], bool] | None, *, will_train: bool, until: str | None
+) -> list[str]:
+    """Compare what is left to do with this machine. Returns warnings; raises PreflightError where it cannot succeed.
+
+    Args:
+        join_cluster: connects to the cluster that RAY_ADDRESS names; None without one.
+    """
     warnings: list[str] = []
     prepared = run.keys["materialize"].key
     if ledger.stage_record(MATERIALIZE.record_path(run.run, prepared), prepared) is None:
@@ -158,7 +170,9 @@ def _check_needs(ledger: Ledger, project: Project, run: Run, *, will_train: bool
     if will_train and until not in BEFORE_TRAINING:
         check_machine(project.spec)
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
-        tried = try_one_batch(project)
+        if join_cluster is not None:
+            join_cluster()
+        tried = try_one_batch(project, on_cluster=join_cluster is not None)
         warnings += check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"])
     return warnings
 
