@@ -15,7 +15,14 @@ import ray.train.torch
 
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
-from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, reporting_nondeterminism
+from penstock.training.checkpoint.exactness import (
+    BIT_EXACT,
+    check_identity,
+    environment_of,
+    environment_of_all,
+    judge,
+    reporting_nondeterminism,
+)
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import training_of, weights_of
@@ -96,7 +103,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
     store = job_checkpoints(job)
     checkpoint, warnings = _agree_on_checkpoint(store, group)
-    state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner))
+    environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
+    state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
     resumed_from = state.step if checkpoint is not None else None
     name = checkpoint.name if checkpoint is not None else None
     start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
@@ -119,7 +127,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
 
 def _continue_from(
-    checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner
+    checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner, environment: dict[str, str]
 ) -> tuple[TrainState, CheckpointFacts, list[str]]:
     """Put the learner and this rank's generators where the checkpoint was.
 
@@ -130,7 +138,6 @@ def _continue_from(
     Raises:
         ResumeError: the checkpoint is from another training.
     """
-    environment = environment_of(group.device, job.manifest.feed_schema)
     settings = {**job.settings, OPTIMIZER: learner.hyperparameters}
     state, exactness, warnings = TrainState(), BIT_EXACT, list[str]()
     if checkpoint is not None:

@@ -307,6 +307,14 @@ def fail_on_rank_1(group: Group) -> str:
     return ""
 
 
+def facts_of_all(group: Group) -> list[dict[str, str]]:
+    return group.everyones({"rank": str(group.rank)})
+
+
+def test_every_rank_hears_the_facts_of_all_in_their_order() -> None:
+    assert run_ranks(facts_of_all, 2) == [[{"rank": "0"}, {"rank": "1"}]] * 2
+
+
 def test_a_rank_that_waits_hears_that_another_has_failed() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         run_ranks(fail_on_rank_1, 2)
