@@ -76,7 +76,7 @@ def environment_of(device: torch.device, schema: FeedSchema | None = None) -> di
 
 @functools.cache
 def _cpu_kind() -> list[str]:
-    """The maker, and those instructions that torch's capability does not tell of: its libraries choose their kernels by them."""
+    """The maker, and instructions that torch's capability does not tell of: its libraries choose their kernels by them."""
     wanted = ("vendor_id", "flags")
     lines = (line.partition(":") for line in _text_of("/proc/cpuinfo").splitlines())
     found: dict[str, str] = {}
