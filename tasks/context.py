@@ -64,6 +64,7 @@ class RunContext:
         work_storage: the run's own files, `runs/<run>` in the storage.
         state_dir: where embedded servers keep files on this machine.
         need_ray: starts or joins the Ray cluster on the first call; later calls return at once. True: it is this process's own.
+        on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
@@ -79,6 +80,7 @@ class RunContext:
     state_dir: Path
     need_ray: Callable[[], bool]
     stopping: StopRequest
+    on_cluster: bool = False
     will_train: bool = True
     open_feeds: FeedOpener | None = None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
+import torch
+
 from penstock.ingest.schema import SPLITS, Split
+from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
+from penstock.training.evaluation.evaluate import EvaluationResult
 from penstock.training.evaluation.evaluate import evaluate as evaluate_model
-from penstock.training.job import TrainOutcome
-from penstock.training.model import load_model
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.model import ModelSpec, load_model
 
-__all__ = ["STAGE", "model_checkpoint"]
+__all__ = ["STAGE", "measure_checkpoint", "model_checkpoint"]
 
 DRAIN_S = 10.0
 """How long the stage waits for its figures to reach the tracking server before it counts as done."""
@@ -26,16 +31,18 @@ def model_checkpoint(ctx: RunContext) -> str:
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec, rows = ctx.project.spec, ctx.manifest.rows
+    best = spec.train.checkpoint.best
     splits: list[Split] = [split for split in SPLITS[1:] if rows.get(split)]
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
-    result = evaluate_model(
-        make_job(ctx),
-        load_model(model_spec(ctx), checkpoint.storage),
-        splits=splits,
-        metrics=spec.evaluate.metrics,
-        figures=spec.evaluate.figures,
-        progress=ctx.reporter.progress("evaluate"),
-    )
+    options = {"splits": splits, "metrics": spec.evaluate.metrics, "figures": spec.evaluate.figures}
+    measure = partial(measure_checkpoint, make_job(ctx), model_spec(ctx), checkpoint.storage, **options)
+    if ctx.on_cluster:
+        from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
+
+        ctx.need_ray()
+        result = on_one_worker(spec.train, "evaluate", measure)
+    else:
+        result = measure(progress=ctx.reporter.progress("evaluate"))
     for name, table in result.tables.items():
         ctx.tracker.log_json(f"evaluation/{name}.json", table)
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
@@ -46,6 +53,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     output = {
         "metrics": metrics,
         "step": checkpoint.manifest.step,
+        "best_by": best.metric if best is not None else None,
         "figures": sorted(result.figures),
         "checkpoint": checkpoint.name,
         "weights_digest": ctx.output("train")["weights_digest"],
@@ -56,6 +64,16 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return output, "ran"
 
 
+def measure_checkpoint(job: TrainJob, model: ModelSpec, files: Storage, **options: Any) -> EvaluationResult:
+    """Measure in this process, with as many threads as a training worker has: how a sum is cut decides its last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, int(job.spec.cpus_per_worker)))
+    try:
+        return evaluate_model(job, load_model(model, files), **options)
+    finally:
+        torch.set_num_threads(before)
+
+
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     # In every attempt: a kill right after the stage must not lose its numbers. The tracker drops what is there already.
     ctx.tracker.log_metrics(output["metrics"], output["step"])
@@ -63,7 +81,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 
 def _facts(output: dict[str, Any]) -> Facts:
     metrics = ((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
-    return ("of step", f"{output['step']:,}"), *metrics
+    chosen = f", best by {output['best_by']}" if output["best_by"] else ""
+    return ("of step", f"{output['step']:,}{chosen}"), *metrics
 
 
 STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)

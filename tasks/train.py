@@ -194,8 +194,9 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 def _facts(output: dict[str, Any]) -> Facts:
     outcome = TrainOutcome.model_validate(output)
     shown = {name: value for name, value in outcome.metrics.items() if name.startswith(("val/", "train/loss"))}
+    model = f", model of step {outcome.model_step:,}" if outcome.model_step != outcome.step else ""
     return (
-        ("steps", f"{outcome.step:,}"),
+        ("steps", f"{outcome.step:,}{model}"),
         *((name, f"{value:.4g}") for name, value in sorted(shown.items())),
         ("exactness", outcome.exactness),
         ("checkpoint", chosen_checkpoint(outcome)),

@@ -23,11 +23,14 @@ from pydantic import Field
 
 from penstock.config import Section
 
-__all__ = ["FeedOpener", "TrainJob", "TrainOutcome"]
+__all__ = ["RECIPE_CODE", "FeedOpener", "TrainJob", "TrainOutcome"]
 
 
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
 """(job, split, rank, world size) -> feed. Picklable: it is called in the workers, at every start of a worker group."""
+
+RECIPE_CODE = "the recipe's code"
+"""The name among a checkpoint's settings."""
 
 _MEASURED = ("train.workers", "train.gpus", "train.cpus_per_worker")
 """Settings whose effect on the bits is read from what was really used, not from the spec."""
@@ -68,7 +71,7 @@ class TrainJob:
         values = self.spec.model_dump(mode="json")
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
         settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
-        return {**settings, "the recipe's code": {**self.code.reached, **self.code.versions}}
+        return {**settings, RECIPE_CODE: {**self.code.reached, **self.code.versions}}
 
     @property
     def total_steps(self) -> int | None:
@@ -91,10 +94,12 @@ class TrainOutcome(Section):
     checkpoint: str | None
     """Name of the newest checkpoint; None only when a stop came before the first."""
     best_checkpoint: str | None = None
+    model_step: int
+    """Optimizer steps behind the weights to register."""
     weights_digest: str
     """Of the weights to register: the best checkpoint's where `train.checkpoint.best` is set, else the newest one's."""
     metrics: dict[str, float]
-    """Measured on the newest checkpoint's weights."""
+    """Measured on the weights to register."""
     exactness: str
     resumed_from_step: int | None = None
     restarts: int = 0

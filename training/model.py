@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -19,7 +19,21 @@ from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.usercode.capture import UserCode
 
-__all__ = ["LearningModel", "ModelSpec", "Predicts", "TrainedModel", "load_model"]
+__all__ = ["ClassScores", "LearningModel", "ModelSpec", "Predicts", "TrainedModel", "are_probabilities", "load_model"]
+
+
+ClassScores = Literal["logits", "probabilities"]
+
+
+SUM_TOLERANCE = 0.02
+"""How far from 1 probabilities may sum to: bfloat16 keeps three digits of each."""
+
+
+def are_probabilities(scores: Tensor) -> bool:
+    """Whether every row of [rows, classes] may be a distribution. One that holds NaN says nothing against it."""
+    scores = scores.detach().float()
+    wrong = (scores < 0).any(dim=1) | ((scores.sum(dim=1) - 1).abs() > SUM_TOLERANCE)
+    return not bool(wrong.any())
 
 
 class Predicts(Protocol):
@@ -29,6 +43,11 @@ class Predicts(Protocol):
     def can_predict(self) -> bool:
         """Whether metrics other than the loss can be measured."""
         return True
+
+    @property
+    def predicts(self) -> ClassScores:
+        """What the predictions of a classification are: logits, or probabilities, which get no softmax."""
+        return "logits"
 
     def metrics(self) -> dict[str, Any] | None:
         """Torchmetrics of its own by name; None leaves the choice to the label's kind."""
@@ -48,7 +67,7 @@ class TrainedModel(Predicts, Protocol):
         raise NotImplementedError
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
-        """Predictions, rows first: logits or probabilities [rows, classes], logits [rows] of two classes, values [rows].
+        """Predictions, rows first: scores [rows, classes], or [rows] of two classes, as `predicts` says; values [rows].
 
         Args:
             rows: of the batch; a packed column's tensor is longer. The label is absent where a registered model answers.

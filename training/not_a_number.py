@@ -16,8 +16,9 @@ def not_a_number(what: str) -> TrainingError:
     """The error that ends training when `what` is not finite."""
     return TrainingError(
         f"{what}; nothing was saved after it",
-        next_step="lower train.learning_rate or set train.clip_norm, look at the values of the features, and run again: it "
-        "continues from the checkpoint before; train.on_nan: warn goes on regardless",
+        next_step="lower the learning rate (train.learning_rate, or where the recipe's own optimizer() sets it) or set "
+        "train.clip_norm, look at the values of the features, and run again: it continues from the checkpoint before, with "
+        "the new rate; train.on_nan: warn goes on regardless",
     )
 
 

@@ -5,15 +5,24 @@ A thin view of torch.distributed that also stands for one lone process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 __all__ = ["Group"]
+
+
+T = TypeVar("T")
+
+POLL_S = (0.001, 0.2)
+"""How often a rank asks whether the others are there: at first, and when it takes long."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Group:
     rank: int
     world_size: int
     device: torch.device
+    _meetings: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
 
     @classmethod
     def current(cls, device: torch.device) -> Group:
@@ -38,6 +48,42 @@ class Group:
     def is_first(self) -> bool:
         """Whether this is rank 0, the one that writes checkpoints and talks to the driver."""
         return self.rank == 0
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do what may take any time, and return when all ranks have done theirs.
+
+        Collectives time out, because a rank that is stuck shows in nothing else. Reading, hashing and writing of checkpoints
+        have limits of their own, and may take longer: here ranks wait for each other outside of any collective. A rank whose
+        process dies meanwhile is noticed by Ray Train.
+
+        Raises:
+            RuntimeError: the work of another rank failed.
+        """
+        if self.world_size == 1:
+            return work()
+        store = dist.distributed_c10d._get_default_store()
+        meeting = f"penstock/{next(self._meetings)}"
+        try:
+            result = work()
+        except BaseException:
+            store.set(f"{meeting}/failed", str(self.rank))
+            raise
+        there, (wait_s, most_s) = store.add(meeting, 1), POLL_S
+        while there < self.world_size:
+            if store.check([f"{meeting}/failed"]):
+                raise RuntimeError(f"rank {store.get(f'{meeting}/failed').decode()} failed while this one waited for it")
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, most_s)
+            there = store.add(meeting, 0)
+        return result
+
+    def everyones(self, own: dict[str, str]) -> list[dict[str, str]]:
+        """Every rank's few facts about itself, in rank order."""
+        if self.world_size == 1:
+            return [own]
+        store, fact = dist.distributed_c10d._get_default_store(), f"penstock/fact-{next(self._meetings)}"
+        self.together(lambda: store.set(f"{fact}/{self.rank}", json.dumps(own)))
+        return [json.loads(store.get(f"{fact}/{rank}")) for rank in range(self.world_size)]
 
     def sum(self, values: list[float]) -> list[float]:
         """Add up equally long lists over the ranks, in float64."""

@@ -6,8 +6,9 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
         def __init__(self, hidden=256): ...
         def build_model(self, schema) -> nn.Module        # required; schema: penstock.ingest.schema.FeedSchema
         def loss(self, model, batch) -> Tensor            # required; scalar, the mean over the batch's rows
-        def predict(self, model, batch) -> Tensor         # for metrics: logits or probabilities [rows, classes], logits [rows]
-                                                          #   of a two-class label, or values [rows] of a regression
+        def predict(self, model, batch) -> Tensor         # for metrics: logits [rows, classes], or [rows] of a two-class label,
+                                                          #   or values [rows] of a regression
+        predicts = "logits"                               # or "probabilities"
         def optimizer(self, model) -> Optimizer           # default: AdamW with train.learning_rate
         def scheduler(self, optimizer) -> LRScheduler     # default: none
         scheduler_every = "step"                          # or "epoch"
@@ -25,12 +26,14 @@ The loss must be a mean over rows: the mean over a global batch is put together 
 
 from __future__ import annotations
 
+import inspect
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +43,7 @@ from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.own_code import PACKAGE_DIR
+from penstock.training.model import ClassScores, are_probabilities
 
 if TYPE_CHECKING:
     from penstock.usercode.capture import UserCode
@@ -72,6 +76,9 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
     every = getattr(kind, "scheduler_every", "step")
     if every not in ("step", "epoch"):
         raise SpecError(f"train.recipe: {code.target}.scheduler_every is {every!r}; it must be 'step' or 'epoch'")
+    predicts = getattr(kind, "predicts", "logits")
+    if predicts not in get_args(ClassScores):
+        raise SpecError(f"train.recipe: {code.target}.predicts is {predicts!r}; it must be 'logits' or 'probabilities'")
     try:
         instance = kind(**params)
     except TypeError as error:
@@ -102,6 +109,35 @@ class Recipe:
     def has_optimizer(self) -> bool:
         """Whether the recipe brings its own optimizer, so that `train.learning_rate` does not count."""
         return callable(getattr(self._user, "optimizer", None))
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether the recipe brings a learning-rate schedule."""
+        return callable(getattr(self._user, "scheduler", None))
+
+    def refuse_learning_rate(self, learning_rate: float) -> None:
+        """Raise SpecError, because `train.learning_rate` is set, if the recipe's own optimizer would never see it."""
+        if self.has_optimizer:
+            code = getattr(self._user.optimizer, "__code__", None)
+            line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
+            raise SpecError(
+                f"train.learning_rate is {learning_rate:g}, and {self._target} makes an optimizer of its own, "
+                f"which does not read it: optimizer(){line}",
+                next_step="take train.learning_rate out and set the rate in optimizer(), or remove optimizer(), for AdamW",
+            )
+
+    @property
+    def predicts(self) -> ClassScores:
+        """What `predict` returns for classes."""
+        return getattr(self._user, "predicts", "logits")  # type: ignore[no-any-return]
+
+    def refuse_undeclared(self, output: Tensor, classes: int) -> None:
+        """Raise TrainingError if predictions look like probabilities and the recipe does not say what they are."""
+        if not hasattr(self._user, "predicts") and output.shape[1:] == (classes,) and are_probabilities(output):
+            raise TrainingError(
+                f"{self._target}: predict() returned rows of numbers that sum to 1; are they probabilities or logits?",
+                next_step='say so in the class: predicts = "probabilities", or predicts = "logits"',
+            )
 
     @property
     def can_augment(self) -> bool:
@@ -156,10 +192,17 @@ class Recipe:
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
         """The recipe's learning-rate scheduler, if it has one."""
-        if not callable(getattr(self._user, "scheduler", None)):
+        if not self.has_scheduler:
             return None
         with self._blame("scheduler"):
-            return self._user.scheduler(optimizer)  # type: ignore[no-any-return]
+            scheduler = self._user.scheduler(optimizer)
+        wants = None if scheduler is None else _wanted(scheduler.step)
+        if wants:
+            raise TrainingError(
+                f"{self._target}.scheduler returned a {type(scheduler).__name__}, whose step() needs {wants}, and gets nothing",
+                next_step="use a schedule that counts steps or epochs, such as CosineAnnealingLR or LambdaLR",
+            )
+        return scheduler  # type: ignore[no-any-return]
 
     def metrics(self) -> dict[str, Any] | None:
         """The recipe's own torchmetrics by name; None leaves the choice to the label's kind."""
@@ -206,6 +249,11 @@ class RecipeModel:
         """Whether the recipe has a `predict`."""
         return self.recipe.can_predict
 
+    @property
+    def predicts(self) -> ClassScores:
+        """What the recipe says."""
+        return self.recipe.predicts
+
     def metrics(self) -> dict[str, Any] | None:
         """The recipe's own."""
         return self.recipe.metrics()
@@ -217,6 +265,13 @@ class RecipeModel:
     def predict(self, batch: Columns, rows: int) -> Tensor:
         """Predictions, rows first."""
         return self.recipe.predict(self.model, batch, rows)
+
+
+def _wanted(function: Callable[..., Any]) -> str:
+    """The arguments that `function` cannot be called without."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(each.name for each in parameters if each.default is each.empty and each.kind not in kinds)
 
 
 def _where(error: BaseException) -> str:

@@ -33,7 +33,7 @@ class CheckpointSpec(Section):
     keep: Annotated[PositiveInt, OnResume.FREE] = 3
     """Newest checkpoints kept; at least two protect against a damaged newest one."""
     best: Annotated[BestSpec | None, OnResume.WARN] = None
-    """Keep the best by a validation metric, and register that one, not the last."""
+    """Keep the best by a validation metric, of equals the latest, and register that one, not the last."""
 
 
 class TrainSpec(Section):
@@ -70,7 +70,7 @@ class TrainSpec(Section):
     clip_norm: Annotated[PositiveFloat | None, OnResume.WARN] = None
     """Clip the gradients' global norm to this value."""
     learning_rate: Annotated[PositiveFloat, OnResume.WARN] = 1e-3
-    """Learning rate of the default optimizer (AdamW), for recipes that define no `optimizer`."""
+    """Learning rate of the default optimizer (AdamW). Refused beside a recipe's own `optimizer`, which would not read it."""
     on_nan: Annotated[Literal["stop", "warn"], OnResume.FREE] = "stop"
     """What a loss or a weight that is not a number means: `stop` fails the run and saves nothing that came after it."""
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None

@@ -66,8 +66,10 @@ def open_attempt(
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
+    on_cluster = ray_address() is not None
     need_ray = _RayOnDemand(loaded, project, reporter, stopping, stack)
-    for warning in _check_needs(ledger, project, run, need_ray, will_train=will_train, until=request.until):
+    needs = _check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=will_train, until=request.until)
+    for warning in needs:
         reporter.warn(warning)
     if current is not None and current.run == run.run:
         if current.tracker != run.tracker:  # the one that followed it so far is told how it ended
@@ -87,6 +89,7 @@ def open_attempt(
         reporter=reporter,
         state_dir=loaded.state_dir,
         need_ray=need_ray,
+        on_cluster=on_cluster,
         stopping=stopping,
         will_train=will_train,
     )
@@ -153,9 +156,20 @@ def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
 
 
 def _check_needs(
-    ledger: Ledger, project: Project, run: Run, need_ray: _RayOnDemand, *, will_train: bool, until: str | None
+    ledger: Ledger,
+    project: Project,
+    run: Run,
+    need_ray: _RayOnDemand,
+    *,
+    on_cluster: bool,
+    will_train: bool,
+    until: str | None,
 ) -> list[str]:
-    """Compare what is left to do with what is there for it. Returns warnings; raises PreflightError if it cannot succeed."""
+    """Compare what is left to do with what is there for it. Returns warnings; raises PreflightError if it cannot succeed.
+
+    Args:
+        on_cluster: whether RAY_ADDRESS names a cluster.
+    """
     warnings: list[str] = []
     key = run.keys["materialize"].key
     prepares = ledger.stage_record(MATERIALIZE.record_path(run.run, key), key) is None
@@ -163,13 +177,15 @@ def _check_needs(
         warnings += check_resources(project)
     # A run that stops before it may prepare rows on a machine without the training's GPUs.
     trains = will_train and until not in BEFORE_TRAINING
-    if ray_address() is not None and (trains or (prepares and until != "read")):
+    if on_cluster and (trains or (prepares and until != "read")):
         need_ray.reads_sources = prepares or project.spec.materialize.cache != "disk"
         need_ray()
     elif trains:
         check_machine(project.spec)
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
-        tried = try_one_batch(project)
+        if on_cluster:
+            need_ray()
+        tried = try_one_batch(project, on_cluster=on_cluster)
         warnings += check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"])
     return warnings
 

@@ -1,20 +1,21 @@
-"""Does one real batch go through everything? A few hundred rows are prepared, cached and fed to what is trained.
+"""Does one real batch go through everything? A few hundred rows are prepared and cached, and two fed to what is trained.
 
-The same functions as in a run do the work, so what passes here fails later only for reasons of size.
+The same functions as in a run do the work, so what passes here fails later only for reasons of size. Two rows, because batch
+norm needs two, and this machine may be smaller than those that train.
 """
 
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError, Interrupted, PenstockError
-from penstock.ingest.feed.batch import Batch, FeedShare
-from penstock.ingest.feed.cached import open_cached_feed, open_parts
-from penstock.ingest.feed.lists import batch_rows_of
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.manifest import DatasetManifest
@@ -31,21 +32,26 @@ from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
 from penstock.training.evaluation.metrics import make_metrics, validation_metrics
+from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.registry import FRAMEWORKS
 
 __all__ = ["try_one_batch"]
 
 
 SAMPLE_ROWS = 512
 
+TRIED_ROWS = 2
+
 SAMPLE_FILES = 8
 """Rows come from so many files, since one file may hold one class only."""
 
 
-def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> dict[str, Any]:
+def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None, *, on_cluster: bool = False) -> dict[str, Any]:
     """Send one batch of real rows through the transforms and the framework, which does with it what training will do.
 
     Args:
         snapshot: the source if it was read already; without it only the first train file is read.
+        on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
 
     Returns:
         `rows`, `columns`, and what the framework's `TriedBatch` holds.
@@ -55,7 +61,7 @@ def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None) -> d
     """
     with tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder:
         storage, manifest = _prepare(project, snapshot, Path(folder))
-        return _try_framework(project, storage, manifest)
+        return _try_framework(project, storage, manifest, on_cluster)
 
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
@@ -124,25 +130,16 @@ def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
 
 
 def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) -> Batch:
-    """The rows that a worker has in hand at once in a step: of its share, one of `train.accumulate` parts."""
-    train, shuffle = project.spec.train, project.spec.shuffle
-    if shuffle.by_length is not None:
-        find_column(shuffle.by_length, manifest.feed_schema.columns)
-    order = make_order(ShuffleSpec(mode="none", by_length=shuffle.by_length), manifest.rows["train"])
-    if shuffle.by_length is None or shuffle.by_length.batch_entries is None:
-        rows = min(manifest.rows["train"], max(2, train.batch_rows // train.workers // train.accumulate))
-        return next(open_cached_feed(storage, manifest, "train", batch_rows=rows, order=order).batches(0))
-    # How many rows fit the budget of entries is known only once the whole step is made. The last rank's share is never empty;
-    # the largest one, because a step may hold what the others left of the sample.
-    last = FeedShare(train.batch_rows, rank=train.workers - 1, world_size=train.workers)
-    steps = open_parts([(storage, manifest)], "train", order=order, part=last).batches(0)
-    batch = max(steps, key=lambda step: step.rows)
-    rows = -(-batch.rows // train.accumulate)
-    columns = batch_rows_of(batch.columns, 0, rows, manifest.feed_schema.packed)
-    return batch._replace(columns=columns, row_ids=batch.row_ids[:rows], rows=rows)
+    """Two rows, or one where the steps' budget of entries never holds two."""
+    by_length = project.spec.shuffle.by_length
+    if by_length is not None:
+        find_column(by_length, manifest.feed_schema.columns)
+    order = make_order(ShuffleSpec(mode="none", by_length=by_length), manifest.rows["train"])
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=TRIED_ROWS, order=order)
+    return max(feed.batches(0), key=lambda batch: batch.rows) if order.by_length is not None else next(feed.batches(0))
 
 
-def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest) -> dict[str, Any]:
+def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest, on_cluster: bool) -> dict[str, Any]:
     train, sample = project.spec.train, project.spec.shuffle.sample
     batch = _first_batch(project, storage, manifest)
     if sample is not None:
@@ -150,6 +147,17 @@ def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest
     trained = project.framework.check(project.recipe, train)
     validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, trained)
-    tried = project.framework.try_batch(project.recipe, train, manifest.feed_schema, batch, project.spec.shuffle.seed)
-    columns = {c.name: c.type_text for c in manifest.feed_schema.columns}
+    seed, schema = project.spec.shuffle.seed, manifest.feed_schema
+    there = partial(_try_batch, train.framework, project.recipe, train, schema, batch, seed)
+    if on_cluster:
+        from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
+
+        tried = on_one_worker(train, "the first batch", there)
+    else:
+        tried = there()
+    columns = {c.name: c.type_text for c in schema.columns}
     return {"rows": batch.rows, "columns": columns, **tried.model_dump()}
+
+
+def _try_batch(framework: str, *arguments: Any) -> TriedBatch:
+    return FRAMEWORKS.get(framework).try_batch(*arguments)

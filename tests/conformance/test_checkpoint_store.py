@@ -168,14 +168,14 @@ def test_a_manifest_of_another_version_is_refused(storage: Storage, version: int
     assert len(storage.list("checkpoints")) == 2
 
 
-def test_the_newest_and_the_best_are_kept(storage: Storage) -> None:
+def test_the_newest_and_the_best_are_kept_and_of_equally_good_ones_the_later(storage: Storage) -> None:
     store = CheckpointStore(storage, keep=2, best=BestSpec(metric="val/accuracy", mode="max"))
     for step, accuracy in enumerate([0.5, 0.9, 0.9, 0.7, None, 0.6], start=1):
         store.write(snapshot(step, metrics={"val/accuracy": accuracy}))
         store.prune()
-    assert sorted(checkpoint.manifest.step for checkpoint in store.committed()) == [2, 5, 6]
+    assert sorted(checkpoint.manifest.step for checkpoint in store.committed()) == [3, 5, 6]
     best = store.best()
-    assert best is not None and best.manifest.step == 2
+    assert best is not None and best.manifest.step == 3
     assert len(storage.list("checkpoints")) == 3
 
 

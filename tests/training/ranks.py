@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "penstock.training.on_ray.worker"])
 
 
-def run_ranks(work: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+def run_ranks(work: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 600.0) -> list[Any]:
     """Call `work(group, *args)` in `world_size` processes of one gloo group; returns what each returned, in rank order.
 
-    `work` is a module's function. The first exception of a rank is raised here.
+    `work` is a module's function. The first exception of a rank is raised here. `timeout_s` is that of collectives.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            _CONTEXT.Process(target=_enter, args=(rank, world_size, folder, work, args), daemon=True)
+            _CONTEXT.Process(target=_enter, args=(rank, world_size, folder, work, args, timeout_s), daemon=True)
             for rank in range(world_size)
         ]
         for process in processes:
@@ -58,9 +59,10 @@ def train_all(group: Group, jobs: tuple[TrainJob, ...]) -> list[RankResult]:
     return [run_rank(job, group, ListClient()) for job in jobs]
 
 
-def _enter(rank: int, world_size: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _enter(rank: int, world_size: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size, timeout=limit)
     try:
         result = work(Group.current(CPU), *args)
     except Exception as error:

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from penstock.errors import SpecError, TrainingError
+from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.recipe import Recipe, load_recipe
+from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode, capture
 from tests.training.digits import SCHEMA
 
@@ -52,6 +54,14 @@ def test_two_methods_are_enough() -> None:
     assert isinstance(optimizer, torch.optim.AdamW) and optimizer.param_groups[0]["lr"] == 0.5
     assert recipe.scheduler(optimizer) is None and recipe.scheduler_every == "step"
     assert recipe.loss(model, BATCH).shape == ()
+
+
+def test_a_learning_rate_that_the_recipes_own_optimizer_would_not_read_is_refused() -> None:
+    own, usual = (TrainSpec(recipe=f"recipes.py:{name}", learning_rate=0.1) for name in ("Scheduled", "Digits"))
+    with pytest.raises(SpecError, match=r"train\.learning_rate is 0\.1, and recipes\.py:Scheduled .* \(recipes\.py:\d"):
+        TORCH.check(code("Scheduled"), own)
+    TORCH.check(code("Digits"), usual)
+    TORCH.check(code("Scheduled"), TrainSpec(recipe="recipes.py:Scheduled"))
 
 
 def test_a_loss_per_row_is_refused() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import platform
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import PIL
@@ -17,21 +20,39 @@ from penstock.errors import ResumeError
 from penstock.ingest.schema import FeedSchema
 from penstock.training.checkpoint.manifest import CheckpointFacts
 
-__all__ = ["BIT_EXACT", "check_identity", "environment_of", "judge", "reporting_nondeterminism", "with_reason"]
+__all__ = [
+    "BIT_EXACT",
+    "check_identity",
+    "environment_of",
+    "environment_of_all",
+    "judge",
+    "reporting_nondeterminism",
+    "with_reason",
+]
 
 
 BIT_EXACT = "bit-exact"
+
+_KERNEL_FLAGS = ("avx512_vnni", "avx512_bf16", "amx_tile")
 
 _SAME_ORDER = "same-order: "
 
 _NOT_DETERMINISTIC = " does not have a deterministic implementation"
 
-_DECISIVE = {"torch": "torch", "device": "device", "cpu": "CPU", "threads": "torch threads", "cuda": "CUDA", "images": "Pillow"}
+_DECISIVE = {
+    "torch": "torch",
+    "device": "device",
+    "cpu": "CPU",
+    "threads": "torch threads",
+    "cuda": "CUDA",
+    "images": "Pillow",
+    "nodes": "GPUs on each node",
+}
 """The parts of the environment that floating-point results depend on, by the words a user reads."""
 
 
 def environment_of(device: torch.device, schema: FeedSchema | None = None) -> dict[str, str]:
-    """Versions and hardware of this process that bits may depend on, for the manifest.
+    """Versions and hardware of this process that bits may depend on; `environment_of_all` makes a manifest's of them.
 
     Args:
         schema: of the rows; None where no image is decoded in training.
@@ -45,10 +66,48 @@ def environment_of(device: torch.device, schema: FeedSchema | None = None) -> di
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if is_gpu else "cpu",
         "cuda": str(torch.version.cuda) if is_gpu else "none",
-        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "cpu": " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *_cpu_kind()]),
         "threads": str(torch.get_num_threads()),
+        "host": platform.node(),
+        "boot": _text_of("/proc/sys/kernel/random/boot_id").strip(),
         **({"images": PIL.__version__} if decodes else {}),
     }
+
+
+@functools.cache
+def _cpu_kind() -> list[str]:
+    """The maker, and instructions that torch's capability does not tell of: its libraries choose their kernels by them."""
+    wanted = ("vendor_id", "flags")
+    lines = (line.partition(":") for line in _text_of("/proc/cpuinfo").splitlines())
+    found: dict[str, str] = {}
+    for name, _, value in lines:
+        if name.strip() in wanted:
+            found.setdefault(name.strip(), value.strip())
+    flags = set(found.get("flags", "").split())
+    return [*found.get("vendor_id", "").split(), *(flag for flag in _KERNEL_FLAGS if flag in flags)]
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:  # Linux only
+        return ""
+
+
+def environment_of_all(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """One environment of all ranks': what differs is told rank by rank, and `nodes` counts the GPUs that share a machine.
+
+    NCCL adds up within a machine first. Gloo does not look where ranks are.
+    """
+    hosts = [f"{rank['host']} {rank['boot']}" for rank in ranks]
+    together: dict[str, str] = {}
+    for name in dict.fromkeys(name for rank in ranks for name in rank if name not in ("host", "boot")):
+        values = [rank.get(name, "none") for rank in ranks]
+        shared = len(set(values)) == 1
+        together[name] = values[0] if shared else ", ".join(f"rank {number}: {value}" for number, value in enumerate(values))
+    if any(rank["cuda"] != "none" for rank in ranks):
+        together["nodes"] = "+".join(str(len(list(group))) for _, group in itertools.groupby(hosts))
+    return together
 
 
 def judge(facts: CheckpointFacts, world_size: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> str:

@@ -39,7 +39,7 @@ class CheckpointFacts(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings that may change between attempts but cost bit-exactness."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Versions and hardware that bits depend on."""
+    """Versions and hardware that bits depend on, of all ranks."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Measured on exactly these weights; None stands for a value that is not finite."""
     exactness: str = "bit-exact"

@@ -36,7 +36,7 @@ def outcome_of(
     store = job_checkpoints(job)
     newest, best = next(iter(store.committed()), None), store.best()
     chosen = best or newest
-    metrics = newest.manifest.metrics if newest else {}
+    metrics = chosen.manifest.metrics if chosen else {}
     return TrainOutcome(
         status=status,
         step=newest.manifest.step if newest else 0,
@@ -44,6 +44,7 @@ def outcome_of(
         position=newest.manifest.position if newest else 0,
         checkpoint=newest.name if newest else None,
         best_checkpoint=best.name if best else None,
+        model_step=chosen.manifest.step if chosen else 0,
         weights_digest=chosen.manifest.weights_digest if chosen else "",
         metrics={name: value for name, value in metrics.items() if value is not None},
         exactness=exactness or (newest.manifest.exactness if newest else "bit-exact"),

@@ -192,7 +192,10 @@ class CheckpointStore:
         return None, []
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the best value of the configured metric, the earliest of equals; None without one."""
+        """The checkpoint with the best value of the configured metric, the latest of equals; None without one.
+
+        Small validation splits give the same value to many: what learned longer is then the better guess.
+        """
         return _best(self.committed(), self._best)
 
     def prune(self) -> list[str]:
@@ -352,7 +355,7 @@ def _best(checkpoints: list[Checkpoint], rule: BestSpec | None) -> Checkpoint | 
         return None
     sign = 1.0 if rule.mode == "min" else -1.0
     rated = [
-        (sign * value, item.manifest.step, item)
+        (sign * value, -item.manifest.step, item)
         for item in checkpoints
         if (value := item.manifest.metrics.get(rule.metric)) is not None
     ]

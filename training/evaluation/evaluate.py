@@ -19,7 +19,7 @@ from penstock.progress import Progress, silent
 from penstock.training.evaluation.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
 from penstock.training.evaluation.validation import run_over
 from penstock.training.job import TrainJob
-from penstock.training.model import TrainedModel
+from penstock.training.model import ClassScores, TrainedModel
 from penstock.training.open_feeds import open_job_feed
 
 __all__ = ["EvaluationResult", "Findings", "evaluate"]
@@ -81,7 +81,7 @@ def evaluate(
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
         feed = open_job_feed(job, split, 0, 1, model.device)
         measured = make_metrics(names, schema, model).to(model.device)
-        findings = Findings(schema)
+        findings = Findings(schema, model.predicts)
 
         def observe(columns: dict[str, Tensor], output: Tensor, findings: Findings = findings) -> None:
             nonlocal done
@@ -101,8 +101,8 @@ def evaluate(
 class Findings:
     """What figures and tables are drawn from, collected batch by batch."""
 
-    def __init__(self, schema: FeedSchema) -> None:
-        self._schema = schema
+    def __init__(self, schema: FeedSchema, predicts: ClassScores = "logits") -> None:
+        self._schema, self._predicts = schema, predicts
         self._kind = label_kind(schema)
         classes = schema.num_classes or 0
         self._names = list(schema.classes or [str(index) for index in range(classes)])
@@ -116,7 +116,7 @@ class Findings:
         """Count in a batch of predictions."""
         if self._kind == "none":
             return
-        prediction = prepare_predictions(output, self._schema).cpu().numpy()
+        prediction = prepare_predictions(output, self._schema, self._predicts).cpu().numpy()
         target = prepare_target(columns[str(self._schema.label)], self._schema).cpu().numpy()
         if self._kind == "regression":
             self._keep(prediction, target)

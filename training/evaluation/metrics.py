@@ -1,7 +1,7 @@
 """Which metrics can be asked for by name, what does each need, and how do predictions and labels get into them?
 
-Names stand for torchmetrics classes. Classification metrics see class probabilities, so a recipe may return logits or
-probabilities.
+Names stand for torchmetrics classes. Classification metrics see class probabilities; whether predictions are such is the
+model's to say, for no batch can tell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.training.determinism import any_algorithm
-from penstock.training.model import Predicts
+from penstock.training.model import ClassScores, Predicts, are_probabilities
 from penstock.training.spec import BestSpec
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ class MetricSet:
     schema: FeedSchema
     raw: bool
     """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""
+    predicts: ClassScores = "logits"
+    """What `predict` returns for classes."""
     device: torch.device | None = None
     """Where the accumulators are; None leaves them where they are made."""
 
@@ -167,7 +169,7 @@ class MetricSet:
             for name, metric in self.metrics.items():
                 _update(name, metric, output, target)
             return
-        prediction = prepare_predictions(output, self.schema)
+        prediction = prepare_predictions(output, self.schema, self.predicts)
         target = prepare_target(target, self.schema)
         for name, metric in self.metrics.items():
             binary = self.schema.num_classes == 2 and name in _NEEDS_CLASS_1
@@ -212,7 +214,7 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, model: Predict
     makers: dict[str, Callable[[], Metric]] = {}
     for name in wanted:
         makers[name] = partial(CLASSIFICATION[name], schema.num_classes or 0) if kind == "classification" else REGRESSION[name]
-    return MetricSet(makers, schema, raw=False)
+    return MetricSet(makers, schema, raw=False, predicts=model.predicts)
 
 
 def validation_metrics(best: BestSpec | None, schema: FeedSchema, model: Predicts) -> MetricSet:
@@ -236,14 +238,17 @@ def validation_metrics(best: BestSpec | None, schema: FeedSchema, model: Predict
     )
 
 
-def prepare_predictions(output: Tensor, schema: FeedSchema) -> Tensor:
+def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScores = "logits") -> Tensor:
     """Bring what `predict` returned into one form.
+
+    Args:
+        predicts: what the scores of classes are.
 
     Returns:
         Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows].
 
     Raises:
-        TrainingError: the shape does not fit the label.
+        TrainingError: the shape does not fit the label, or what should be probabilities is not.
     """
     output = output.detach().float()
     if schema.num_classes is None:
@@ -254,15 +259,21 @@ def prepare_predictions(output: Tensor, schema: FeedSchema) -> Tensor:
         return output
     classes = schema.num_classes
     if classes == 2 and (output.ndim == 1 or output.shape[1:] == (1,)):
-        positive = torch.sigmoid(output.reshape(-1))
-        return torch.stack([1.0 - positive, positive], dim=1)
+        positive = output.reshape(-1) if predicts == "probabilities" else torch.sigmoid(output.reshape(-1))
+        output = torch.stack([1.0 - positive, positive], dim=1)
+        return _checked(output) if predicts == "probabilities" else output
     if output.ndim != 2 or output.shape[1] != classes:
         raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [rows, {classes}]")
-    # Logits that happen to be non-negative and to sum to one in every row of a batch are probabilities for all we can tell.
-    sums = output.sum(dim=1)
-    if len(output) and bool((output >= 0).all()) and bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all()):
-        return output
-    return torch.softmax(output, dim=1)
+    return _checked(output) if predicts == "probabilities" else torch.softmax(output, dim=1)
+
+
+def _checked(probabilities: Tensor) -> Tensor:
+    if not are_probabilities(probabilities):
+        raise TrainingError(
+            'the recipe says predicts = "probabilities", and predict returned rows that are negative or do not sum to 1',
+            next_step='return probabilities, or logits with predicts = "logits"',
+        )
+    return probabilities
 
 
 def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:

@@ -77,7 +77,9 @@ class Framework(Protocol):
         ...
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Do with one real batch, on the CPU, what training will do with every one. In the driver, before any stage.
+        """Do with a row or two what training will do with every batch. Before any stage; with RAY_ADDRESS, in a Ray task.
+
+        The batch is on the CPU. The process has what one training worker has, GPUs too.
 
         Raises:
             TrainingError: the user's code fails, or the loss is not finite.

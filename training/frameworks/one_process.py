@@ -15,7 +15,7 @@ from contextlib import closing
 from penstock.digest import bytes_digest, digest_of
 from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch
-from penstock.training.checkpoint.exactness import BIT_EXACT, environment_of, judge
+from penstock.training.checkpoint.exactness import BIT_EXACT, environment_of, environment_of_all, judge
 from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
@@ -95,7 +95,7 @@ class _Run:
     ) -> None:
         self._job, self._model, self._listener = job, model, listener
         self.state = checkpoint.state if checkpoint is not None else TrainState()
-        environment = environment_of(model.device, job.manifest.feed_schema)
+        environment = environment_of_all([environment_of(model.device, job.manifest.feed_schema)])
         self.facts = CheckpointFacts(
             step=self.state.step,
             epoch=self.state.epoch,

@@ -84,6 +84,7 @@ class RankObserver(Observer):
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Give this rank's random generators to rank 0. A collective."""
         self._sent()
+        self._group.together(lambda: None)  # rank 0 may still be writing the checkpoint before
         self._sent = self._generators()
 
     def finish(self) -> str | None:

@@ -116,7 +116,7 @@ class FirstRank(RankObserver):
         Raises:
             CheckpointError, RuntimeError, TrainingError: of the one before, as `CheckpointWriter.submit`.
         """
-        self._writer.wait()  # before the copy: at most one is held
+        self._group.together(self._writer.wait)  # before the copy: at most one is held
         generators = self._generators()
         weights, training = self._learner.copy_weights(), self._learner.copy_training()
         update = {

@@ -23,6 +23,7 @@ from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
 from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.mailbox import start_mailbox
+from penstock.training.on_ray.one_worker import gpus_per_worker
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -85,7 +86,7 @@ def train(
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
     attempt = EventLog(job, listener)
-    trainer = _trainer(job, mailbox, _gpus_per_worker(job))
+    trainer = _trainer(job, mailbox, gpus_per_worker(job.spec))
     trainer.own_cluster = own_cluster
     fit = _Fit(trainer)
     stopping = _Stopping(stop, mailbox)
@@ -224,13 +225,3 @@ class _Stopping:
             for worker in ray.get(self._mailbox.workers.remote()):
                 ray.kill(worker)
         return asked
-
-
-def _gpus_per_worker(job: TrainJob) -> float:
-    wanted = job.spec.gpus
-    if wanted == 0:
-        return 0.0
-    there = ray.cluster_resources().get("GPU", 0.0)
-    if wanted == "auto" and there < job.spec.workers:
-        return 0.0
-    return 1.0 if wanted == "auto" else float(wanted)

@@ -15,7 +15,14 @@ import ray.train.torch
 
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
-from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, reporting_nondeterminism
+from penstock.training.checkpoint.exactness import (
+    BIT_EXACT,
+    check_identity,
+    environment_of,
+    environment_of_all,
+    judge,
+    reporting_nondeterminism,
+)
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import training_of, weights_of
@@ -23,7 +30,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure, now_ms
-from penstock.training.job import TrainJob
+from penstock.training.job import RECIPE_CODE, TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
@@ -33,6 +40,7 @@ from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
 from penstock.training.rng import restore_rng, seed_rng
 from penstock.training.state import TrainState
+from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
 
 __all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
@@ -95,7 +103,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
     store = job_checkpoints(job)
     checkpoint, warnings = _agree_on_checkpoint(store, group)
-    state, facts = _continue_from(checkpoint, job, group, learner)
+    environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
+    state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
     resumed_from = state.step if checkpoint is not None else None
     name = checkpoint.name if checkpoint is not None else None
     start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
@@ -104,7 +113,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
     with rank_observer(job, group, client, learner, facts) as observer:
         if checkpoint is not None:
-            observer.resumed(checkpoint, warnings)
+            observer.resumed(checkpoint, [*warnings, *changes])
 
         def tell(operation: str) -> None:
             if learner.model.training:  # what validation does changes no weight
@@ -118,24 +127,30 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
 
 
 def _continue_from(
-    checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner
-) -> tuple[TrainState, CheckpointFacts]:
+    checkpoint: Checkpoint | None, job: TrainJob, group: Group, learner: Learner, environment: dict[str, str]
+) -> tuple[TrainState, CheckpointFacts, list[str]]:
     """Put the learner and this rank's generators where the checkpoint was.
 
     Returns:
-        (state, facts): where to go on, and what checkpoints written from here say about themselves.
+        (state, facts, warnings): where to go on, what checkpoints written from here say about themselves, and what of the
+        optimizer is not as it was.
 
     Raises:
         ResumeError: the checkpoint is from another training.
     """
-    environment = environment_of(group.device, job.manifest.feed_schema)
-    state, exactness = TrainState(), BIT_EXACT
+    settings = {**job.settings, OPTIMIZER: learner.hyperparameters}
+    state, exactness, warnings = TrainState(), BIT_EXACT, list[str]()
     if checkpoint is not None:
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
-        exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
-        state = checkpoint.state
+        exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
+        state, then = checkpoint.state, checkpoint.manifest.settings
         training = training_of(checkpoint.storage)
-        learner.restore(weights_of(checkpoint.storage), training)
+        same_code = then[RECIPE_CODE] == settings[RECIPE_CODE]
+        made_with = then[OPTIMIZER]
+        changed = learner.restore(weights_of(checkpoint.storage), training, state, made_with, same_code=same_code)
+        if changed:
+            told = ", ".join(told_changes(changed, made_with, learner.hyperparameters))
+            warnings.append(f"from step {state.step:,} on the optimizer is the recipe's of now: {told}")
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(training["ranks"][group.rank], group.device)
     facts = CheckpointFacts(
@@ -144,11 +159,11 @@ def _continue_from(
         position=state.position,
         world_size=group.world_size,
         identity=job.identity,
-        settings=job.settings,
+        settings=settings,
         environment=environment,
         exactness=exactness,
     )
-    return state, facts
+    return state, facts, warnings
 
 
 def _check_validates(job: TrainJob, validation: Feed | None) -> None:
@@ -162,14 +177,18 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
 
 def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoint | None, list[str]]:
     """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
-    found: tuple[Checkpoint | None, list[str]] | PenstockError = (None, [])
-    if group.is_first:
+
+    def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:
+        if not group.is_first:
+            return None, []
         try:
             found = store.newest_valid()
             store.clean(found[0])
         except PenstockError as error:
-            found = error
-    found = group.from_first(found)
+            return error
+        return found
+
+    found = group.from_first(group.together(find))
     if isinstance(found, PenstockError):
         raise found
     return found

@@ -88,7 +88,7 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         output = torch.cat(parts)
         if label_kind(self._schema) != "classification":
             return output.float().numpy() if output.is_floating_point() else output.numpy()
-        return self._table(prepare_predictions(output, self._schema))
+        return self._table(prepare_predictions(output, self._schema, self._model.predicts))
 
     def _table(self, probabilities: torch.Tensor) -> pd.DataFrame:
         best = probabilities.argmax(dim=1)

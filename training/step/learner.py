@@ -24,7 +24,9 @@ from penstock.training.checkpoint.weights import tensors_of
 from penstock.training.ranks import Group
 from penstock.training.recipe import Columns, Recipe
 from penstock.training.spec import TrainSpec
+from penstock.training.state import TrainState
 from penstock.training.step.gradients import Gradients, MeanGradients
+from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, options_of, replay
 
 __all__ = ["Learner"]
 
@@ -57,6 +59,8 @@ class Learner:
         _check_loadable("optimizer", self.optimizer, self.optimizer.state_dict())
         if self.scheduler is not None:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
+        self.hyperparameters = hyperparameters_of(self.optimizer, self.scheduler, recipe.scheduler_every)
+        """As the recipe has set them, before the first step."""
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
         kind = MeanGradients if group.world_size > 1 else Gradients
         self._gradients = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
@@ -126,34 +130,56 @@ class Learner:
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "scaler": self.scaler.state_dict(),
             "extra": {name: value for name, value in state_dict.items() if name not in weights},
-            "learning_rate": self._spec.learning_rate,
         }
         return after_copy(pack(training), self._group.device)
 
-    def restore(self, weights: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
-        """Put copied weights and the unpacked rest back.
+    def restore(
+        self,
+        weights: Mapping[str, Tensor],
+        training: Mapping[str, Any],
+        reached: TrainState,
+        made_with: Mapping[str, str],
+        *,
+        same_code: bool = True,
+    ) -> list[str]:
+        """Put copied weights and the unpacked rest back, before the first step.
 
-        To the default optimizer a changed `train.learning_rate` is applied, in proportion.
+        Hyperparameters that are others now are applied, and a schedule is brought to where it would stand had it been the
+        recipe's from the beginning.
+
+        Args:
+            reached: where training stood.
+            made_with: the hyperparameters then.
+            same_code: the recipe's code is what it was; else its schedule, which may be a function, may be another.
+
+        Returns:
+            The names of the hyperparameters that are others now.
 
         Raises:
             ResumeError: the checkpoint is from another model or optimizer.
         """
+        changed = changed_hyperparameters(made_with, self.hyperparameters)
+        scheduled = "scheduler" in made_with or self.scheduler is not None
+        anew = scheduled and (bool(changed) or not same_code)
+        if anew and self.scheduler is not None:
+            replay(self.scheduler, reached.step if self._recipe.scheduler_every == "step" else reached.epoch)
+        options = options_of(self.optimizer, changed, scheduled=anew)
         try:
             self.model.load_state_dict({**weights, **training["extra"]})
             self.optimizer.load_state_dict(training["optimizer"])
             self._keep_dtypes(training["optimizer"])
-            if self.scheduler is not None and training["scheduler"] is not None:
+            if self.scheduler is not None and not anew:
                 self.scheduler.load_state_dict(training["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise ResumeError(
                 f"the checkpoint does not fit the recipe's model or optimizer: {error}",
                 next_step="undo the change of the recipe, or start over with `penstock run FILE --fresh`",
             ) from error
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(own)
         if training["scaler"]:
             self.scaler.load_state_dict(training["scaler"])
-        ratio = self._spec.learning_rate / training["learning_rate"]
-        if ratio != 1.0 and not self._recipe.has_optimizer:
-            self._scale_learning_rate(ratio)
+        return changed
 
     def _keep_dtypes(self, saved: Mapping[str, Any]) -> None:
         """Undo torch's cast of optimizer state to the weights' dtype: float32 averages of bfloat16 weights would lose bits."""
@@ -163,14 +189,6 @@ class Learner:
             for name, value in values.items():
                 if isinstance(value, Tensor) and state[name].dtype != value.dtype:
                     state[name] = value.to(state[name].device)
-
-    def _scale_learning_rate(self, ratio: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] *= ratio
-            if "initial_lr" in group:
-                group["initial_lr"] *= ratio
-        if self.scheduler is not None:
-            self.scheduler.base_lrs = [rate * ratio for rate in self.scheduler.base_lrs]
 
 
 def _micro_batches(batch: Columns, rows: int, count: int, packed: Collection[str] = ()) -> list[tuple[Columns | None, int]]:

@@ -31,10 +31,10 @@ def project(tmp_path: Path, method: str = "", transform: str = "") -> Project:
 def test_a_good_batch_is_described(tmp_path: Path) -> None:
     found = try_one_batch(project(tmp_path))
     assert found["loss"] == try_one_batch(project(tmp_path / "again"))["loss"], "the seed decides about weights"
-    assert found["rows"] == 32
+    assert found["rows"] == 2, "batch norm needs two, and the driver's machine may be small"
     assert found["columns"] == {"image": "float32[64]", "mean": "float32", "label": "int64"}
     assert found["parameters"] == 65 * 32 + 32 + 32 * 10 + 10
-    assert found["predict_shape"] == [32, 10]
+    assert found["predict_shape"] == [2, 10]
     assert found["loss"] > 0
 
 
@@ -56,8 +56,12 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
         ),
         ("    def loss(self, model, batch): return model[0].weight.sum() * float('nan')\n", "loss of the first batch is nan"),
         ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "does not depend on the model's parameters"),
-        ("    def loss(self, model, batch): return self.predict(model, batch)\n", r"a tensor of shape \[32, 10\]"),
+        ("    def loss(self, model, batch): return self.predict(model, batch)\n", r"a tensor of shape \[2, 10\]"),
         ("    def predict(self, model, batch): return model(batch['pixels'])\n", r"loss\(\) failed: .*'pixels'"),
+        (
+            "    def predict(self, model, batch): return torch.full((2, 10), 0.1) + 0 * model[0].weight.sum()\n",
+            "are they probabilities or logits",
+        ),
         ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
         (
             "    def augment(self, batch, generator): return {**batch, 'image': batch['image'] + torch.rand(64)}\n",
@@ -69,7 +73,7 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
         ),
         (
             "    def augment(self, batch, generator): return {name: column[1:] for name, column in batch.items()}\n",
-            r"Net.augment made a tensor of shape \[31, 64\] of column 'image' in a batch of 32 rows",
+            r"Net.augment made a tensor of shape \[1, 64\] of column 'image' in a batch of 2 rows",
         ),
         ("    def augment(self, batch, generator): batch['image'] += 1\n", "Net.augment returned a NoneType, not a dict"),
         ("    def augment(self, batch, generator): return {**batch, 'size': 3}\n", "augment made a int of column 'size'"),
@@ -87,12 +91,12 @@ def test_a_recipe_that_would_fail_or_could_not_be_resumed_is_refused(tmp_path: P
 def test_augmentation_from_its_generator_is_tried_and_passes(tmp_path: Path) -> None:
     method = "    def augment(self, batch, generator):\n"
     method += "        return {**batch, 'image': batch['image'] + generator.normal(64), 'extra': generator.integers(0, 2)}\n"
-    assert try_one_batch(project(tmp_path, "\n" + method))["predict_shape"] == [32, 10]
+    assert try_one_batch(project(tmp_path, "\n" + method))["predict_shape"] == [2, 10]
 
 
 def test_values_that_are_no_numbers_are_no_chance(tmp_path: Path) -> None:
     method = "    def augment(self, batch, generator): return {**batch, 'extra': batch['mean'] * float('nan')}\n"
-    assert try_one_batch(project(tmp_path, "\n" + method))["rows"] == 32
+    assert try_one_batch(project(tmp_path, "\n" + method))["rows"] == 2
 
 
 LISTS = """\
@@ -122,13 +126,12 @@ class Reader:
 @pytest.mark.parametrize(
     ("budget", "rows"),
     [
-        ("null", 64),
-        ("400", 10),  # of 40 rows with 10 entries each: half for a worker, half of that at once
-        ("9", 1),  # a row beyond the budget is a step of its own, in which one worker has nothing to do
-        ("100000", 64),  # never more than train.batch_rows
+        ("null", 2),
+        ("400", 2),
+        ("9", 1),  # a row beyond the budget is a step of its own
     ],
 )
-def test_a_step_by_entries_is_tried_as_large_as_a_real_one(tmp_path: Path, budget: str, rows: int) -> None:
+def test_a_step_by_entries_is_tried_with_no_more_rows_than_its_budget_holds(tmp_path: Path, budget: str, rows: int) -> None:
     table = pa.table({"tokens": [[row % 9] * 10 for row in range(400)], "label": [row % 2 for row in range(400)]})
     pq.write_table(table, tmp_path / "rows.parquet")
     (tmp_path / "model.py").write_text(READER)

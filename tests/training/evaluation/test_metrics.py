@@ -37,6 +37,10 @@ class Predicts:
         return batch["y"]
 
 
+class Probabilities(Predicts):
+    predicts = "probabilities"
+
+
 class OwnMetrics(Predicts):
     def metrics(self) -> dict[str, Any]:
         return {"top2": torchmetrics.Accuracy("multiclass", num_classes=4, top_k=2)}
@@ -99,8 +103,23 @@ def test_logits_and_probabilities_measure_the_same() -> None:
     target = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(3))
     names = [name for name in CLASSIFICATION if name != "mcc"]
     from_logits = measure(names, 5, [(logits, target)])
-    assert measure(names, 5, [(torch.softmax(logits, 1), target)]) == pytest.approx(from_logits, abs=1e-6)
+    assert measure(names, 5, [(torch.softmax(logits, 1), target)], Probabilities()) == pytest.approx(from_logits, abs=1e-6)
+    coarse = torch.softmax(logits.bfloat16(), 1)
+    assert coarse.dtype == torch.bfloat16 and not coarse.float().sum(1).allclose(torch.ones(300), atol=1e-3)
+    assert measure(names, 5, [(coarse, target)], Probabilities()) == pytest.approx(from_logits, abs=0.02)
     assert from_logits["f1"] == pytest.approx(f1_score(target, logits.argmax(1), average="macro"), abs=1e-6)
+
+
+def test_logits_that_sum_to_one_are_logits_whatever_else_is_in_the_batch() -> None:
+    made, scores = schema(3), torch.tensor([[0.2, 0.3, 0.5], [4.0, -1.0, 0.0]])
+    assert torch.equal(prepare_predictions(scores[:1], made), prepare_predictions(scores, made)[:1])
+    one = torch.tensor([0.25, 0.75])
+    assert prepare_predictions(one, schema(2), "probabilities").tolist() == [[0.75, 0.25], [0.25, 0.75]]
+
+
+def test_what_should_be_probabilities_and_is_not_is_refused() -> None:
+    with pytest.raises(TrainingError, match="negative or do not sum to 1"):
+        prepare_predictions(torch.tensor([[4.0, -1.0, 0.0]]), schema(3), "probabilities")
 
 
 def test_a_regression_agrees_with_scikit_learn_for_columns_of_either_shape() -> None:

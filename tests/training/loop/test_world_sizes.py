@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from penstock.errors import PenstockError
 from penstock.storage import Storage
-from penstock.training.checkpoint import state_files
+from penstock.training.checkpoint import state_files, store
 from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.packed import pack
@@ -269,3 +270,51 @@ def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path:
     results = train_ranks(make_job(tmp_path, run="whole", **spec), *parts)
     assert [result.resumed_from_step for result in results] == [None, None, 4]
     assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
+
+
+def train_on_a_slow_store(group: Group, job: TrainJob, again: TrainJob, slow_s: float) -> list[RankResult]:
+    """Rank 0 writes and hashes each checkpoint for longer than a collective may take."""
+    digest_of_file = store.file_digest
+
+    def slowly(file: Any) -> str:
+        if group.is_first:
+            time.sleep(slow_s)  # stands for a hundred gigabytes
+        return digest_of_file(file)
+
+    store.file_digest = slowly
+    results = [group.together(lambda job=job: run_rank(job, group, ListClient())) for job in (job, again)]  # type: ignore[misc]
+    return results
+
+
+@pytest.mark.drill
+@pytest.mark.slow
+def test_no_collective_waits_for_the_store(tmp_path: Path) -> None:
+    every = {"every_s": None, "every_steps": 1, "every_epoch": False}
+    job, again = (make_job(tmp_path, workers=2, max_steps=steps, attempt=steps - 1, checkpoint=every) for steps in (2, 3))
+    first, second = run_ranks(train_on_a_slow_store, 2, job, again, 4.0, timeout_s=6.0)[0]
+    assert (first.status, second.resumed_from_step, second.state.step) == ("finished", 2, 3)
+
+
+def fail_on_rank_1(group: Group) -> str:
+    def work() -> None:
+        if group.rank == 1:
+            raise OSError("the disk is gone")
+
+    try:
+        group.together(work)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def facts_of_all(group: Group) -> list[dict[str, str]]:
+    return group.everyones({"rank": str(group.rank)})
+
+
+def test_every_rank_hears_the_facts_of_all_in_their_order() -> None:
+    assert run_ranks(facts_of_all, 2) == [[{"rank": "0"}, {"rank": "1"}]] * 2
+
+
+def test_a_rank_that_waits_hears_that_another_has_failed() -> None:
+    with pytest.raises(OSError, match="the disk is gone"):
+        run_ranks(fail_on_rank_1, 2)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ import pytest
 import ray
 
 from penstock.errors import TrainingError
+from penstock.tasks.evaluate import measure_checkpoint
+from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import CheckpointCommitted, Event, TrainProgress, WorkerStarted
+from penstock.training.frameworks.torch.framework import TORCH
+from penstock.training.model import ModelSpec
+from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
-from tests.training.digits import make_job
+from penstock.training.spec import TrainSpec
+from tests.training.digits import make_job, train_alone
 
 pytestmark = pytest.mark.slow
 
@@ -164,3 +171,23 @@ def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, s
     workers = [psutil.Process(pid) for pid in watcher.pids.values() if psutil.pid_exists(pid)]
     assert not psutil.wait_procs(workers, timeout=30)[1]
     connect()
+
+
+def test_evaluation_on_the_cluster_gives_the_numbers_of_this_process_to_the_bit(tmp_path: Path) -> None:
+    job = make_job(tmp_path, max_steps=3)
+    train_alone(job)
+    (checkpoint,) = CheckpointStore(job.run_storage).committed()
+    loader = TORCH.loader
+    model = ModelSpec(code=job.code, params=job.spec.params, feed_schema=job.manifest.feed_schema, loader=loader)
+    measure = partial(measure_checkpoint, job, model, checkpoint.storage, splits=["validation", "test"])
+    here, there = measure(), on_one_worker(job.spec, "evaluate", measure)
+    assert there.metrics == here.metrics and len(here.metrics) == 6
+    assert (there.figures, there.tables) == (here.figures, here.tables)
+
+
+def test_a_process_that_dies_on_the_cluster_is_told_and_what_is_raised_there_is_raised_here() -> None:
+    spec = TrainSpec(recipe="model.py:Net")
+    with pytest.raises(TrainingError, match="the first batch: the process on the cluster died"):
+        on_one_worker(spec, "the first batch", partial(os._exit, 3))
+    with pytest.raises(FileNotFoundError):
+        on_one_worker(spec, "the first batch", partial(os.stat, "/nowhere"))

@@ -29,8 +29,11 @@ class TorchFramework:
     model_files = (MODEL,)
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
-        """Import and construct the recipe."""
-        return load_recipe(code, spec.params)
+        """Import and construct the recipe; refuse a learning rate that nothing would read."""
+        recipe = load_recipe(code, spec.params)
+        if "learning_rate" in spec.model_fields_set:
+            recipe.refuse_learning_rate(spec.learning_rate)
+        return recipe
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
         """Augment, forward, loss, backward, predict."""

@@ -1,4 +1,4 @@
-"""Does one real batch go through the recipe: augment, forward, loss, backward, predict? In the driver, on the CPU."""
+"""Does one real batch go through the recipe: augment, forward, loss, backward, predict? On the kind of device that trains."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch,
     """
     seed_rng(seed)  # as a worker does: the weights that training begins with
     recipe = load_recipe(code, spec.params)
-    model = recipe.build_model(schema)
+    device = torch.device("cuda" if spec.gpus != 0 and torch.cuda.is_available() else "cpu")
+    model = recipe.build_model(schema).to(device)
     columns = _augmented(recipe, batch, schema.packed, code.target) if recipe.can_augment else batch.columns
-    loss = recipe.loss(model, dict(columns))
+    loss = recipe.loss(model, {name: column.to(device) for name, column in columns.items()})
     value = loss.detach().item()
     if not math.isfinite(value):
         raise TrainingError(
@@ -44,12 +45,15 @@ def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch,
     if not loss.requires_grad:
         raise TrainingError(f"{code.target}: the loss does not depend on the model's parameters; backward() has nothing to do")
     loss.backward()  # type: ignore[no-untyped-call]
-    if recipe.has_optimizer:  # the default one is known to work, and torch loads its compiler for the first one made
-        recipe.optimizer(model, spec.learning_rate)
+    if recipe.has_optimizer or recipe.has_scheduler:  # torch loads its compiler for the first optimizer made
+        recipe.scheduler(recipe.optimizer(model, spec.learning_rate))
     shape: list[int] | None = None
     if recipe.can_predict:
         with torch.no_grad():
-            shape = list(recipe.predict(model.eval(), dict(batch.columns), batch.rows).shape)
+            output = recipe.predict(model.eval(), {n: column.to(device) for n, column in batch.columns.items()}, batch.rows)
+        if schema.num_classes is not None:
+            recipe.refuse_undeclared(output, schema.num_classes)
+        shape = list(output.shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return TriedBatch(
         loss=value,

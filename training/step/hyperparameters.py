@@ -1,0 +1,123 @@
+"""Which hyperparameters has a recipe set, and which of them may be others when training continues?
+
+What is compared is the optimizer and the schedule as they were made, before the first step: what a schedule does to them later
+is no change. A checkpoint's manifest keeps this form as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock.errors import ResumeError
+
+__all__ = ["OPTIMIZER", "changed_hyperparameters", "hyperparameters_of", "options_of", "replay", "told_changes"]
+
+OPTIMIZER = "optimizer"
+"""The name among a checkpoint's settings."""
+
+_DRIVEN = ("lr", "momentum", "betas")
+"""What schedules write into the optimizer's parameter groups."""
+
+_NO_OPTIONS = ("params", "param_names")
+
+_SHORT = 40
+
+
+def hyperparameters_of(optimizer: Optimizer, scheduler: Any, every: str) -> dict[str, str]:
+    """Optimizer and schedule as they were just made: name to value as JSON, a list where parameter groups differ."""
+    groups = [_options(group) for group in optimizer.param_groups]
+    found = {OPTIMIZER: type(optimizer).__name__}
+    for name in dict.fromkeys(name for group in groups for name in group):
+        values = [_text(group.get(name)) for group in groups]
+        found[name] = values[0] if len(set(values)) == 1 else f"[{', '.join(values)}]"
+    if scheduler is None:
+        return found
+    state = {f"scheduler.{name}": _text(value) for name, value in scheduler.state_dict().items()}
+    return {**found, "scheduler": type(scheduler).__name__, "scheduler_every": every, **state}
+
+
+def changed_hyperparameters(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names whose values differ, all of which can be applied to a checkpoint's state.
+
+    Raises:
+        ResumeError: the state of the checkpoint's optimizer would not fit; all reasons are listed.
+    """
+    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    # One that a version of torch has added has its default on both sides.
+    options = [name for name in changed if "scheduler" not in name and name in then and name in now]
+    refused = [name for name in options if not _applies(name, then[name], now[name])]
+    if refused:
+        raise ResumeError(
+            "the checkpoint's optimizer has a state that the recipe's optimizer cannot continue from",
+            problems=told_changes(refused, then, now),
+            next_step="undo the change of the recipe, or start over with `penstock run FILE --fresh`",
+        )
+    return changed
+
+
+def told_changes(names: list[str], then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """`name before -> after` for people; what follows from another value is left out."""
+    told = [name for name in names if "._" not in name and name not in ("initial_lr", "scheduler.base_lrs")] or names
+    pairs = [(name, then.get(name, "none"), now.get(name, "none")) for name in told]
+    return [f"{name} {a} -> {b}" if max(len(a), len(b)) <= _SHORT else name for name, a, b in pairs]
+
+
+def options_of(optimizer: Optimizer, changed: list[str], *, scheduled: bool) -> list[dict[str, Any]]:
+    """For each parameter group the options that are to stay as they are, whatever a checkpoint's state says."""
+    wanted = {*changed, *_DRIVEN} if scheduled else {*changed}
+    return [{name: value for name, value in _options(group).items() if name in wanted} for group in optimizer.param_groups]
+
+
+def replay(scheduler: Any, times: int) -> None:
+    """Bring a new schedule to where it would stand had training begun with it.
+
+    Raises:
+        ResumeError: it does not go so far.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that no optimizer's step came before
+            for _ in range(times):
+                scheduler.step()
+    except Exception as error:  # a user's, or torch's of a schedule that has an end
+        raise ResumeError(
+            f"the recipe's {type(scheduler).__name__} has changed and cannot be brought to step {times:,}: {error}",
+            next_step="make the schedule longer, undo the change, or start over with `penstock run FILE --fresh`",
+        ) from error
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in _NO_OPTIONS}
+
+
+def _applies(name: str, then: str, now: str) -> bool:
+    """Whether the next step can take the new value: numbers, but for a momentum whose buffer only one of the two has."""
+    values = [number for text in (then, now) for number in _leaves(json.loads(text))] if name != OPTIMIZER else [None]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return numbers and not (name == "momentum" and 0 in values)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list) else [value]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=_plain, sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, torch.dtype | type):
+        return str(value)
+    # An object is known by its attributes; its address is another in each process.
+    state = getattr(value, "__dict__", None)
+    return {"class": type(value).__name__, **state} if state else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
