@@ -25,6 +25,7 @@ from penstock import __version__
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
+from penstock.redact import hiding_secrets, redact_text
 from penstock.tasks.stages import StageName
 
 __all__ = ["app", "main", "reporting_machine_errors"]
@@ -244,7 +245,7 @@ def _answer(
     """Do the work, report in the form asked for, and exit with the code the contract gives."""
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
-        with reporting_machine_errors():
+        with hiding_secrets(), reporting_machine_errors():
             result = work()
         exit_code = code(result)
     except PenstockError as error:
@@ -268,7 +269,7 @@ def _answer(
     if as_json:
         _answered.append(exit_code)
         try:
-            print(json.dumps(result, default=str), file=stdout, flush=True)
+            print(redact_text(json.dumps(result, default=str)), file=stdout, flush=True)
         except OSError as error:
             _err.print(f"penstock: the answer cannot be written to stdout: {error.strerror}", style="red", markup=False)
             exit_code = exit_code or PreflightError.exit_code

@@ -31,6 +31,7 @@ from ray._private import utils as ray_utils
 from penstock.errors import Interrupted, ServiceError
 from penstock.machine.cache_dir import configured_cache
 from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
+from penstock.redact import first_line, holds_secret
 
 __all__ = ["RayCluster", "join_ray", "local_ray"]
 
@@ -69,7 +70,9 @@ def _resources() -> dict[str, float]:
 @contextlib.contextmanager
 def join_ray(address: str) -> Iterator[RayCluster]:
     """Connect to a running cluster for the block. Our package travels along, so its nodes need our dependencies only."""
-    passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    passed_on = {
+        name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and not holds_secret(name, value)
+    }
     runtime_env = {"env_vars": passed_on, "py_modules": [str(PACKAGE_DIR)]}
     with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
         yield RayCluster(address, embedded=False, **_resources())
@@ -118,7 +121,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
                 raise
             except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
                 raise ServiceError(
-                    f"cannot connect to {what}: {(str(error).splitlines() or [repr(error)])[0]}",
+                    f"cannot connect to {what}: {first_line(error)}",
                     next_step="set PENSTOCK_RAY_LOGS=1 to see Ray's own messages",
                 ) from error
         yield

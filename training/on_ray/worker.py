@@ -15,6 +15,7 @@ import ray.train.torch
 
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
+from penstock.redact import hiding_secrets
 from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, reporting_nondeterminism
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
@@ -61,7 +62,8 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), worker))
     client = RayMailboxClient(mailbox)
     try:
-        return run_rank(job, group, client, stop=greeting["stop"])
+        with hiding_secrets():
+            return run_rank(job, group, client, stop=greeting["stop"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise

@@ -30,6 +30,7 @@ from mlflow.types.schema import ColSpec, Schema, TensorSpec
 from penstock.errors import Interrupted, ServiceError
 from penstock.ingest.schema import FeedSchema
 from penstock.machine.empty_database import copy_database, keep_database
+from penstock.redact import first_line
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_limits import fit_key, fit_value
 from penstock.training.tracking.relocate_mlflow import artifacts_beside, database_of, follow_its_folder
@@ -115,7 +116,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
                 time.sleep(0.5 * attempt)
                 continue
             raise ServiceError(
-                f"MLflow at {tracking_uri} does not answer: {str(error).splitlines()[0][:300]}",
+                f"MLflow at {tracking_uri} does not answer: {first_line(error)}",
                 next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
             ) from error
     raise AssertionError("unreachable")
@@ -306,7 +307,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
                 delay_s = min(10.0, 2 * delay_s)
                 continue
             raise ServiceError(
-                f"MLflow: cannot {what}: {(str(error).splitlines() or [repr(error)])[0][:300]}",
+                f"MLflow: cannot {what}: {first_line(error)}",
                 next_step="run the same command again, it continues with this step",
             ) from error
 
