@@ -25,7 +25,7 @@ from penstock.digest import digest_of
 from penstock.usercode.imports import Layout, dotted_name, rewrite_imports
 from penstock.usercode.syntax import read_source_text
 
-__all__ = ["BINARY", "Package"]
+__all__ = ["BINARY", "Package", "file_content"]
 
 
 BINARY = "base64:"
@@ -122,6 +122,13 @@ class _Loader(importlib.abc.InspectLoader):
         exec(self.get_code(module.__name__), module.__dict__)
 
 
+def file_content(path: str, captured: str) -> bytes:
+    """What is in a captured file."""
+    if captured.startswith(BINARY) and not path.endswith(".py"):
+        return base64.b64decode(captured.removeprefix(BINARY))
+    return captured.encode()
+
+
 def _write(files: dict[str, str], root: str) -> Path:
     """Write the files below a folder only this user can write, each one atomically, and return the folder."""
     base = Path(tempfile.gettempdir(), f"penstock-{os.getuid()}")
@@ -132,11 +139,7 @@ def _write(files: dict[str, str], root: str) -> Path:
     folder = base / root
     for path, content in files.items():
         target = folder / path
-        data = (
-            base64.b64decode(content.removeprefix(BINARY))
-            if content.startswith(BINARY) and not path.endswith(".py")
-            else content.encode()
-        )
+        data = file_content(path, content)
         if target.is_file() and target.read_bytes() == data:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
