@@ -258,7 +258,7 @@ def test_a_data_file_named_by_a_literal_counts_and_travels(tmp_path: Path, expre
 )
 def test_a_file_of_secrets_is_refused_by_name_with_the_way_to_go(tmp_path: Path, file: str) -> None:
     write(tmp_path, {"m.py": f"from pathlib import Path\ndef f():\n    return Path({file!r}).read_text()\n", file: "canary"})
-    with pytest.raises(UserCodeError, match="m.py names .*, a file of secrets") as caught:
+    with pytest.raises(UserCodeError, match=r"m\.py names .*, a file of secrets") as caught:
         capture("m.py:f", tmp_path)
     assert file in caught.value.message
     assert "environment variable" in caught.value.next_step
@@ -271,7 +271,7 @@ def test_a_secret_is_refused_through_a_link_and_in_a_file_of_another_name(tmp_pa
         capture("m.py:f", tmp_path)
     (tmp_path / "conf.txt").unlink()
     (tmp_path / "conf.txt").write_text('{"private_key": "-----BEGIN PRIVATE KEY-----\\ncanary"}')
-    with pytest.raises(UserCodeError, match="m.py:f names conf.txt, a file of secrets"):
+    with pytest.raises(UserCodeError, match=r"m\.py:f names conf\.txt, a file of secrets"):
         capture("m.py:f", tmp_path)
 
 
