@@ -234,7 +234,7 @@ class Storage:
 
 
 def _check_inside(path: str) -> None:
-    if ".." in path.split("/"):
+    if path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"path {path!r} leaves the storage root")
 
 

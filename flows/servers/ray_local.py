@@ -8,7 +8,6 @@ idle agents of 90 MB each, which wait for the head; the folder left behind is re
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import logging
 import math
@@ -32,6 +31,7 @@ from penstock.errors import Interrupted, ServiceError
 from penstock.machine.cache_dir import configured_cache
 from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
 from penstock.redact import first_line, holds_secret
+from penstock.temporary import own_folder, remove_unowned
 
 __all__ = ["RayCluster", "join_ray", "local_ray"]
 
@@ -216,22 +216,13 @@ def _temporary_root() -> Iterator[Path]:
     prefix = f"penstock-ray-{os.getuid()}-"
     if len(str(base / prefix)) + 8 > _LONGEST_ROOT:
         base = Path("/tmp")
-    for old in base.glob(f"{prefix}*"):
-        _remove_if_dead(old)
+    remove_unowned(base.glob(f"{prefix}*"))
     root = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-    with open(root / "owner.lock", "wb") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
+    with own_folder(root):
         try:
             yield root
         finally:
             shutil.rmtree(root, ignore_errors=True)
-
-
-def _remove_if_dead(root: Path) -> None:
-    """The owner holds a lock as long as it lives, whatever kills it."""
-    with contextlib.suppress(OSError), open(root / "owner.lock", "rb") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def _keep_logs(root: Path, target: Path) -> None:

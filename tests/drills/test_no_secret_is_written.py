@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
+import httpx
 import pytest
 
 from tests.drills.project import Command, make_project
@@ -37,16 +37,19 @@ FORMS = {form.encode() for secret in SECRETS for form in (secret, quote(secret, 
 FORMS |= {base64.b64encode(f"alice:{secret}".encode()) for secret in SECRETS}
 
 LOUD = """
-    def metrics(self):
+    steps = 0
+
+    def loss(self, model, batch):
         import logging
-        import os
         import warnings
         told = f"{os.environ['SHOP_DB_PASSWORD']} at {os.environ['DATABASE_URL']}"
-        logging.getLogger("my.recipe").warning("connecting with %s", told)
-        warnings.warn(f"insecure: {told}")
-        if os.environ.get("DRILL_FAILS"):
+        self.steps += 1
+        if self.steps == 3:
+            logging.getLogger("my.recipe").warning("connecting with %s", told)
+            warnings.warn(f"insecure: {told}")
+        if self.steps == 8 and os.environ.get("DRILL_FAILS"):
             raise ConnectionError(f"cannot connect with {told}") from ValueError(told)
-        return {}
+        return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
 """
 
 
@@ -62,8 +65,8 @@ def front(behind: str, refuse: Callable[[str], int | None]) -> Iterator[str]:
                 text = f"refused {self.headers.get('Authorization')} for http://alice:{IN_ADDRESS}@host".encode()
             else:
                 headers = {"Content-Type": self.headers.get("Content-Type") or "application/json"}
-                with urlopen(Request(behind + self.path, body or None, headers, method=self.command)) as reply:
-                    status, text = reply.status, reply.read()
+                reply = httpx.request(self.command, behind + self.path, content=body, headers=headers, timeout=60)
+                status, text = reply.status_code, reply.content
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))

@@ -23,7 +23,7 @@ from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
-from penstock.training.events import Failure, now_ms
+from penstock.training.events import Failure
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
@@ -180,4 +180,4 @@ def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoi
 def _failure(rank: int, error: BaseException) -> Failure:
     final = isinstance(error, PenstockError)
     text = "".join(traceback.format_exception(error)[-12:])
-    return Failure(rank=rank, t_ms=now_ms(), final=final, text=text, error=error if isinstance(error, PenstockError) else None)
+    return Failure(rank=rank, final=final, text=text, error=error if isinstance(error, PenstockError) else None)
