@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -115,11 +116,28 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
             if attempt < tries and _judge(error) is Trouble.PASSING:
                 time.sleep(0.5 * attempt)
                 continue
-            raise ServiceError(
-                f"MLflow at {tracking_uri} does not answer: {first_line(error)}",
-                next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
-            ) from error
+            raise _refusal(tracking_uri, error) from error
     raise AssertionError("unreachable")
+
+
+def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
+    """Say what to look at: the database's file, the login, or the server."""
+    reason = first_line(error)
+    if (database := database_of(tracking_uri)) is not None:
+        return ServiceError(
+            f"the MLflow database {database} cannot be used: {reason}",
+            next_step=f"see what holds it locked (fuser {database}), or whether its disk is full or read-only, and run the "
+            "same command again",
+        )
+    if re.search(r"error code 40[13]\b|UNAUTHENTICATED|PERMISSION_DENIED", reason):
+        return ServiceError(
+            f"MLflow at {tracking_uri} refuses the login: {reason}",
+            next_step="correct MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+        )
+    return ServiceError(
+        f"MLflow at {tracking_uri} does not answer: {reason}",
+        next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
+    )
 
 
 def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:

@@ -22,6 +22,10 @@ from penstock.training.tracking.relocate_mlflow import mlflow_uri
 __all__ = ["MlflowTracker"]
 
 
+_OPEN_S = 10.0
+"""How long a server that was there a moment ago is tried: nothing has been spent yet."""
+
+
 @dataclass(frozen=True)
 class _MlflowRun(OpenRun):
     client: MlflowClient
@@ -46,7 +50,12 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
     def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> _MlflowRun:
         """See `QueuedTracker.begin`."""
         client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
-        return _described(mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=begun), "RUNNING")
+        run = mlflow_backend.patiently(
+            "open the run",
+            lambda: mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=begun),
+            for_s=_OPEN_S,
+        )
+        return _described(run, "RUNNING")
 
     @classmethod
     def find(cls, tracking_uri: str, run_id: str) -> _MlflowRun:
