@@ -41,8 +41,16 @@ _out = Console(highlight=False, emoji=False)
 """What was asked for. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
 _err = Console(stderr=True, highlight=False, emoji=False)
 
-_OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-"""Errors of a file that say nothing of penstock: no right to write there, or no room."""
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room (df -h shows the full disk)"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it readable and writable"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n)"),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENOTDIR),
+        "look at the disk or the mount it lies on",
+    ),
+}
+"""What mends the errors of a file that say nothing of penstock, by their number."""
 
 File = Annotated[Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.")]
 Set = Annotated[
@@ -280,17 +288,15 @@ def _answer(
 
 @contextlib.contextmanager
 def reporting_machine_errors() -> Iterator[None]:
-    """Raise PreflightError for a file that may not be written, or has no room."""
+    """Raise PreflightError for a file that may not be written, has no room, or lies on a disk that fails."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_THE_MACHINE:
+        if error.errno not in _ADVICE:
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room (df -h shows the full disk)" if full else "make it readable and writable"
         raise PreflightError(
             f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror),
-            next_step=f"{remedy}, and run the same command again",
+            next_step=f"{_ADVICE[error.errno]}, and run the same command again",
         ) from error
 
 

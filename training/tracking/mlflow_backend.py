@@ -84,6 +84,8 @@ def open_client(tracking_uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     # Where tqdm is installed, MLflow draws bars of its own into ours.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # At a run's end MLflow prints its address, with the login that stands in MLFLOW_TRACKING_URI.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
     # A traceback of hundreds of lines at each try; the sender says in one what failed, and tries again.

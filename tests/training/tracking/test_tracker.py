@@ -302,6 +302,15 @@ def test_a_server_that_refuses_is_told_with_what_to_look_at(
     assert advice in caught.value.next_step
 
 
+RUN = '{"run": {"info": {"run_id": "a", "run_name": "n", "experiment_id": "1", "status": "RUNNING"}, "data": {}}}'
+
+
+def test_mlflow_does_not_print_the_login_in_its_address_at_the_end_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(lambda _path: (200, RUN)) as uri:
+        open_client(uri.replace("://", "://alice:canary@")).set_terminated("a", "FINISHED")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_database_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("this is no database, and was never one")
     with pytest.raises(
