@@ -26,6 +26,7 @@ from penstock import __version__
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
+from penstock.redact import hiding_secrets, redact_text
 from penstock.tasks.stages import StageName
 
 __all__ = ["app", "main", "reporting_machine_errors"]
@@ -41,8 +42,16 @@ _out = Console(highlight=False, emoji=False)
 """What was asked for. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
 _err = Console(stderr=True, highlight=False, emoji=False)
 
-_OF_THE_MACHINE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-"""Errors of a file that say nothing of penstock: no right to write there, or no room."""
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room (df -h shows the full disk)"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it readable and writable"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n)"),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENOTDIR),
+        "look at the disk or the mount it lies on",
+    ),
+}
+"""What mends the errors of a file that say nothing of penstock, by their number."""
 
 File = Annotated[
     Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder")
@@ -255,7 +264,7 @@ def _answer(
     """Do the work, report in the form asked for, and exit with the code the contract gives."""
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
-        with reporting_machine_errors():
+        with hiding_secrets(), reporting_machine_errors():
             result = work()
         exit_code = code(result)
     except PenstockError as error:
@@ -279,7 +288,7 @@ def _answer(
     if as_json:
         _answered.append(exit_code)
         try:
-            print(json.dumps(result, default=str), file=stdout, flush=True)
+            print(redact_text(json.dumps(result, default=str)), file=stdout, flush=True)
         except OSError as error:
             _err.print(f"penstock: the answer cannot be written to stdout: {error.strerror}", style="red", markup=False)
             exit_code = exit_code or PreflightError.exit_code
@@ -290,17 +299,15 @@ def _answer(
 
 @contextlib.contextmanager
 def reporting_machine_errors() -> Iterator[None]:
-    """Raise PreflightError for a file that may not be written, or has no room."""
+    """Raise PreflightError for a file that may not be written, has no room, or lies on a disk that fails."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_THE_MACHINE:
+        if error.errno not in _ADVICE:
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room (df -h shows the full disk)" if full else "make it readable and writable"
         raise PreflightError(
             f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror),
-            next_step=f"{remedy}, and run the same command again",
+            next_step=f"{_ADVICE[error.errno]}, and run the same command again",
         ) from error
 
 

@@ -25,6 +25,7 @@ from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.lease import hold_lease
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import RunContext
 from penstock.tasks.ledger import lease_path
@@ -47,6 +48,7 @@ def pipeline(request: RunRequest) -> State[Any]:
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     stopping = StopRequest()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(hiding_secrets())
         stack.enter_context(_unwrapping_interrupts())
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import PenstockError
+from penstock.redact import hiding_secrets
 
 __all__ = ["ParallelMap", "import_ahead", "local_map", "raising_the_original", "ray_map", "ray_streams"]
 
@@ -107,7 +108,8 @@ def _task() -> Any:
 
     @ray.remote
     def call(fn: Callable[[Any], Any], item: Any) -> Any:
-        return fn(item)
+        with hiding_secrets():
+            return fn(item)
 
     return call
 
@@ -118,8 +120,9 @@ def _stream() -> Any:
 
     @ray.remote(num_returns="streaming")
     def call(fn: Callable[[Any], Iterator[Any]], item: Any) -> Iterator[Any]:
-        for result in fn(item):  # noqa: UP028 - Ray sends values in, which not every iterator takes
-            yield result
+        with hiding_secrets():
+            for result in fn(item):  # noqa: UP028 - Ray sends values in, which not every iterator takes
+                yield result
 
     return call
 

@@ -87,7 +87,11 @@ def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda
         with contextlib.suppress(OSError, ServiceError):
             own = _read(storage, path, generation)
             if _last_generation(storage, path) == generation and own is not None and own.owner == holder.owner:
-                _write(storage, path, generation, holder.model_copy(update={"released": True}))
+                released = holder.model_copy(update={"released": True})
+                if thread.is_alive():  # a heartbeat that hangs in the store may land later, over this file, not over the next
+                    storage.create_exclusive(_file(path, generation + 1), released.model_dump_json().encode())
+                else:
+                    _write(storage, path, generation, released)
 
 
 def _acquire(storage: Storage, path: str) -> tuple[int, LeaseHolder]:

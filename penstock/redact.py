@@ -1,13 +1,22 @@
-"""What must not be seen in a log, an error or a record, and how is it hidden?"""
+"""What must not be seen in a log, an error or a record, and how is it hidden?
+
+Texts of our own are redacted where they are made. Those of other libraries pass one of two places: a log record, or an
+exception that leaves a block of `hiding_secrets`. A secret is known by its form (`user:password@` in a URL, an AWS key, a
+signature, a login's header) or, wherever it turns up, because this environment holds it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
-__all__ = ["holds_secret", "redact", "redact_text"]
+__all__ = ["first_line", "hiding_secrets", "holds_secret", "redact", "redact_text"]
 
 HIDDEN = "***"
 _SECRET_NAME = re.compile(
@@ -17,18 +26,15 @@ _SECRET_NAME = re.compile(
     r"|(^|[.\-])token$",
     re.IGNORECASE,
 )
-_USERINFO = re.compile(r"(?<=://)[^/\s@\"']+@")
-_PASSWORD = re.compile(r"://[^/\s@\"':]*:[^/\s@\"']+@")
+_SECRET_VARIABLE = re.compile(
+    r"(passwo?r?d|passphrase|_pwd|secret|token|(api|access|secret|private)_?key(_?id)?|auth_string)$", re.IGNORECASE
+)
+_USERINFO = re.compile(r"(?<=://)[^/\s\"'<>]+@")  # to the last @, as URLs are split: a password may hold one
+_PASSWORD = re.compile(r"://[^/\s@\"':]*:[^/\s\"']+@")
 _AWS_KEY_ID = re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")
 _SIGNATURE = re.compile(r"(?i)\b(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|sig|signature|token)=[^&\s\"']+")
-_ENVIRONMENT = (
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_TOKEN",
-    "PREFECT_API_KEY",
-    "PREFECT_API_AUTH_STRING",
-)
+_LOGIN = re.compile(r"(?i)\b(basic|bearer)\s+[a-z0-9+/=._~-]{16,}")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?-----END [A-Z ]*PRIVATE KEY-----")
 _TELLING = 8
 """Characters of a secret from the environment; a shorter one is found in harmless words."""
 
@@ -42,15 +48,19 @@ def holds_secret(name: str, value: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """Hide user info in URLs, AWS access key ids, signatures of presigned URLs, and the secrets of this environment."""
+    """Hide user info in URLs, keys, signatures of presigned URLs, logins, and the secrets of this environment."""
+    text = _PRIVATE_KEY.sub(HIDDEN, text)
+    for secret in _secrets_of_environment():
+        text = text.replace(secret, HIDDEN)
     text = _USERINFO.sub(f"{HIDDEN}@", text)
     text = _AWS_KEY_ID.sub(HIDDEN, text)
     text = _SIGNATURE.sub(rf"\1={HIDDEN}", text)
-    for name in _ENVIRONMENT:
-        value = os.environ.get(name, "")
-        if len(value) >= _TELLING:
-            text = text.replace(value, HIDDEN)
-    return text
+    return _LOGIN.sub(rf"\1 {HIDDEN}", text)
+
+
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """What an error of another library says, without secrets, in one line. Cut last: half a secret is not recognised."""
+    return redact_text((str(error).splitlines() or [repr(error)])[0])[:limit]
 
 
 def redact(value: Any, name: str = "") -> Any:
@@ -62,3 +72,104 @@ def redact(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         return HIDDEN if value and _SECRET_NAME.search(name) else redact_text(value)
     return value
+
+
+@contextlib.contextmanager
+def hiding_secrets() -> Iterator[None]:
+    """Let no exception leave the block with a secret in its texts or its causes', and no log record this process.
+
+    What takes exceptions from here on (Prefect, Ray, a traceback on stderr) writes them down as they are.
+    """
+    _redact_logs()
+    try:
+        yield
+    except BaseException as error:
+        clean = _without_secrets(error, set())
+        if clean is not error:
+            raise clean from None
+        raise
+
+
+def _secrets_of_environment() -> set[str]:
+    """Values of variables with telling names, and passwords in values that are URLs; as they are, and as a URL has them."""
+    found: list[str] = []
+    for name, value in os.environ.items():
+        if _SECRET_VARIABLE.search(name):
+            # `PREFECT_API_AUTH_STRING` is user:password
+            found += [value, value.partition(":")[2]] if name.upper().endswith("AUTH_STRING") else [value]
+        elif "://" in value:
+            found += [login[:-1].partition(":")[2] for login in _USERINFO.findall(value)]
+    return {form for secret in found if len(secret) >= _TELLING for form in (secret, quote(secret, safe=""), unquote(secret))}
+
+
+class _Record(logging.LogRecord):
+    """A log record whose message and traceback hold no secrets, whatever handler writes them."""
+
+    def getMessage(self) -> str:
+        return redact_text(super().getMessage())
+
+    @property  # type: ignore[override]
+    def exc_text(self) -> str | None:
+        """The traceback, which the first formatter makes and all others take from here."""
+        text = self.__dict__.get("exc_text")
+        return text and redact_text(text)
+
+    @exc_text.setter
+    def exc_text(self, text: str | None) -> None:
+        self.__dict__["exc_text"] = text
+
+
+_patched: list[str] = []
+"""Not empty once this process's log records and warnings are redacted."""
+
+
+def _redact_logs() -> None:
+    """Redact what this process logs and warns from now on. Ray has a factory of its own, which goes on to be asked."""
+    if _patched:
+        return
+    _patched.append("logs")
+    before, format_before = logging.getLogRecordFactory(), warnings.formatwarning
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = before(*args, **kwargs)
+        if type(record) is logging.LogRecord:
+            record.__class__ = _Record
+        else:
+            record.msg, record.args = redact_text(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(make)
+    warnings.formatwarning = lambda *args, **kwargs: redact_text(format_before(*args, **kwargs))
+
+
+def _without_secrets(error: BaseException, seen: set[int]) -> BaseException:
+    """The error itself, its texts and its causes' redacted; a RuntimeError in its place if its text cannot be changed."""
+    if id(error) in seen:
+        return error
+    seen.add(id(error))
+    for link in ("__cause__", "__context__"):
+        behind = getattr(error, link)
+        if behind is not None and (clean := _without_secrets(behind, seen)) is not behind:
+            suppressed = error.__suppress_context__  # set by setting a cause
+            setattr(error, link, clean)
+            error.__suppress_context__ = suppressed
+    for member in getattr(error, "exceptions", ()):  # of a group
+        _without_secrets(member, seen)
+    error.args = tuple(_clean(value, seen) for value in error.args)
+    for name in {*getattr(error, "__dict__", ()), "filename", "filename2", "strerror"}:
+        value = getattr(error, name, None)
+        if isinstance(value, str) and redact_text(value) != value:
+            with contextlib.suppress(AttributeError):  # a property
+                setattr(error, name, redact_text(value))
+    if notes := getattr(error, "__notes__", None):
+        error.__notes__ = redact(notes)
+    if isinstance(error, Exception) and (text := str(error)) != redact_text(text):
+        return RuntimeError(f"{type(error).__name__}: {redact_text(text)}").with_traceback(error.__traceback__)
+    return error
+
+
+def _clean(value: object, seen: set[int]) -> object:
+    """One of an exception's arguments; libraries give the exception behind as one."""
+    if isinstance(value, BaseException):
+        return _without_secrets(value, seen)
+    return redact_text(value) if isinstance(value, str) else value

@@ -113,11 +113,13 @@ class Storage:
             fs, full = self._locate(path)
             return bytes(fs.cat_file(full))
 
-    def open(self, path: str) -> IO[bytes]:
-        """Open for reading, as a binary stream, whose own errors stay as they are."""
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[IO[bytes]]:
+        """A binary stream to read from in the block, in which nothing but reading should fail."""
         with self._translated(path):
             fs, full = self._locate(path)
-            return fs.open(full, "rb")  # type: ignore[no-any-return]
+            with fs.open(full, "rb") as stream:
+                yield stream
 
     def read_json(self, path: str) -> Any:
         """Parse the file as JSON. Raises ValueError on text that is no JSON."""
@@ -247,7 +249,7 @@ class Storage:
 
 
 def _check_inside(path: str) -> None:
-    if ".." in path.split("/"):
+    if path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"path {path!r} leaves the storage root")
 
 

@@ -13,6 +13,7 @@ from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.shuffle.order import Order
 from penstock.machine.stopping import StopRequest
 from penstock.progress import Progress
+from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
 from penstock.tasks.ledger import Attempt, Ledger, Run
@@ -125,5 +126,5 @@ class RunContext:
 
     def warn(self, text: str) -> None:
         """Tell the user, and keep it for the attempt's record."""
-        self.warnings.append(text)
+        self.warnings.append(redact_text(text))
         self.reporter.warn(text)

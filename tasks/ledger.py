@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 from penstock.config import Section
 from penstock.errors import ResumeError
 from penstock.machine.process import ProcessIdentity
+from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
 from penstock.training.spec import TrackingSpec
@@ -134,9 +135,8 @@ class Ledger:
             raise self._unreadable(pipeline, error) from error
 
     def _unreadable(self, pipeline: str, error: Exception) -> ResumeError:
-        reason = (str(error).splitlines() or [repr(error)])[0]
         return ResumeError(
-            f"the record of the last run of {pipeline!r} cannot be read: {reason}",
+            f"the record of the last run of {pipeline!r} cannot be read: {first_line(error)}",
             problems=[f"it is named in {self.storage.uri(f'pipelines/{pipeline}/current.json')}"],
             next_step="restore that file or the run.json it names from a backup, or begin a new run: penstock run FILE --fresh",
         )

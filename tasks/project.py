@@ -10,6 +10,7 @@ from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
+from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
@@ -55,6 +56,13 @@ class Project:
         """The source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
         return list_source(self.spec.data, self.base_dir, format_of(self.spec.data).extensions)
 
+    def _is_source(self, file: Path) -> bool:
+        return file in self._source_paths
+
+    @cached_property
+    def _source_paths(self) -> set[Path]:
+        return {Path(file.uri.removeprefix("file://")).resolve() for file in self.files if is_local(file.uri)}
+
     @property
     def framework(self) -> Framework:
         """What `train.framework` names. Raises PreflightError if its package cannot be imported."""
@@ -68,10 +76,10 @@ class Project:
     @cached_property
     def recipe(self) -> UserCode:
         """The user's code that the framework trains. Raises SpecError if it cannot be found."""
-        return capture(self.spec.train.recipe, self.base_dir)
+        return capture(self.spec.train.recipe, self.base_dir, self._is_source)
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
         """The functions of `map_batches` steps, by target. Raises SpecError if one cannot be found."""
         targets = [step.transform.function for step in self.spec.preprocess]
-        return {target: capture(target, self.base_dir) for target in targets if target is not None}
+        return {target: capture(target, self.base_dir, self._is_source) for target in targets if target is not None}

@@ -20,6 +20,7 @@ from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Completed
 
 from penstock.errors import Interrupted, PenstockError, ServiceError
+from penstock.redact import hiding_secrets
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext, StageOutcome
 from penstock.tasks.ledger import StageRecord, utc_now
@@ -92,7 +93,8 @@ def stage_task(stage: Stage) -> Task[[RunContext], Any]:
     )
     def run_stage(ctx: RunContext) -> State[Any]:
         try:
-            outcome = perform(stage, ctx)
+            with hiding_secrets():
+                outcome = perform(stage, ctx)
         except Interrupted as stopped:
             return Cancelled(message=stopped.message)
         _publish(ctx, outcome)

@@ -91,7 +91,6 @@ class Failure(Section):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     rank: int
-    t_ms: int
     final: bool
     """Whether a restart would only fail again, as with a bug in the recipe or a bad row."""
     text: str

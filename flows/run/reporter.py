@@ -14,6 +14,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from penstock.progress import Progress
+from penstock.redact import redact_text
 from penstock.tasks.context import Reporter, StageOutcome
 
 __all__ = ["PlainReporter", "TerminalReporter", "make_reporter"]
@@ -62,7 +63,7 @@ class PlainReporter:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        print(text, file=sys.stderr, flush=True)
+        print(redact_text(text), file=sys.stderr, flush=True)
         _to_prefect(text)
 
     def warn(self, text: str) -> None:
@@ -112,12 +113,12 @@ class TerminalReporter:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(text, markup=False)
+        self._console.print(redact_text(text), markup=False)
         _to_prefect(text)
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar."""
-        self._console.print(f"warning: {text}", style="yellow", markup=False)
+        self._console.print(f"warning: {redact_text(text)}", style="yellow", markup=False)
         _to_prefect(text, logging.WARNING)
 
     def finished(self, outcome: StageOutcome) -> None:

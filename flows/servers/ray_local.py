@@ -8,7 +8,6 @@ idle agents of 90 MB each, which wait for the head; the folder left behind is re
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import logging
 import math
@@ -31,6 +30,8 @@ from ray._private import utils as ray_utils
 from penstock.errors import Interrupted, ServiceError
 from penstock.machine.cache_dir import configured_cache
 from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
+from penstock.redact import first_line, holds_secret
+from penstock.temporary import own_folder, remove_unowned
 
 __all__ = ["RayCluster", "join_ray", "local_ray"]
 
@@ -69,7 +70,9 @@ def _resources() -> dict[str, float]:
 @contextlib.contextmanager
 def join_ray(address: str) -> Iterator[RayCluster]:
     """Connect to a running cluster for the block. Our package travels along, so its nodes need our dependencies only."""
-    passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    passed_on = {
+        name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and not holds_secret(name, value)
+    }
     runtime_env = {"env_vars": passed_on, "py_modules": [str(PACKAGE_DIR)]}
     with _temporary_root() as root, _connected(address, {"address": address, "runtime_env": runtime_env}, root):
         yield RayCluster(address, embedded=False, **_resources())
@@ -118,7 +121,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
                 raise
             except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
                 raise ServiceError(
-                    f"cannot connect to {what}: {(str(error).splitlines() or [repr(error)])[0]}",
+                    f"cannot connect to {what}: {first_line(error)}",
                     next_step="set PENSTOCK_RAY_LOGS=1 to see Ray's own messages",
                 ) from error
         yield
@@ -213,22 +216,13 @@ def _temporary_root() -> Iterator[Path]:
     prefix = f"penstock-ray-{os.getuid()}-"
     if len(str(base / prefix)) + 8 > _LONGEST_ROOT:
         base = Path("/tmp")
-    for old in base.glob(f"{prefix}*"):
-        _remove_if_dead(old)
+    remove_unowned(base.glob(f"{prefix}*"))
     root = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-    with open(root / "owner.lock", "wb") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
+    with own_folder(root):
         try:
             yield root
         finally:
             shutil.rmtree(root, ignore_errors=True)
-
-
-def _remove_if_dead(root: Path) -> None:
-    """The owner holds a lock as long as it lives, whatever kills it."""
-    with contextlib.suppress(OSError), open(root / "owner.lock", "rb") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def _keep_logs(root: Path, target: Path) -> None:

@@ -53,12 +53,17 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
+    ships: dict[str, int] = {}
+    for code in (project.recipe, *project.transforms.values()):
+        ships |= code.shipped
+    say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items()))}")
     batch = try_one_batch(project, snapshot)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
     for warning in warnings:
         say(f"warning: {warning}")
-    return {"status": "done", "rows": snapshot.rows, "files": len(snapshot.files), "batch": batch, "warnings": warnings}
+    counts = {"rows": snapshot.rows, "files": len(snapshot.files)}
+    return {"status": "done", **counts, "ships": ships, "batch": batch, "warnings": warnings}
 
 
 def _check_one_step(project: Project, snapshot: SourceSnapshot) -> None:

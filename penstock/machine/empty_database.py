@@ -10,18 +10,18 @@ import os
 import sqlite3
 from pathlib import Path
 
-from penstock.machine.cache_dir import configured_cache
+from penstock.machine.cache_dir import cache_root
 
 __all__ = ["copy_database", "databases_folder", "keep_database"]
 
 
-_NO_COPY = (OSError, sqlite3.DatabaseError, RuntimeError)
-"""None there, or a damaged one; a home that cannot be written to; or (RuntimeError) a user without one. No reason to fail."""
+_NO_COPY = (OSError, sqlite3.DatabaseError)
+"""None there, or a damaged one; or a home that cannot be written to. No reason to fail."""
 
 
 def databases_folder() -> Path:
     """Where empty databases are kept to be copied: below PENSTOCK_CACHE_DIR, or in the home folder."""
-    return (configured_cache() or Path.home() / ".cache" / "penstock") / "databases"
+    return cache_root() / "databases"
 
 
 def copy_database(name: str, target: Path) -> bool:

@@ -16,6 +16,7 @@ import inspect
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
-from penstock.usercode.closure import SHIPPED_DATA_BYTES, Closure, UserCodeError
+from penstock.usercode.closure import SHIPPED_DATA_BYTES, Closure, UserCodeError, secret_refused
 from penstock.usercode.imports import Layout, dotted_name
-from penstock.usercode.package import BINARY, Package
+from penstock.usercode.package import BINARY, Package, file_content
+from penstock.usercode.secret_files import holds_private_key
 from penstock.usercode.syntax import read_source_text
 
 __all__ = ["UserCode", "UserCodeError", "capture"]
@@ -46,6 +48,11 @@ class UserCode(Section):
     """The project folder it was captured from, for tracebacks."""
     reached: dict[str, str] = Field(default_factory=dict)
     """File -> digest of what the target reaches in it, so that a change can be told by the file's name."""
+
+    @property
+    def shipped(self) -> dict[str, int]:
+        """Path and size in bytes of every file that travels."""
+        return {path: len(file_content(path, content)) for path, content in self.files.items()}
 
     def load(self) -> Any:
         """Import the code and return the object; loading equal files twice in one process gives the same object.
@@ -77,15 +84,16 @@ class UserCode(Section):
             raise UserCodeError(f"{self.target}: the module has no {name!r} after import{hint}") from error
 
 
-def capture(target: str, base_dir: Path) -> UserCode:
+def capture(target: str, base_dir: Path, is_source: Callable[[Path], bool] = lambda _file: False) -> UserCode:
     """Read the code that `target` names, and all project files it needs, without running any of it.
 
     Args:
         target: `path/to/file.py:Name` relative to `base_dir`, or `package.module:Name` (a project file, else installed).
         base_dir: the folder of the pipeline file.
+        is_source: whether a file (resolved) is of the data the pipeline reads; those do not travel, though code may name them.
 
     Raises:
-        UserCodeError: no such file or name, or a syntax error in a file it needs.
+        UserCodeError: no such file or name, a syntax error in a file it needs, or a file of secrets is named.
     """
     module, separator, name = target.rpartition(":")
     if not separator or not module or not name.isidentifier():
@@ -98,9 +106,12 @@ def capture(target: str, base_dir: Path) -> UserCode:
     files = {source: read_source_text(base_dir / source) for source in closure.sources()}
     for data in closure.data:
         file = base_dir / data
-        if data not in files and not data.startswith("..") and file.stat().st_size <= SHIPPED_DATA_BYTES:
-            content = read_source_text(file) if data.endswith(".py") else BINARY + base64.b64encode(file.read_bytes()).decode()
-            files[data] = content
+        if data in files or data.startswith("..") or file.stat().st_size > SHIPPED_DATA_BYTES or is_source(file.resolve()):
+            continue
+        content = file.read_bytes()
+        if holds_private_key(content):
+            raise secret_refused(target, data)
+        files[data] = read_source_text(file) if data.endswith(".py") else BINARY + base64.b64encode(content).decode()
     reached = closure.digests()
     return UserCode(
         target=f"{path}:{name}",

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from penstock.digest import digest_of, file_digest
 from penstock.errors import SpecError
 from penstock.usercode.imports import Imported, Layout, imports_of, literal_import
+from penstock.usercode.secret_files import is_secret_file
 from penstock.usercode.syntax import (
     DEFINITIONS,
     Definition,
@@ -32,7 +33,7 @@ from penstock.usercode.syntax import (
     without_docstring,
 )
 
-__all__ = ["SHIPPED_DATA_BYTES", "Closure", "UserCodeError"]
+__all__ = ["SHIPPED_DATA_BYTES", "Closure", "UserCodeError", "secret_refused"]
 
 
 SHIPPED_DATA_BYTES = 16 << 20
@@ -274,10 +275,20 @@ class Closure:
                 name = file.relative_to(self._root.resolve()).as_posix()
             except ValueError:
                 name = f"../{literal}"
+            if is_secret_file(literal) or is_secret_file(file.name):
+                raise secret_refused(path, name)
             stat = file.stat()
             large = stat.st_size > SHIPPED_DATA_BYTES
             self.data[name] = f"size={stat.st_size} mtime_ns={stat.st_mtime_ns}" if large else file_digest(file)
             return
+
+
+def secret_refused(code: str, file: str) -> UserCodeError:
+    """Say that `code` names a file of secrets."""
+    return UserCodeError(
+        f"{code} names {file}, a file of secrets: what code names travels with it to the workers and into the model registry",
+        next_step="read the secret from an environment variable (os.environ), and take the file's name out of the code",
+    )
 
 
 def _parse(root: Path, path: str, layout: Layout) -> Module:

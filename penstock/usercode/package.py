@@ -12,20 +12,20 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import stat
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import IO
 
 from penstock.digest import digest_of
+from penstock.temporary import own_folder, remove_unowned, user_folder
 from penstock.usercode.imports import Layout, dotted_name, rewrite_imports
 from penstock.usercode.syntax import read_source_text
 
-__all__ = ["BINARY", "Package"]
+__all__ = ["BINARY", "Package", "file_content"]
 
 
 BINARY = "base64:"
@@ -43,7 +43,7 @@ class Package:
         self.files = files
         self.origin = origin
         self.layout = Layout.of_files(list(files))
-        self.folder = _write(files, root)
+        self.folder, self._owner = _write(files, root)
         self.modules = {f"{root}.{dotted_name(p)}".rstrip("."): p for p in sorted(files) if p.endswith(".py")}
         parts = [name.split(".") for name in self.modules]
         self.parents = {".".join(name[:end]) for name in parts for end in range(1, len(name))}
@@ -122,25 +122,26 @@ class _Loader(importlib.abc.InspectLoader):
         exec(self.get_code(module.__name__), module.__dict__)
 
 
-def _write(files: dict[str, str], root: str) -> Path:
-    """Write the files below a folder only this user can write, each one atomically, and return the folder."""
-    base = Path(tempfile.gettempdir(), f"penstock-{os.getuid()}")
-    base.mkdir(mode=0o700, exist_ok=True)
-    status = os.lstat(base)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        base = Path(tempfile.mkdtemp(prefix="penstock-"))  # another user made the folder: its content is not to be trusted
+def file_content(path: str, captured: str) -> bytes:
+    """What is in a captured file."""
+    if captured.startswith(BINARY) and not path.endswith(".py"):
+        return base64.b64decode(captured.removeprefix(BINARY))
+    return captured.encode()
+
+
+def _write(files: dict[str, str], root: str) -> tuple[Path, IO[bytes]]:
+    """Write the files, each one atomically, to a folder that lasts while a process has them; return it and its lock."""
+    base = user_folder()
     folder = base / root
+    owner = own_folder(folder, shared=True)
+    remove_unowned(other for other in base.glob("penstock_user_*") if other != folder)
     for path, content in files.items():
         target = folder / path
-        data = (
-            base64.b64decode(content.removeprefix(BINARY))
-            if content.startswith(BINARY) and not path.endswith(".py")
-            else content.encode()
-        )
+        data = file_content(path, content)
         if target.is_file() and target.read_bytes() == data:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
         temporary.write_bytes(data)
         os.replace(temporary, target)
-    return folder
+    return folder, owner

@@ -35,8 +35,13 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
 
 @pytest.mark.parametrize(
     ("code", "advice"),
-    [(errno.ENOSPC, "make room (df -h shows the full disk)"), (errno.EROFS, "make it readable and writable")],
-    ids=["full", "read-only"],
+    [
+        (errno.ENOSPC, "make room (df -h shows the full disk)"),
+        (errno.EROFS, "make it readable and writable"),
+        (errno.ESTALE, "look at the disk or the mount it lies on"),
+        (errno.EMFILE, "allow more open files (ulimit -n)"),
+    ],
+    ids=["full", "read-only", "server gone", "files"],
 )
 def test_what_the_machine_refuses_is_told_with_what_would_mend_it(code: int, advice: str) -> None:
     with pytest.raises(PreflightError, match="/the/file: ") as told, reporting_machine_errors():

@@ -67,6 +67,32 @@ def test_a_released_lease_is_free(tmp_path: Path) -> None:
         assert current_holder(storage, "lease") == holder
 
 
+class StuckStorage(Storage):
+    """One whose heartbeats hang, once it is told so, until it is let go."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.stuck, self.hangs, self.go = threading.Event(), threading.Event(), threading.Event()
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        if self.stuck.is_set() and threading.current_thread().name == "penstock-lease":
+            self.hangs.set()
+            self.go.wait(30)
+        super().write_bytes(path, data)
+
+
+def test_a_heartbeat_that_lands_after_the_release_does_not_undo_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
+    storage = StuckStorage(str(tmp_path))
+    with hold_lease(storage, "lease"):
+        (beating,) = (thread for thread in threading.enumerate() if thread.name == "penstock-lease")
+        storage.stuck.set()
+        assert storage.hangs.wait(30)
+    storage.go.set()
+    beating.join()
+    assert current_holder(storage, "lease") is None
+
+
 def test_what_ended_the_block_is_told_also_where_the_lease_cannot_be_released(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="what happened"), hold_lease(Storage(str(tmp_path / "s")), "lease"):
         shutil.rmtree(tmp_path / "s")

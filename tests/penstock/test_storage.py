@@ -50,9 +50,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
-def test_paths_cannot_leave_the_root(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["../etc/passwd", "/etc/passwd"])
+def test_paths_cannot_leave_the_root(tmp_path: Path, path: str) -> None:
     with pytest.raises(ValueError, match="leaves the storage root"):
-        Storage(str(tmp_path)).read_bytes("../etc/passwd")
+        Storage(str(tmp_path)).read_bytes(path)
 
 
 def test_it_travels_as_its_uri(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class EventLog:
         self._listener_failed = False
         self._warnings: list[str] = []
         self._failures: dict[int, Failure] = {}
-        """Of the newest worker group, by rank."""
+        """Of the newest worker group, by rank, in the order in which they reached the mailbox: the workers' clocks differ."""
         self._resumed: Resumed | None = None
         """The first resume of the attempt; later ones are restarts."""
         self._restarts = 0
@@ -68,8 +68,7 @@ class EventLog:
     @property
     def final_failure(self) -> PenstockError | None:
         """The error of a rank that a restart would only repeat, the earliest first."""
-        ordered = sorted(self._failures.values(), key=lambda failure: failure.t_ms)
-        return next((failure.error for failure in ordered if isinstance(failure.error, PenstockError)), None)
+        return next((failure.error for failure in self._failures.values() if isinstance(failure.error, PenstockError)), None)
 
     def outcome(self, result: RankResult | None) -> TrainOutcome:
         """Say what came of it, from the checkpoints on storage. `result` is None when the workers had to be killed."""
@@ -93,7 +92,7 @@ class EventLog:
             return final
         reported: Mapping[int, Exception] = getattr(raised, "worker_failures", {})
         silent = sorted(rank for rank in reported if rank not in self._failures)
-        first = min(self._failures.values(), key=lambda failure: failure.t_ms, default=None)
+        first = next(iter(self._failures.values()), None)
         details: list[str] = []
         if silent:
             cause = f"the process of rank {silent[0]} died: it crashed, or it was killed (by hand, or for its memory)"

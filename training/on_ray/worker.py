@@ -15,6 +15,7 @@ import ray.train.torch
 
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
+from penstock.redact import hiding_secrets
 from penstock.training.checkpoint.exactness import (
     BIT_EXACT,
     check_identity,
@@ -69,7 +70,8 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), worker))
     client = RayMailboxClient(mailbox)
     try:
-        return run_rank(job, group, client, stop=greeting["stop"])
+        with hiding_secrets():
+            return run_rank(job, group, client, stop=greeting["stop"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
@@ -197,4 +199,4 @@ def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoi
 def _failure(rank: int, error: BaseException) -> Failure:
     final = isinstance(error, PenstockError)
     text = "".join(traceback.format_exception(error)[-12:])
-    return Failure(rank=rank, t_ms=now_ms(), final=final, text=text, error=error if isinstance(error, PenstockError) else None)
+    return Failure(rank=rank, final=final, text=text, error=error if isinstance(error, PenstockError) else None)

@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from mlflow.types.schema import ColSpec, Schema, TensorSpec
 from penstock.errors import Interrupted, ServiceError
 from penstock.ingest.schema import FeedSchema
 from penstock.machine.empty_database import copy_database, keep_database
+from penstock.redact import first_line
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_limits import fit_key, fit_value
 from penstock.training.tracking.relocate_mlflow import artifacts_beside, database_of, follow_its_folder
@@ -89,6 +91,8 @@ def open_client(tracking_uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     # Where tqdm is installed, MLflow draws bars of its own into ours.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    # At a run's end MLflow prints its address, with the login that stands in MLFLOW_TRACKING_URI.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     for name in ("alembic", "mlflow"):
         logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
     # A traceback of hundreds of lines at each try; the sender says in one what failed, and tries again.
@@ -121,11 +125,28 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
             if attempt < tries and _judge(error) is Trouble.PASSING:
                 time.sleep(0.5 * attempt)
                 continue
-            raise ServiceError(
-                f"MLflow at {tracking_uri} does not answer: {str(error).splitlines()[0][:300]}",
-                next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
-            ) from error
+            raise _refusal(tracking_uri, error) from error
     raise AssertionError("unreachable")
+
+
+def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
+    """Say what to look at: the database's file, the login, or the server."""
+    reason = first_line(error)
+    if (database := database_of(tracking_uri)) is not None:
+        return ServiceError(
+            f"the MLflow database {database} cannot be used: {reason}",
+            next_step=f"see what holds it locked (fuser {database}), or whether its disk is full or read-only, and run the "
+            "same command again",
+        )
+    if re.search(r"error code 40[13]\b|UNAUTHENTICATED|PERMISSION_DENIED", reason):
+        return ServiceError(
+            f"MLflow at {tracking_uri} refuses the login: {reason}",
+            next_step="correct MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+        )
+    return ServiceError(
+        f"MLflow at {tracking_uri} does not answer: {reason}",
+        next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
+    )
 
 
 def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
@@ -316,7 +337,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
                 delay_s = min(10.0, 2 * delay_s)
                 continue
             raise ServiceError(
-                f"MLflow: cannot {what}: {(str(error).splitlines() or [repr(error)])[0][:300]}",
+                f"MLflow: cannot {what}: {first_line(error)}",
                 next_step="run the same command again, it continues with this step",
             ) from error
 

@@ -23,6 +23,10 @@ from penstock.training.tracking.relocate_mlflow import mlflow_uri
 __all__ = ["MlflowTracker"]
 
 
+_OPEN_S = 10.0
+"""How long a server that was there a moment ago is tried: nothing has been spent yet."""
+
+
 @dataclass(frozen=True)
 class _MlflowRun(OpenRun):
     client: MlflowClient
@@ -48,7 +52,12 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
         """See `QueuedTracker.begin`."""
         client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
         name = run_name.removeprefix(f"{experiment}-")
-        return _described(mlflow_backend.ensure_run(client, experiment_id, name, run_id, begun=begun), "RUNNING")
+        run = mlflow_backend.patiently(
+            "open the run",
+            lambda: mlflow_backend.ensure_run(client, experiment_id, name, run_id, begun=begun),
+            for_s=_OPEN_S,
+        )
+        return _described(run, "RUNNING")
 
     @classmethod
     def find(cls, tracking_uri: str, run_id: str) -> _MlflowRun:

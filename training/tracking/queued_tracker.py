@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.ingest.manifest import DatasetManifest
-from penstock.redact import redact, redact_text
+from penstock.redact import first_line, redact, redact_text
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
@@ -192,8 +192,7 @@ class QueuedTracker(Generic[R]):
             sender.stop()
             return cls.find(tracking_uri, run_id).status
         except Exception as error:  # `penstock status` must show the runs whatever the service says
-            reason = (str(error).splitlines() or [repr(error)])[0]
-            _log.warning("cannot repair the tracked run %s at %s: %s", run_id, redact_text(tracking_uri), reason)
+            _log.warning("cannot repair the tracked run %s at %s: %s", run_id, redact_text(tracking_uri), first_line(error))
             return "UNKNOWN"
 
     @property

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import ConfigDict, ValidationError
 
 from penstock.config import Section
+from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.training.events import Point
 
@@ -276,7 +277,7 @@ class Sender:
         with self._changed:
             mine = self._points_patience if queued is None else self._operations_patience
             if not self._points_patience.failures and not self._operations_patience.failures:
-                _log.warning("tracking is behind, training goes on; retrying: %s", _first_line(error))
+                _log.warning("tracking is behind, training goes on; retrying: %s", first_line(error))
                 self._dirty = True
             mine.due = self._clock() + min(self._longest_delay_s, self._first_delay_s * 2 ** min(mine.failures, 10))
             mine.failures += 1
@@ -301,7 +302,7 @@ class Sender:
             else:
                 lost, in_a_row = lost - 1, 0
         what = queued.operation.kind if queued is not None else f"{lost} points from step {chunk[0].step} on"
-        _log.warning("the tracking server refuses %s: %s", what, _first_line(error))
+        _log.warning("the tracking server refuses %s: %s", what, first_line(error))
         with self._changed:
             self._pop(chunk)
 
@@ -318,8 +319,4 @@ class Sender:
             Outbox(operations=operations, points=points).save(self._outbox)
             self._saved = bool(operations or points)
         except Exception as error:  # a storage that fails must not end the thread that sends
-            _log.warning("cannot keep %d unsent tracking operations: %s", len(operations), _first_line(error))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [repr(error)])[0][:300]
+            _log.warning("cannot keep %d unsent tracking operations: %s", len(operations), first_line(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -93,7 +94,7 @@ def check_ray_auth(environ: Mapping[str, str], home: Path | None = None) -> Find
     """Whether driver and cluster can agree: both sides must have the same RAY_AUTH_MODE, and the same token."""
     name, mode = "RAY_AUTH_MODE", environ.get("RAY_AUTH_MODE", "")
     remote = ray_address(environ) is not None
-    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or (home or Path.home()) / ".ray" / "auth_token")
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or (home or Path(os.path.expanduser("~"))) / ".ray" / "auth_token")
     has_token = bool(environ.get("RAY_AUTH_TOKEN")) or path.is_file()
     if mode not in ("", "token", "disabled"):
         return fail(name, f"{mode!r} is no mode", "set it to token or disabled, the same on every node and here")

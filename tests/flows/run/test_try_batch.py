@@ -40,9 +40,12 @@ def test_a_good_batch_is_described(tmp_path: Path) -> None:
 
 def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     said: list[str] = []
-    made = project(tmp_path)
+    made = project(tmp_path, "    FILES = ('words.txt', 'data/train/part-0.parquet')\n")
+    (made.base_dir / "words.txt").write_text("one")
     result = check_pipeline(made.base_dir / "pipeline.yaml", [], said.append)
-    assert [line.split("  ")[0] for line in said] == ["spec", "storage", "recipe", "sources", "one batch"]
+    assert [line.split("  ")[0] for line in said] == ["spec", "storage", "recipe", "sources", "ships", "one batch"]
+    assert result["ships"] == {n: (made.base_dir / n).stat().st_size for n in ("model.py", "transforms.py", "words.txt")}
+    assert "words.txt (3 bytes)" in said[4] and ".parquet" not in said[4]
     assert (result["status"], result["rows"], result["files"]) == ("done", 1797, 2)
     assert not made.storage.list("stages")
 

@@ -231,6 +231,64 @@ def test_a_data_file_named_by_a_literal_counts_and_travels(tmp_path: Path, expre
     assert capture("m.py:f", tmp_path).load()() == "two"
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        *(
+            ".env",
+            ".env.prod",
+            "prod.env",
+            ".netrc",
+            ".pgpass",
+            "id_rsa",
+            "server.pem",
+            "tls.key",
+            "kubeconfig",
+            "secrets.yaml",
+        ),
+        *(
+            "credentials",
+            "conf/credentials.json",
+            ".aws/config",
+            ".kube/config",
+            "service-account-7.json",
+            "client_secret.json",
+        ),
+    ],
+)
+def test_a_file_of_secrets_is_refused_by_name_with_the_way_to_go(tmp_path: Path, file: str) -> None:
+    write(tmp_path, {"m.py": f"from pathlib import Path\ndef f():\n    return Path({file!r}).read_text()\n", file: "canary"})
+    with pytest.raises(UserCodeError, match=r"m\.py names .*, a file of secrets") as caught:
+        capture("m.py:f", tmp_path)
+    assert file in caught.value.message
+    assert "environment variable" in caught.value.next_step
+
+
+def test_a_secret_is_refused_through_a_link_and_in_a_file_of_another_name(tmp_path: Path) -> None:
+    write(tmp_path, {"m.py": "def f():\n    return open('conf.txt').read()\n", ".env": "canary"})
+    (tmp_path / "conf.txt").symlink_to(".env")
+    with pytest.raises(UserCodeError, match="a file of secrets"):
+        capture("m.py:f", tmp_path)
+    (tmp_path / "conf.txt").unlink()
+    (tmp_path / "conf.txt").write_text('{"private_key": "-----BEGIN PRIVATE KEY-----\\ncanary"}')
+    with pytest.raises(UserCodeError, match=r"m\.py:f names conf\.txt, a file of secrets"):
+        capture("m.py:f", tmp_path)
+
+
+def test_words_that_name_no_secret_are_let_through(tmp_path: Path) -> None:
+    source = "import credentials\ndef f():\n    return credentials.X, '.env', open('keys.txt').read(), 'environment.yml'\n"
+    write(tmp_path, {"m.py": source, "credentials.py": "X = 1\n", "keys.txt": "k", "environment.yml": "e"})
+    code = capture("m.py:f", tmp_path)
+    assert code.shipped == {"m.py": len(source), "credentials.py": 6, "keys.txt": 1, "environment.yml": 1}
+
+
+def test_the_pipelines_data_counts_but_does_not_travel(tmp_path: Path) -> None:
+    write(tmp_path, {"m.py": "def f():\n    return 'train.csv', 'words.txt'\n", "train.csv": "a", "words.txt": "b"})
+    code = capture("m.py:f", tmp_path, lambda file: file == (tmp_path / "train.csv").resolve())
+    assert code.shipped.keys() == {"m.py", "words.txt"}
+    assert code.reached.keys() == {"m.py", "words.txt", "train.csv"}
+
+
 CLASHING: Files = {
     "training/blocks.py": "def name():\n    return 'user block'\n",
     "tasks/__init__.py": "from .inner import VALUE\n",

@@ -19,8 +19,8 @@ def attempt_after(folder: Path, *events: Event) -> EventLog:
     return attempt
 
 
-def failure(rank: int, t_ms: int, text: str, error: PenstockError | None = None) -> Failure:
-    return Failure(rank=rank, t_ms=t_ms, final=error is not None, text=f"Traceback\n  line\n{text}\n", error=error)
+def failure(rank: int, text: str, error: PenstockError | None = None) -> Failure:
+    return Failure(rank=rank, final=error is not None, text=f"Traceback\n  line\n{text}\n", error=error)
 
 
 class GroupError(Exception):
@@ -36,12 +36,12 @@ def started(rank: int, restart: int) -> WorkerStarted:
 
 def test_an_error_of_a_rank_wins_over_broken_connections_before_it(tmp_path: Path) -> None:
     bad_row = DataError("row 7 is bad")
-    attempt = attempt_after(tmp_path, failure(0, 1, "RuntimeError: peer"), failure(1, 2, "DataError", bad_row))
+    attempt = attempt_after(tmp_path, failure(0, "RuntimeError: peer"), failure(1, "DataError", bad_row))
     assert attempt.error(GroupError()) is bad_row
 
 
 def test_a_silent_death_wins_over_the_connections_it_broke(tmp_path: Path) -> None:
-    error = attempt_after(tmp_path, failure(0, 1, "RuntimeError: connection closed by peer")).error(GroupError())
+    error = attempt_after(tmp_path, failure(0, "RuntimeError: connection closed by peer")).error(GroupError())
     assert error.message == (
         "training failed: the process of rank 1 died: it crashed, or it was killed (by hand, or for its memory) "
         "(1 other rank failed with it)"
@@ -49,14 +49,14 @@ def test_a_silent_death_wins_over_the_connections_it_broke(tmp_path: Path) -> No
     assert error.problems == ("The actor died", "pid 7")
 
 
-def test_of_equal_failures_the_first_is_shown_and_the_others_are_counted(tmp_path: Path) -> None:
-    events = [failure(2, 9, "RuntimeError: late"), failure(0, 3, "OSError: first"), failure(1, 5, "RuntimeError: later")]
+def test_of_equal_failures_the_first_that_arrived_is_shown_and_the_others_are_counted(tmp_path: Path) -> None:
+    events = [failure(0, "OSError: first"), failure(2, "RuntimeError: late"), failure(1, "RuntimeError: later")]
     error = attempt_after(tmp_path, *events).error(RuntimeError("x"))
     assert error.message == "training failed: rank 0: OSError: first (2 other ranks failed with it)"
 
 
 def test_failures_that_a_restart_overcame_are_forgotten(tmp_path: Path) -> None:
-    events = [started(0, 0), failure(0, 1, "OSError: old"), started(1, 1), started(0, 1), failure(0, 9, "OSError: new")]
+    events = [started(0, 0), failure(0, "OSError: old"), started(1, 1), started(0, 1), failure(0, "OSError: new")]
     error = attempt_after(tmp_path, *events).error(RuntimeError("x"))
     assert error.message == "training failed after 1 restart: rank 0: OSError: new"
 

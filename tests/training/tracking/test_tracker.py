@@ -8,7 +8,10 @@ import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +282,72 @@ def test_a_run_deleted_in_between_is_replaced_by_a_new_one(uri: str) -> None:
 def test_a_server_that_does_not_answer_is_refused_before_anything_is_spent() -> None:
     with pytest.raises(ServiceError, match=r"MLflow at http://127\.0\.0\.1:9 does not answer"):
         open_tracker("http://127.0.0.1:9")
+
+
+@contextmanager
+def answering(answer: Callable[[str], tuple[int, str]]) -> Iterator[str]:
+    """The address of a server that answers by the path, and needs no MLflow to be up."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_any(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, text = answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_GET = do_POST = do_any
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+EXPERIMENT = '{"experiment": {"experiment_id": "1", "name": "demo", "lifecycle_stage": "active"}}'
+DENIED = '{"error_code": "PERMISSION_DENIED", "message": "no"}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "advice"),
+    [
+        (lambda _path: (401, "who are you?"), "refuses the login: .*error code 401", "MLFLOW_TRACKING_PASSWORD"),
+        (
+            lambda path: (200, EXPERIMENT) if "experiments" in path else (403, DENIED),
+            "cannot open the run: PERMISSION_DENIED: no",
+            "same command again",
+        ),
+    ],
+)
+def test_a_server_that_refuses_is_told_with_what_to_look_at(
+    answer: Callable[[str], tuple[int, str]], words: str, advice: str
+) -> None:
+    with answering(answer) as uri, pytest.raises(ServiceError, match=words) as caught:
+        open_tracker(uri)
+    assert advice in caught.value.next_step
+
+
+RUN = '{"run": {"info": {"run_id": "a", "run_name": "n", "experiment_id": "1", "status": "RUNNING"}, "data": {}}}'
+
+
+def test_mlflow_does_not_print_the_login_in_its_address_at_the_end_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(lambda _path: (200, RUN)) as uri:
+        open_client(uri.replace("://", "://alice:canary@")).set_terminated("a", "FINISHED")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_database_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("this is no database, and was never one")
+    with pytest.raises(
+        ServiceError, match=r"the MLflow database .*mlflow\.db cannot be used: .*file is not a database"
+    ) as caught:
+        open_tracker(f"sqlite:///{tmp_path}/mlflow.db")
+    assert f"fuser {tmp_path}/mlflow.db" in caught.value.next_step
 
 
 def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:

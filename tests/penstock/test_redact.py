@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import requests
+from mlflow.exceptions import MlflowException
+from pydantic import BaseModel, ValidationError
+
+from penstock.errors import ServiceError
+from penstock.redact import first_line, hiding_secrets, redact_text
+from tests import ROOT
+
+SECRET = "canary-7f3a/b+c"
+QUOTED = "canary-7f3a%2Fb%2Bc"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One secret under a telling name, and one in an address."""
+    monkeypatch.setenv("SHOP_DB_PASSWORD", SECRET)
+    monkeypatch.setenv("SOME_SERVER", "http://alice:canary-in-url@127.0.0.1:5000")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "alice:canary-of-prefect")
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What a handler of somebody else's writes of everything that is logged."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    yield stream
+    root.removeHandler(handler)
+
+
+def requests_error() -> Exception:
+    """What `requests` makes of a refused login: the text has the whole address."""
+    response = requests.Response()
+    response.status_code, response.reason = 401, "Unauthorized"
+    response.url = "http://alice:canary-in-url@127.0.0.1:5000/api"
+    with pytest.raises(requests.HTTPError) as caught:
+        response.raise_for_status()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"login {SECRET} refused",
+        f"GET /?key={QUOTED}",
+        "postgresql://user:canary@host/db",
+        "http://user:canary@home@host:80/ is away",
+        "the password canary-in-url does not fit",
+        "the server wants canary-of-prefect",
+        "Authorization: Basic canary0123456789abcdef==",
+        "'Authorization': 'Bearer canary-0123456789'",
+        "https://b.s3.amazonaws.com/k?X-Amz-Signature=canary&X-Amz-Security-Token=canary",
+        "-----BEGIN RSA PRIVATE KEY-----\ncanary\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_no_form_of_a_secret_is_left_in_a_text(text: str) -> None:
+    assert "canary" not in redact_text(text)
+
+
+def test_what_is_no_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TOKEN", "short")
+    monkeypatch.setenv("PWD", "/home/alice/project")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/keys/account.json")
+    text = "short: /home/alice/project, /etc/keys/account.json, http://127.0.0.1:5000/a@b, basic understanding"
+    assert redact_text(text) == text
+
+
+def test_half_a_secret_is_not_left_where_a_text_is_cut() -> None:
+    assert "canary" not in first_line(ValueError("x" * 290 + SECRET))
+
+
+def test_a_log_record_of_any_library_is_written_without_secrets(written: io.StringIO) -> None:
+    with hiding_secrets():
+        logging.getLogger("urllib3").warning("GET %s with %r", "http://alice:canary-in-url@host", {"password": SECRET})
+        try:
+            raise MlflowException(f"API request to http://alice:{SECRET}@host failed") from requests_error()
+        except MlflowException:
+            logging.getLogger("some.library").exception("it failed")
+    assert "GET http://***@host" in written.getvalue()
+    assert "MlflowException: API request to" in written.getvalue()
+    assert "canary" not in written.getvalue()
+
+
+def test_a_warning_is_written_without_secrets() -> None:
+    with hiding_secrets():
+        assert "canary" not in warnings.formatwarning(f"unverified {SECRET}", UserWarning, "x.py", 1)
+
+
+def test_an_error_leaves_the_block_as_it_was_but_without_secrets() -> None:
+    with pytest.raises(ServiceError) as caught, hiding_secrets():
+        try:
+            try:
+                raise requests_error()
+            except requests.HTTPError as error:
+                error.add_note(f"asked with {SECRET}")
+                raise MlflowException(f"API request to http://a:{SECRET}@h failed with {error}") from error
+        except MlflowException as error:
+            raise ServiceError("MLflow does not answer", next_step="start it") from error
+    text = "".join(traceback.format_exception(caught.value))
+    assert "MlflowException: API request to http://***@h failed with 401 Client Error" in text
+    assert "canary" not in text
+
+
+class Port(BaseModel):
+    number: int
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OSError(5, "input/output error", f"/mnt/{SECRET}/file"),
+        lambda: KeyError(SECRET),
+        lambda: ExceptionGroup(f"two for {SECRET}", [ValueError(SECRET), requests_error()]),
+        lambda: UnicodeDecodeError("utf-8", SECRET.encode(), 0, 1, SECRET),
+        lambda: RuntimeError("around", ValueError(SECRET)),
+    ],
+)
+def test_every_kind_of_error_loses_its_secrets(make: type[Exception]) -> None:
+    with pytest.raises(Exception) as caught, hiding_secrets():
+        raise make()
+    assert "canary" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_error_whose_text_cannot_be_changed_gives_way_to_one_that_says_the_same() -> None:
+    with pytest.raises(RuntimeError, match=r"ValidationError: 1 validation error for Port") as caught, hiding_secrets():
+        Port.model_validate({"number": SECRET})
+    assert not isinstance(caught.value, ValidationError)
+    assert "canary" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_ray_keeps_what_it_adds_to_log_records_and_they_hold_no_secrets() -> None:
+    """In a process of its own: Ray puts a factory around the one it finds when it is imported."""
+    code = f"""
+import logging
+from penstock.redact import hiding_secrets
+with hiding_secrets():
+    import ray
+logging.getLogger("x").warning("%s", {SECRET!r})
+print(logging.getLogRecordFactory()("x", 30, "f", 1, "m", (), None)._ray_timestamp_ns > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "***\n")
