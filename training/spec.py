@@ -79,6 +79,9 @@ class TrainSpec(Section):
     """When training saves itself."""
     retries: Annotated[NonNegativeInt, OnResume.FREE] = 3
     """Restarts of the worker group within one attempt."""
+    wait_s: Annotated[PositiveFloat, OnResume.FREE] = 900.0
+    """Seconds that a start or a restart of the workers waits for CPUs and GPUs that the cluster lacks, such as for a lost node
+    to come back. Then the command ends, and the same command continues."""
 
 
 class TrackingSpec(Section):

@@ -27,6 +27,7 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
 
 from penstock.errors import Interrupted, ServiceError
 from penstock.machine.cache_dir import configured_cache
@@ -111,8 +112,11 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
     # imported there in place of ours.
     try:
         with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
+            told = "PENSTOCK_RAY_LOGS" in os.environ
+            if not told:  # what Ray prints of its nodes, in colours, whatever `log_to_driver` says
+                ray_worker.listen_error_messages = lambda worker, stopped: None
             try:
-                ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
+                ray.init(**settings, log_to_driver=told, logging_level=logging.ERROR)
             except Interrupted:
                 signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
                 raise

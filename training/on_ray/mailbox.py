@@ -6,12 +6,14 @@ neither. One small actor on the driver's node is the mailbox: rank 0 puts events
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.training.events import Event, WorkerStarted
+from penstock.training.events import Event, WorkersLost, WorkersStarting, WorkerStarted
 
 __all__ = ["Mailbox", "RayMailboxClient", "start_mailbox"]
 
@@ -26,18 +28,31 @@ class Mailbox:
         self._workers: dict[int, Any] = {}
         self._controller: Any = None
 
-    def start(self, rank: int, host: str, pid: int, worker: Any) -> dict[str, Any]:
+    def start(self, rank: int, host: str, pid: int, worker: Any, node: str = "") -> dict[str, Any]:
         """Register a rank's process and its actor handle."""
         restart = self._starts.get(rank, 0)
         self._starts[rank] = restart + 1
         self._workers[rank] = worker
-        self._events.append(WorkerStarted(rank=rank, host=host, pid=pid, restart=restart))
+        self._events.append(WorkerStarted(rank=rank, host=host, pid=pid, restart=restart, node=node))
         return {"stop": self._stop, "restart": restart}
 
-    def put(self, events: list[Event]) -> dict[str, bool]:
-        """Add events of a rank; the answer says whether the driver wants training to stop."""
-        self._events.extend(events)
-        return {"stop": self._stop}
+    def put(self, events: list[Event], restart: int) -> dict[str, bool]:
+        """Add events of a rank of the group that was started as `restart`; a group that was replaced is not listened to.
+
+        The answer says whether the driver wants training to stop, and whether a later group was started.
+        """
+        replaced = restart < max(self._starts.values(), default=1) - 1
+        if not replaced:
+            self._events.extend(events)
+        return {"stop": self._stop, "replaced": replaced}
+
+    def starting(self) -> None:
+        """Ray Train asks the cluster for workers. Its controller only."""
+        self._events.append(WorkersStarting())
+
+    def lost(self, ranks: list[int]) -> None:
+        """Ray Train has given up these ranks and starts all again. Its controller only."""
+        self._events.append(WorkersLost(ranks=tuple(ranks), restart=max(self._starts.values(), default=0)))
 
     def take(self) -> list[Event]:
         """Hand over the events since the last call. Driver only."""
@@ -69,15 +84,30 @@ def start_mailbox() -> Any:
 
 
 class RayMailboxClient:
-    """A `MailboxClient` over the actor's handle."""
+    """A `MailboxClient` over the actor's handle.
 
-    def __init__(self, handle: Any) -> None:
+    Args:
+        restart: how many worker groups of this attempt were before this rank's.
+    """
+
+    def __init__(self, handle: Any, restart: int) -> None:
         self._handle = handle
+        self._restart = restart
 
     def put(self, events: list[Event]) -> bool:
-        """Deliver events, in order. A mailbox that is gone means that the driver is gone: save and stop."""
+        """Deliver events, in order. A mailbox that is gone means that the driver is gone: save and stop.
+
+        Ends the process if its worker group was replaced while the machine was cut off: the training thread may hang in a
+        collective with ranks that are gone, and has nothing left to do.
+        """
         try:
-            return bool(ray.get(self._handle.put.remote(events), timeout=60)["stop"])
+            answer = ray.get(self._handle.put.remote(events, self._restart), timeout=60)
+            if answer["replaced"]:
+                print(
+                    f"penstock: the worker group of restart {self._restart} was replaced; it ends", file=sys.stderr, flush=True
+                )
+                os._exit(1)
+            return bool(answer["stop"])
         except ray.exceptions.GetTimeoutError:
             return False  # a busy machine; Ray still delivers the call, before any later one
         except ray.exceptions.RayActorError:

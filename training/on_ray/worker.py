@@ -16,6 +16,7 @@ import ray.train.torch
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, reporting_nondeterminism
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import training_of, weights_of
@@ -57,17 +58,19 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """
     job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
-    worker = ray.get_runtime_context().current_actor
-    greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), worker))
-    client = RayMailboxClient(mailbox)
+    context = ray.get_runtime_context()
+    greeting = ray.get(
+        mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), context.current_actor, context.get_node_id())
+    )
+    client = RayMailboxClient(mailbox, greeting["restart"])
     try:
-        return run_rank(job, group, client, stop=greeting["stop"])
+        return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
 
 
-def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False) -> RankResult:
+def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
     """Train as one rank of `group`. A collective.
 
     Args:
@@ -75,6 +78,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         group: the ranks.
         client: how rank 0 reaches the driver.
         stop: a stop was requested before this worker started.
+        restart: how many worker groups of this attempt were before this one.
     """
     make_deterministic(job.spec.cpus_per_worker)
     # One answer for all: a rank that left alone would let the others wait for it.
@@ -94,7 +98,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed, group.rank)
 
     store = job_checkpoints(job)
-    checkpoint, warnings = _agree_on_checkpoint(store, group)
+    checkpoint, warnings = _agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     state, facts = _continue_from(checkpoint, job, group, learner)
     resumed_from = state.step if checkpoint is not None else None
     name = checkpoint.name if checkpoint is not None else None
@@ -102,7 +106,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     if stop:
         return start
 
-    with rank_observer(job, group, client, learner, facts) as observer:
+    with rank_observer(job, group, client, learner, facts, store) as observer:
         if checkpoint is not None:
             observer.resumed(checkpoint, warnings)
 
@@ -160,11 +164,12 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
         )
 
 
-def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoint | None, list[str]]:
+def _agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
     """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
     found: tuple[Checkpoint | None, list[str]] | PenstockError = (None, [])
     if group.is_first:
         try:
+            store.take_over(writer)
             found = store.newest_valid()
             store.clean(found[0])
         except PenstockError as error:
