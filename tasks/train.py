@@ -19,9 +19,9 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
     CheckpointCommitted,
     Event,
+    Notice,
     Point,
     Resumed,
-    Standstill,
     StopAsked,
     TrainProgress,
     Warned,
@@ -111,7 +111,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                 if not ctx.stopping.stop.is_set():  # then it was ended from here
                     restart = f"restart {event.restart} of {job.spec.retries}"
                     ctx.warn(f"train: a worker was lost: {event.who}; all are started again ({restart})")
-            elif isinstance(event, Standstill):
+            elif isinstance(event, Notice):
                 ctx.reporter.say(f"train: {event.message}")
             elif isinstance(event, Warned):
                 ctx.warn(f"train: {event.message}")

@@ -14,10 +14,10 @@ __all__ = [
     "CheckpointCommitted",
     "Event",
     "Failure",
+    "Notice",
     "Point",
     "Resumed",
     "Saving",
-    "Standstill",
     "StopAsked",
     "TrainProgress",
     "Warned",
@@ -97,8 +97,8 @@ class WorkersLost(Section):
     """The ranks that were lost and their nodes, in words. Made by the driver."""
 
 
-class Standstill(Section):
-    """No step is done for a while, and this is what is known; or it goes on. Made by the driver itself."""
+class Notice(Section):
+    """Something worth a line: where it trains, or what is known while no step is done. Made by the driver itself."""
 
     message: str
 
@@ -132,7 +132,7 @@ Event = (
     | WorkersStarting
     | WorkerStarted
     | WorkersLost
-    | Standstill
+    | Notice
     | Warned
     | Failure
 )

@@ -11,11 +11,11 @@ from prefect.runtime import flow_run
 
 from penstock.errors import ResumeError, ServiceError
 from penstock.flows.run.command_line import run_command
-from penstock.flows.run.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.cpus import cpus_needed, workers_refused
 from penstock.flows.run.decisions import Continue, Refuse, choose_run, past_of
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
-from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room, gpus_refused
+from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.try_batch import try_one_batch
@@ -219,7 +219,7 @@ class _RayOnDemand:
             self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=cpus_needed(spec)))
             # A signal while Ray starts ends up in Ray's hands.
             self.stopping.check()
-            refusal = cpus_refused(spec, self.cluster.num_cpus) or gpus_refused(spec, self.cluster.num_gpus)
+            refusal = workers_refused(spec, self.cluster.nodes, self.cluster.most)
             if refusal is not None:
                 raise refusal
         return self.cluster.embedded

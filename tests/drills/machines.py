@@ -5,7 +5,7 @@ peers. Here a power cut ends the network first, and nothing gets out any more. N
 are shared, so times to notice are real and rates of work are not. Everything that was made ends with `Machines.close`.
 
     bridge pnb --- pn1 | eth0 10.77.7.11 in machine 1      each machine: namespaces of net, mount, pid, uts and ipc
-               --- pn2 | eth0 10.77.7.12 in machine 2      /tmp is its own, all else is this machine's, read-only
+               --- pn2 | eth0 10.77.7.12 in machine 2      /tmp, /dev/shm are its own, all else is this machine's
 """
 
 from __future__ import annotations
@@ -82,12 +82,27 @@ class Machines:
         """Start a machine; its disk is as it was left."""
         disk = self.folder / f"disk{number}"
         disk.mkdir(parents=True, exist_ok=True)
-        names = [f"127.0.0.1 localhost {'' if number else ''}".strip()]
-        names += [f"{self.address(each)} machine{each}" for each in range(1, _MOST + 1)]
+        names = ["127.0.0.1 localhost", *(f"{self.address(each)} machine{each}" for each in range(1, _MOST + 1))]
         hosts = f"printf '%s\\n' {' '.join(map(shlex.quote, names))}"
         script = _INIT.format(seen=self._seen, disk=disk, name=f"machine{number}", hosts=hosts)
-        words = ["unshare", "-m", "-p", "-n", "-u", "-i", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", script]
-        init = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+        words = [
+            "unshare",
+            "-m",
+            "-p",
+            "-n",
+            "-u",
+            "-i",
+            "--fork",
+            "--kill-child",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+            script,
+        ]
+        init = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         self._inits[number] = init
         assert init.stdout is not None
         assert init.stdout.readline() == b"ready\n", f"machine {number} did not start"
@@ -95,35 +110,30 @@ class Machines:
         self._pids[number] = int(pid)
         _run("ip", "link", "add", f"pn{number}", "type", "veth", "peer", "name", "eth0", "address", _mac(number), "netns", pid)
         _run("ip", "link", "set", f"pn{number}", "master", _BRIDGE, "up")
-        inside = self._inside(number)
+        inside = self.inside(number)
         _run(*inside, "ip", "link", "set", "lo", "up")
         _run(*inside, "ip", "link", "set", "eth0", "up")
         _run(*inside, "ip", "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
         _know_neighbours(number, "eth0", *inside)
 
-    def start(self, number: int, *command: str | Path, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a command on a machine, in its /tmp."""
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [*self._inside(number), "env", "-C", "/tmp", *map(str, command)],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-
     def run(self, number: int, *command: str | Path, environment: Mapping[str, str], timeout_s: float = 120) -> str:
         """Run a command there to its end; it must succeed. Returns what it said."""
         done = subprocess.run(
-            [*self._inside(number), "env", "-C", "/tmp", *map(str, command)],
+            [*self.inside(number), *map(str, command)],
             env=dict(environment),
             capture_output=True,
             text=True,
             timeout=timeout_s,
             check=False,
         )
-        assert done.returncode == 0, f"machine {number}: {shlex.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, (
+            f"machine {number}: {shlex.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
         return done.stdout
+
+    def runs(self, number: int) -> bool:
+        """Whether the machine has been started."""
+        return number in self._pids
 
     def cut(self, number: int) -> None:
         """Drop all its traffic, in both directions; no connection is told."""
@@ -132,6 +142,16 @@ class Machines:
     def heal(self, number: int) -> None:
         """Let its traffic pass again."""
         _run("bridge", "link", "set", "dev", f"pn{number}", "state", "3")
+
+    def part(self, one: int, other: int) -> None:
+        """Drop the traffic between two machines; both still reach the others."""
+        for me, peer in ((one, other), (other, one)):
+            _run(*self.inside(me), *_neighbour(peer, "eth0", "02:77:07:00:00:ff"))  # nobody's
+
+    def join(self, one: int, other: int) -> None:
+        """Let the traffic between two machines pass again."""
+        for me, peer in ((one, other), (other, one)):
+            _run(*self.inside(me), *_neighbour(peer, "eth0", _mac(peer)))
 
     def power_off(self, number: int) -> None:
         """Nothing gets out any more, then SIGKILL of everything on it."""
@@ -150,16 +170,20 @@ class Machines:
             self.power_off(number)
         _run("ip", "link", "del", _BRIDGE)
 
-    def _inside(self, number: int) -> list[str]:
-        return ["nsenter", "-t", str(self._pids[number]), "-m", "-p", "-n", "-u", "-i", "--"]
+    def inside(self, number: int) -> list[str]:
+        """What to put before a command, so that it runs on that machine, in its /tmp."""
+        return ["nsenter", "-t", str(self._pids[number]), "-m", "-p", "-n", "-u", "-i", "--", "env", "-C", "/tmp"]
 
 
 def _know_neighbours(me: int, device: str, *inside: str) -> None:
     """A lost machine must be silence: the kernel that asks for its MAC would say "no route to host" after 3 s."""
     for number in range(_MOST + 1):
         if number != me:
-            words = ("neigh", "replace", Machines.address(number), "lladdr", _mac(number), "nud", "permanent", "dev", device)
-            _run(*inside, "ip", *words)
+            _run(*inside, *_neighbour(number, device, _mac(number)))
+
+
+def _neighbour(number: int, device: str, mac: str) -> tuple[str, ...]:
+    return ("ip", "neigh", "replace", Machines.address(number), "lladdr", mac, "nud", "permanent", "dev", device)
 
 
 def _mac(number: int) -> str:

@@ -13,14 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import ray
+from ray._private.state import state as ray_state
 
 from penstock.errors import TrainingError
 from penstock.training.events import (
     CheckpointCommitted,
     Event,
     Failure,
+    Notice,
     Saving,
-    Standstill,
     TrainProgress,
     WorkersLost,
     WorkersStarting,
@@ -87,6 +88,10 @@ class Cluster:
                 for node in ray.nodes()
             ]
         return self._seen
+
+    def most(self) -> Mapping[str, float] | None:
+        """What all nodes together can grow to, where an autoscaler has told Ray; None where nothing is known."""
+        return ray_state.get_max_resources_from_cluster_config()  # type: ignore[no-any-return]
 
     def free(self) -> Mapping[str, float]:
         """Resources of all nodes together that nothing holds now."""
@@ -186,7 +191,7 @@ class Silence:
         if text is None:
             return []
         self._told = True
-        return [Standstill(message=text)]
+        return [Notice(message=text)]
 
     def _begin(self, pause_s: float) -> None:
         self._since_s = self._due_from_s = self.clock()
@@ -199,7 +204,7 @@ class Silence:
         self._step, self._last = event.step, event.step == event.total_steps
         self._begin(FIRST_S)
         told, self._told = self._told, False
-        return [Standstill(message=f"goes on at step {event.step:,}")] if told else []
+        return [Notice(message=f"goes on at step {event.step:,}")] if told else []
 
     def _who(self, ranks: Sequence[int]) -> str:
         """The ranks that ended without a word, with their nodes; those that said why are its consequence as a rule."""

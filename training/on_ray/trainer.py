@@ -18,12 +18,13 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from penstock.training.events import Event, StopAsked
+from penstock.training.events import Event, Notice, StopAsked, Warned
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
 from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.mailbox import start_mailbox
-from penstock.training.on_ray.silence import Silence
+from penstock.training.on_ray.resources import gpus_of_auto
+from penstock.training.on_ray.silence import Cluster, Silence
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -87,7 +88,8 @@ def train(
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
     attempt = EventLog(job, listener)
-    need = _need(job)
+    need, chosen = _need(job)
+    attempt.hear(chosen)
     trainer = _trainer(job, mailbox, need)
     trainer.own_cluster = own_cluster
     fit, silence = _Fit(trainer), Silence(job.spec, need)
@@ -229,17 +231,13 @@ class _Stopping:
         return asked
 
 
-def _need(job: TrainJob) -> dict[str, float]:
-    """CPUs and GPUs of one worker."""
-    gpus = _gpus_per_worker(job)
-    return {"CPU": job.spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
-
-
-def _gpus_per_worker(job: TrainJob) -> float:
-    wanted = job.spec.gpus
-    if wanted == 0:
-        return 0.0
-    there = ray.cluster_resources().get("GPU", 0.0)
-    if wanted == "auto" and there < job.spec.workers:
-        return 0.0
-    return 1.0 if wanted == "auto" else float(wanted)
+def _need(job: TrainJob) -> tuple[dict[str, float], list[Event]]:
+    """CPUs and GPUs of one worker, and what is told of the choice that `train.gpus: auto` is."""
+    spec, chosen = job.spec, list[Event]()
+    gpus = spec.gpus
+    if gpus == "auto":
+        cluster = Cluster()
+        nodes = [node.resources for node in cluster.nodes() if node.alive]
+        gpus, why, warns = gpus_of_auto(spec.workers, spec.cpus_per_worker, nodes, cluster.most())
+        chosen.append(Warned(message=why) if warns else Notice(message=why))
+    return {"CPU": spec.cpus_per_worker} | ({"GPU": float(gpus)} if gpus else {}), chosen

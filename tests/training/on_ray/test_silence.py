@@ -13,14 +13,14 @@ from penstock.training.events import (
     CheckpointCommitted,
     Event,
     Failure,
+    Notice,
     Saving,
-    Standstill,
     TrainProgress,
     WorkersLost,
     WorkersStarting,
     WorkerStarted,
 )
-from penstock.training.on_ray.resources import missing_for_workers
+from penstock.training.on_ray.resources import gpus_of_auto, missing_for_workers
 from penstock.training.on_ray.silence import Cluster, Node, Silence
 from penstock.training.spec import TrainSpec
 
@@ -79,7 +79,7 @@ def lines(silence: Silence, bench: Bench, seconds: float) -> list[str]:
 
 
 def texts(events: Sequence[Event]) -> list[str]:
-    return [event.message for event in events if isinstance(event, Standstill)]
+    return [event.message for event in events if isinstance(event, Notice)]
 
 
 def test_a_silent_node_is_named_after_15_seconds_and_then_rarely() -> None:
@@ -208,3 +208,14 @@ def test_needs_are_compared_node_by_node(
     workers: int, need: dict[str, float], nodes: list[dict[str, float]], missing: str | None
 ) -> None:
     assert missing_for_workers(workers, need, nodes) == missing
+
+
+def test_auto_uses_no_gpu_only_with_a_word_about_it() -> None:
+    one = [{"CPU": 4.0, "GPU": 1.0}]
+    assert gpus_of_auto(1, 1, one, None) == (1.0, "on 1 GPU (train.gpus: auto)", False)
+    assert gpus_of_auto(2, 1, one, {"CPU": 64.0, "GPU": 8.0})[0] == 1.0
+    gpus, why, warns = gpus_of_auto(2, 1, one, None)
+    assert (gpus, warns) == (0.0, True)
+    assert "lacks 1 more GPU: the cluster has 1, train.workers: 2 needs 2. To use GPUs, lower train.workers" in why
+    gpus, why, warns = gpus_of_auto(2, 1, [{"CPU": 4.0}], None)
+    assert (gpus, warns) == (0.0, False) and why == "on CPUs: there is no GPU now (train.gpus: auto)"
