@@ -122,7 +122,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
         with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
             told = "PENSTOCK_RAY_LOGS" in os.environ
             if not told:  # what Ray prints of its nodes, in colours, whatever `log_to_driver` says
-                ray_worker.listen_error_messages = lambda worker, stopped: None
+                ray_worker.listen_error_messages = lambda worker, threads_stopped: None
             try:
                 ray.init(**settings, log_to_driver=told, logging_level=logging.ERROR)
             except Interrupted:

@@ -20,6 +20,7 @@ import pytest
 from fsspec.core import url_to_fs
 
 from penstock.storage import Storage
+from penstock.training.checkpoint.store import CheckpointStore
 from tests import ROOT
 from tests.drills.machines import Machines, reason_not_here
 from tests.drills.project import Command, make_project
@@ -208,3 +209,31 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     assert "\x1b" not in run.command.said and "(raylet)" not in run.command.said
     assert result["exactness"] == "bit-exact"
     assert result["weights_digest"] == calm["weights_digest"]
+
+
+def test_a_rank_0_that_is_cut_off_from_the_cluster_and_not_from_the_storage_cannot_write(site: Site) -> None:
+    machines = site.machines
+    for number in (2, 3):
+        if not machines.runs(number) or not site.processes(number, "raylet"):
+            site.worker(number)
+    run = site.run("fence", "train.workers=1")
+    run.until("the first checkpoint", run.step)
+    first = run.places()[0]
+    since_s = time.monotonic()
+    machines.part(HEAD, first)
+    run.told(r"no step for \d+ s; machine\d \(.*\) does not answer|a worker was lost", since_s)
+    run.told(r"train: continues from step \d+ \(bit-exact\)", since_s)
+    (continued,) = re.findall(r"train: continues from step (\d+)", run.command.said)
+    logs = machines.folder / f"disk{first}" / "ray" / "session_latest" / "logs"
+    refused = "this rank 0 (attempt 1, restart 0) was replaced by another (attempt 1, restart 1)"
+    run.until("the refusal in its log", lambda: any(refused in log.read_text() for log in logs.glob("worker-*.err")), since_s)
+    machines.join(HEAD, first)
+    run.until("its end", lambda: not site.processes(first, "RayTrainWorker"), since_s)
+    result = run.command.finish(timeout_s=WAIT_S)
+    print(run.command.said)
+
+    assert result["exactness"] == "bit-exact"
+    (name,) = run.storage.list("runs")
+    counted = {checkpoint.name for checkpoint in CheckpointStore(run.storage.child(f"runs/{name}")).committed()}
+    late = {each for each, manifest in run.checkpoints().items() if manifest["writer"] == "a1-r0"}
+    assert not {each for each in late & counted if int(each.split("-")[1]) > int(continued)}

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.training.events import Event, WorkersLost, WorkersStarting, WorkerStarted
 
-__all__ = ["Mailbox", "RayMailboxClient", "start_mailbox"]
+__all__ = ["Mailbox", "RayMailboxClient", "say_in_log", "start_mailbox"]
 
 
 class Mailbox:
@@ -24,14 +24,15 @@ class Mailbox:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._stop = False
-        self._starts: dict[int, int] = {}
+        self._group = -1
+        """Worker groups that Ray Train has asked for, less one: the number of the newest."""
+        self._losses = 0
         self._workers: dict[int, Any] = {}
         self._controller: Any = None
 
     def start(self, rank: int, host: str, pid: int, worker: Any, node: str = "") -> dict[str, Any]:
         """Register a rank's process and its actor handle."""
-        restart = self._starts.get(rank, 0)
-        self._starts[rank] = restart + 1
+        restart = self._group
         self._workers[rank] = worker
         self._events.append(WorkerStarted(rank=rank, host=host, pid=pid, restart=restart, node=node))
         return {"stop": self._stop, "restart": restart}
@@ -41,18 +42,20 @@ class Mailbox:
 
         The answer says whether the driver wants training to stop, and whether a later group was started.
         """
-        replaced = restart < max(self._starts.values(), default=1) - 1
+        replaced = restart < self._group
         if not replaced:
             self._events.extend(events)
         return {"stop": self._stop, "replaced": replaced}
 
     def starting(self) -> None:
         """Ray Train asks the cluster for workers. Its controller only."""
+        self._group += 1
         self._events.append(WorkersStarting())
 
     def lost(self, ranks: list[int]) -> None:
         """Ray Train has given up these ranks and starts all again. Its controller only."""
-        self._events.append(WorkersLost(ranks=tuple(ranks), restart=max(self._starts.values(), default=0)))
+        self._losses += 1
+        self._events.append(WorkersLost(ranks=tuple(ranks), restart=self._losses))
 
     def take(self) -> list[Event]:
         """Hand over the events since the last call. Driver only."""
@@ -83,6 +86,12 @@ def start_mailbox() -> Any:
     return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
 
 
+def say_in_log(text: str) -> None:
+    """Put a line into the file that Ray keeps of this worker's stderr; Ray Train takes `print` elsewhere."""
+    sys.stderr.write(f"penstock: {text}\n")
+    sys.stderr.flush()
+
+
 class RayMailboxClient:
     """A `MailboxClient` over the actor's handle.
 
@@ -103,9 +112,7 @@ class RayMailboxClient:
         try:
             answer = ray.get(self._handle.put.remote(events, self._restart), timeout=60)
             if answer["replaced"]:
-                print(
-                    f"penstock: the worker group of restart {self._restart} was replaced; it ends", file=sys.stderr, flush=True
-                )
+                say_in_log(f"this worker (restart {self._restart}) was replaced and ends")
                 os._exit(1)
             return bool(answer["stop"])
         except ray.exceptions.GetTimeoutError:

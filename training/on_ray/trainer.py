@@ -234,10 +234,11 @@ class _Stopping:
 def _need(job: TrainJob) -> tuple[dict[str, float], list[Event]]:
     """CPUs and GPUs of one worker, and what is told of the choice that `train.gpus: auto` is."""
     spec, chosen = job.spec, list[Event]()
-    gpus = spec.gpus
-    if gpus == "auto":
+    if spec.gpus == "auto":
         cluster = Cluster()
         nodes = [node.resources for node in cluster.nodes() if node.alive]
         gpus, why, warns = gpus_of_auto(spec.workers, spec.cpus_per_worker, nodes, cluster.most())
         chosen.append(Warned(message=why) if warns else Notice(message=why))
-    return {"CPU": spec.cpus_per_worker} | ({"GPU": float(gpus)} if gpus else {}), chosen
+    else:
+        gpus = float(spec.gpus)
+    return {"CPU": spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {}), chosen

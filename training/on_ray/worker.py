@@ -13,7 +13,7 @@ import ray
 import ray.train
 import ray.train.torch
 
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.training.checkpoint.exactness import BIT_EXACT, check_identity, environment_of, judge, reporting_nondeterminism
 from penstock.training.checkpoint.fence import Writer
@@ -28,7 +28,7 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
-from penstock.training.on_ray.mailbox import RayMailboxClient
+from penstock.training.on_ray.mailbox import RayMailboxClient, say_in_log
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
@@ -66,6 +66,8 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     try:
         return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
+        if isinstance(error, LeaseHeldError):  # the driver that could tell it may be out of reach
+            say_in_log(error.message)
         client.put([_failure(group.rank, error)])
         raise
 
