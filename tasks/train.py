@@ -16,7 +16,18 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint.exactness import check_identity
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import CheckpointCommitted, Event, Point, Resumed, StopAsked, TrainProgress, Warned, WorkerStarted
+from penstock.training.events import (
+    CheckpointCommitted,
+    Event,
+    Notice,
+    Point,
+    Resumed,
+    StopAsked,
+    TrainProgress,
+    Warned,
+    WorkersLost,
+    WorkerStarted,
+)
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import ModelSpec
 
@@ -76,10 +87,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if not committed and ctx.ledger.has_trained(ctx.run.run):
         ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
 
-    restarts = 0
-
     def listen(events: Sequence[Event]) -> None:
-        nonlocal restarts
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points(points)
@@ -96,13 +104,15 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             elif isinstance(event, StopAsked):
                 ctx.reporter.say("train: stopping; what is trained so far is saved first, a second signal stops at once")
             elif isinstance(event, WorkerStarted):
-                if event.restart > restarts:
-                    restarts = event.restart
-                    if not ctx.stopping.stop.is_set():  # then it was ended from here
-                        ctx.warn(f"train: a worker was lost; all are started again (restart {restarts} of {job.spec.retries})")
                 workers = {**ctx.attempt.workers, event.rank: f"{event.host}:{event.pid}"}
                 ctx.attempt = ctx.attempt.model_copy(update={"workers": workers})
                 ctx.ledger.save_attempt(ctx.run.run, ctx.attempt)
+            elif isinstance(event, WorkersLost):
+                if not ctx.stopping.stop.is_set():  # then it was ended from here
+                    restart = f"restart {event.restart} of {job.spec.retries}"
+                    ctx.warn(f"train: a worker was lost: {event.who}; all are started again ({restart})")
+            elif isinstance(event, Notice):
+                ctx.reporter.say(f"train: {event.message}")
             elif isinstance(event, Warned):
                 ctx.warn(f"train: {event.message}")
             elif isinstance(event, TrainProgress):

@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointCommitted",
     "Event",
     "Failure",
+    "Notice",
     "Point",
     "Resumed",
     "Saving",
@@ -21,6 +22,8 @@ __all__ = [
     "TrainProgress",
     "Warned",
     "WorkerStarted",
+    "WorkersLost",
+    "WorkersStarting",
     "now_ms",
 ]
 
@@ -77,6 +80,27 @@ class WorkerStarted(Section):
     host: str
     pid: int
     restart: int
+    node: str = ""
+    """Ray's id of its node."""
+
+
+class WorkersStarting(Section):
+    """CPUs and GPUs for a worker group are asked for: at the start, and after workers were lost."""
+
+
+class WorkersLost(Section):
+    """Ray has given up workers, and all of them are started again."""
+
+    ranks: tuple[int, ...]
+    restart: int
+    who: str = ""
+    """The ranks that were lost and their nodes, in words. Made by the driver."""
+
+
+class Notice(Section):
+    """Something worth a line: where it trains, or what is known while no step is done. Made by the driver itself."""
+
+    message: str
 
 
 class Warned(Section):
@@ -97,7 +121,20 @@ class Failure(Section):
     error: Exception | None = None
 
 
-Event = Point | TrainProgress | Saving | CheckpointCommitted | StopAsked | Resumed | WorkerStarted | Warned | Failure
+Event = (
+    Point
+    | TrainProgress
+    | Saving
+    | CheckpointCommitted
+    | StopAsked
+    | Resumed
+    | WorkersStarting
+    | WorkerStarted
+    | WorkersLost
+    | Notice
+    | Warned
+    | Failure
+)
 
 
 def now_ms(clock: Callable[[], float] = time.time) -> int:

@@ -58,7 +58,7 @@ class TrainSpec(Section):
     workers: Annotated[PositiveInt, OnResume.WARN] = 1
     """Ray Train workers. Changing it between attempts keeps the order of rows, not the bits."""
     gpus: Annotated[Literal["auto"] | NonNegativeInt, OnResume.WARN] = "auto"
-    """GPUs per worker; `auto` uses one per worker when the cluster has that many."""
+    """GPUs per worker; `auto` uses one per worker when the cluster has that many, else none, and says which."""
     cpus_per_worker: Annotated[PositiveFloat, OnResume.WARN] = 1.0
     """CPUs reserved per worker; also its number of torch threads."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "fp32"
@@ -79,6 +79,9 @@ class TrainSpec(Section):
     """When training saves itself."""
     retries: Annotated[NonNegativeInt, OnResume.FREE] = 3
     """Restarts of the worker group within one attempt."""
+    wait_s: Annotated[PositiveFloat, OnResume.FREE] = 900.0
+    """Seconds that a start or a restart of the workers waits for CPUs and GPUs that the cluster lacks, such as for a lost node
+    to come back. Then the command ends, and the same command continues."""
 
 
 class TrackingSpec(Section):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import PreflightError
-from penstock.flows.run.cpus import cpus_refused, gpus_refused
+from penstock.flows.run.cpus import workers_refused
 from penstock.flows.servers.nodes import ABSENT, ask_nodes, installed_versions
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.tasks.project import Project
@@ -26,7 +26,7 @@ def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool)
     Raises:
         PreflightError: it has too few CPUs or GPUs, or nodes cannot do their part: each is named, and why.
     """
-    refusal = cpus_refused(project.spec, cluster.num_cpus) or gpus_refused(project.spec, cluster.num_gpus)
+    refusal = workers_refused(project.spec, cluster.nodes, cluster.most)
     if refusal is not None:
         raise refusal
     if cluster.embedded:

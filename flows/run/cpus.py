@@ -1,11 +1,14 @@
-"""How many logical CPUs and GPUs does a run need at once, and what if the cluster has fewer?"""
+"""How many CPUs and GPUs does a run need at once, and what if no nodes of the cluster hold them?"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from penstock.errors import PreflightError
 from penstock.tasks.spec import PipelineSpec
+from penstock.training.on_ray.resources import missing_for_workers
 
-__all__ = ["cpus_needed", "cpus_refused", "gpus_refused", "held_by_workers"]
+__all__ = ["cpus_needed", "gpus_refused", "held_by_workers", "workers_refused"]
 
 
 def cpus_needed(spec: PipelineSpec) -> float:
@@ -13,21 +16,31 @@ def cpus_needed(spec: PipelineSpec) -> float:
     return held_by_workers(spec) + max(1.0, _needed_by_streams(spec))
 
 
-def cpus_refused(spec: PipelineSpec, cluster_cpus: float) -> PreflightError | None:
-    """The refusal if a cluster of so many CPUs cannot hold the workers and their streams; None if it can.
+def workers_refused(
+    spec: PipelineSpec, nodes: Sequence[Mapping[str, float]], most: Mapping[str, float] | None = None
+) -> PreflightError | None:
+    """The refusal if nodes with these resources cannot hold the workers and their streams; None if they can.
 
     With `cache: disk` and `memory` all rows are prepared before the workers start, and reading them takes no tasks.
+
+    Args:
+        most: what the nodes together can grow to, if that is known.
     """
-    workers, streams = held_by_workers(spec), _needed_by_streams(spec)
-    if workers + streams <= cluster_cpus:
+    train, streams = spec.train, _needed_by_streams(spec)
+    gpus = {"GPU": float(train.gpus)} if isinstance(train.gpus, int) and train.gpus else {}
+    missing = missing_for_workers(train.workers, {"CPU": train.cpus_per_worker, **gpus}, nodes, most)
+    if missing is not None:
+        return PreflightError(
+            f"the workers would wait without end for {missing}",
+            next_step="lower train.workers or what each of them takes (train.cpus_per_worker, train.gpus), or add nodes",
+        )
+    cpus = max(sum(node.get("CPU", 0.0) for node in nodes), most.get("CPU", 0.0) if most else 0.0)
+    if held_by_workers(spec) + streams <= cpus:
         return None
-    extra, advice = "", "lower train.workers or train.cpus_per_worker, or add nodes"
-    if streams:
-        extra, advice = f" plus {streams:g} for the tasks of their streams", f"use materialize.cache: disk or memory, {advice}"
     return PreflightError(
-        f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs{extra} need {workers + streams:g} CPUs; "
-        f"the Ray cluster has {cluster_cpus:g}: they would wait for each other without end",
-        next_step=advice,
+        f"{train.workers} workers of {train.cpus_per_worker:g} CPUs plus {streams:g} for the tasks of their streams need "
+        f"{held_by_workers(spec) + streams:g} CPUs; the Ray cluster has {cpus:g}: they would wait for each other without end",
+        next_step="use materialize.cache: disk or memory, lower train.workers or train.cpus_per_worker, or add nodes",
     )
 
 

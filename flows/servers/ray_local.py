@@ -26,6 +26,8 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
+from ray._private.state import state as ray_state
 
 from penstock.errors import Interrupted, ServiceError
 from penstock.machine.cache_dir import configured_cache
@@ -58,13 +60,25 @@ class RayCluster(NamedTuple):
 
     address: str
     embedded: bool
-    num_cpus: float
-    num_gpus: float
+    nodes: tuple[Mapping[str, float], ...]
+    """Resources of each node that is there."""
+    most: Mapping[str, float] | None
+    """What all nodes together can grow to, where an autoscaler has told Ray; None where nothing is known."""
+
+    @property
+    def num_cpus(self) -> float:
+        """CPUs of all nodes together."""
+        return sum(node.get("CPU", 0.0) for node in self.nodes)
+
+    @property
+    def num_gpus(self) -> float:
+        """GPUs of all nodes together."""
+        return sum(node.get("GPU", 0.0) for node in self.nodes)
 
 
-def _resources() -> dict[str, float]:
-    found = ray.cluster_resources()
-    return {"num_cpus": float(found.get("CPU", 0.0)), "num_gpus": float(found.get("GPU", 0.0))}
+def _resources() -> dict[str, Any]:
+    nodes = tuple(node["Resources"] for node in ray.nodes() if node["Alive"])
+    return {"nodes": nodes, "most": ray_state.get_max_resources_from_cluster_config()}
 
 
 @contextlib.contextmanager
@@ -114,8 +128,11 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
     # imported there in place of ours.
     try:
         with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
+            told = "PENSTOCK_RAY_LOGS" in os.environ
+            if not told:  # what Ray prints of its nodes, in colours, whatever `log_to_driver` says
+                ray_worker.listen_error_messages = lambda worker, threads_stopped: None
             try:
-                ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
+                ray.init(**settings, log_to_driver=told, logging_level=logging.ERROR)
             except Interrupted:
                 signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
                 raise

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from penstock.digest import bytes_digest
-from penstock.errors import CheckpointError, TrainingError
+from penstock.errors import CheckpointError, LeaseHeldError, TrainingError
 from penstock.storage import Storage
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, read_journal
 from penstock.training.checkpoint.manifest import VERSION, Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.packed import pack
@@ -294,7 +295,7 @@ def test_the_writer_seals_points_keeps_the_newest_and_tells_of_each(storage: Sto
     points = [Point(1000 + step, step, {"train/loss": 1 / step}) for step in (1, 2)]
     news: list[Event] = []
     store = CheckpointStore(storage, keep=2)
-    with closing(CheckpointWriter(store, JournalWriter(storage, 1), news.append)) as writer:
+    with closing(CheckpointWriter(store, JournalWriter(storage, Writer(1)), news.append)) as writer:
         for step in (1, 2, 3):
             writer.submit(lambda step=step: snapshot(step), points if step == 2 else [])  # type: ignore[misc]
         name = writer.wait()
@@ -309,9 +310,44 @@ def test_weights_that_are_no_numbers_are_not_written(storage: Storage) -> None:
     bad = torch.tensor([1.0, math.nan])
     for tensor in (bad, bad.to(torch.float8_e4m3fn)):
         asked = partial(torch_snapshot, snapshot(1).facts, {"bad": tensor}, NamedTensors({}), refuses_nan=True)
-        writer = CheckpointWriter(store, JournalWriter(storage, 1), lambda event: None)
+        writer = CheckpointWriter(store, JournalWriter(storage, Writer(1)), lambda event: None)
         with closing(writer):
             writer.submit(asked, [Point(1001, 1, {"train/loss": 1.0})])
             with pytest.raises(TrainingError, match="the weight bad is not a number after step 1"):
                 writer.wait()
     assert storage.list("checkpoints") == [] and read_journal(storage, 1) == []
+
+
+def test_a_rank_0_that_was_replaced_commits_nothing_and_what_arrives_late_is_not_taken(storage: Storage) -> None:
+    old, new = CheckpointStore(storage, keep=1), CheckpointStore(storage)
+    old.take_over(Writer(1))
+    common = old.write(snapshot(1))
+
+    def replaced() -> None:  # after the look, before the manifest: it is on its way when the machine is cut off
+        new.take_over(Writer(1, 1))
+
+    late = old.write(snapshot(9), before_commit=replaced)
+    assert newest(new).name == common.name
+    mine = new.write(snapshot(2))
+
+    for refused in (lambda: old.write(snapshot(10)), old.prune, lambda: old.clean(late), lambda: old.take_over(Writer(1))):
+        with pytest.raises(LeaseHeldError, match=r"attempt 1, restart 0\) was replaced by another \(attempt 1, restart 1\)"):
+            refused()
+    reader = CheckpointStore(storage)
+    assert [checkpoint.name for checkpoint in reader.committed()] == [mine.name, common.name]
+    assert newest(reader).name == mine.name and reader.problem(common.name) is None
+    assert sorted(storage.list("checkpoints")) == sorted([common.name, late.name, mine.name])
+    new.clean(mine)
+    assert sorted(storage.list("checkpoints")) == sorted([common.name, mine.name])
+
+    third = CheckpointStore(storage)
+    third.take_over(Writer(2))
+    assert newest(third).name == mine.name
+
+
+def test_the_segments_of_a_rank_0_that_was_replaced_touch_none_of_the_newer_one(storage: Storage) -> None:
+    for writer, value in ((Writer(1, 1), 1.0), (Writer(1), 0.0)):  # the older one comes back and seals the same step
+        journal = JournalWriter(storage, writer)
+        journal.add(Point(1004, 4, {"train/loss": value}))
+        journal.seal(4)
+    assert read_journal(storage, 4) == [Point(1004, 4, {"train/loss": 1.0})]

@@ -24,7 +24,7 @@ SMALL_STEPS = ["--set", "train.batch_rows=8"]
 """Epochs of about 180 steps: a killed driver's workers live on for seconds before Ray ends them."""
 SLOW_S = 0.05
 """For attempts that are killed: a step takes its time."""
-RESTARTED = "train: a worker was lost; all are started again (restart 1 of 5)\n"
+RESTARTED = "; all are started again (restart 1 of 5)\n"
 
 
 class Drill:

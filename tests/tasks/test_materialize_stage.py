@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.flows.run.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.cpus import cpus_needed, workers_refused
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
@@ -139,10 +139,10 @@ def test_rows_in_memory_are_prepared_again_only_for_training(
 def test_only_streams_need_cpus_beside_the_workers(tmp_path: Path) -> None:
     four = ["train.workers=4", "train.batch_rows=64", "train.cpus_per_worker=1"]
     for cache in ("disk", "memory"):
-        assert cpus_refused(project(tmp_path / cache, f"materialize.cache={cache}", *four).spec, 4.0) is None
+        assert workers_refused(project(tmp_path / cache, f"materialize.cache={cache}", *four).spec, [{"CPU": 4.0}]) is None
     streaming = project(tmp_path / "none", "materialize.cache=none", *four).spec
-    refusal = cpus_refused(streaming, 5.0)
+    refusal = workers_refused(streaming, [{"CPU": 5.0}])
     assert refusal is not None
     assert "need 6 CPUs" in refusal.message
     assert "materialize.cache: disk or memory" in refusal.next_step
-    assert cpus_refused(streaming, cpus_needed(streaming)) is None
+    assert workers_refused(streaming, [{"CPU": cpus_needed(streaming)}]) is None

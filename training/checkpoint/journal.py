@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pydantic_core import to_json
 
 from penstock.storage import Storage
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.events import Point
 
 __all__ = ["JournalWriter", "read_journal", "truncate_journal"]
@@ -24,21 +25,21 @@ _log = logging.getLogger("penstock.tracking")
 
 _FOLDER = "journal"
 
-_SEGMENT = re.compile(r"^(?P<step>\d{10,})-a(?P<attempt>\d+)\.jsonl$")
+_SEGMENT = re.compile(r"^(?P<step>\d{10,})-a(?P<attempt>\d+)-r(?P<restart>\d+)\.jsonl$")
 
 
 class _Segment(NamedTuple):
     step: int
-    attempt: int
+    writer: Writer
     path: str
 
 
 class JournalWriter:
-    """Collects points and seals them. Lives where points are made (rank 0); not thread-safe."""
+    """Collects points and seals them in segments of its own. Lives where points are made (rank 0); not thread-safe."""
 
-    def __init__(self, run_storage: Storage, attempt: int) -> None:
+    def __init__(self, run_storage: Storage, writer: Writer) -> None:
         self._storage = run_storage
-        self._attempt = attempt
+        self._writer = writer
         self._pending: list[Point] = []
 
     def add(self, point: Point) -> None:
@@ -53,7 +54,7 @@ class JournalWriter:
         if not self._pending:
             return
         lines = [to_json({"t": p.t_ms, "s": p.step, "v": dict(p.values)}, inf_nan_mode="constants") for p in self._pending]
-        path = f"{_FOLDER}/{step:010d}-a{self._attempt}.jsonl"
+        path = f"{_FOLDER}/{step:010d}-{self._writer}.jsonl"
         if self._storage.exists(path):  # validation after a checkpoint seals the same step again
             lines = [*self._storage.read_bytes(path).splitlines(), *lines]
         self._storage.write_bytes(path, b"\n".join(lines) + b"\n")
@@ -74,7 +75,7 @@ def read_journal(run_storage: Storage, up_to_step: int, *, after_step: int = -1)
     segments = [s for s in _segments(run_storage) if s.step > after_step]
     seen: set[tuple[int, str]] = set()
     points: list[Point] = []
-    for segment in sorted(segments, key=lambda s: (s.attempt, s.step), reverse=True):
+    for segment in sorted(segments, key=lambda s: (s.writer, s.step), reverse=True):
         for point in reversed(_read_segment(run_storage, segment.path)):
             values = {name: value for name, value in point.values.items() if (point.step, name) not in seen}
             if values and point.step <= up_to_step:
@@ -95,7 +96,8 @@ def _segments(run_storage: Storage) -> list[_Segment]:
     for name in run_storage.list(_FOLDER):
         match = _SEGMENT.match(name)
         if match:
-            found.append(_Segment(int(match["step"]), int(match["attempt"]), f"{_FOLDER}/{name}"))
+            writer = Writer(int(match["attempt"]), int(match["restart"]))
+            found.append(_Segment(int(match["step"]), writer, f"{_FOLDER}/{name}"))
     return sorted(found)
 
 

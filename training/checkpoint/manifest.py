@@ -52,6 +52,8 @@ class CheckpointManifest(CheckpointFacts):
     version: Literal[4] = VERSION
     weights_digest: str
     created: str
+    writer: str = ""
+    """The rank 0 that wrote it (fence.py)."""
     files: dict[str, StoredFile]
 
     @property

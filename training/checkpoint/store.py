@@ -8,8 +8,8 @@
 state_files.py beside this says what lies in torch's two. Nothing here loads torch: commands that only look do without it.
 
 Every write gets a folder of its own (the last part of the name is random), so a step written again after a resume never touches
-the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint. Source: the manifest
-as the commit point follows OLMo-core's `.metadata` file.
+the files of an older manifest, and a process that should be dead cannot spoil a living one's checkpoint; what it still commits
+does not count (fence.py). Source: the manifest as the commit point follows OLMo-core's `.metadata` file.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pydantic import ValidationError
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError, PenstockError
 from penstock.storage import Storage
+from penstock.training.checkpoint.fence import Fence, Writer, WriterRecord
 from penstock.training.checkpoint.manifest import (
     MANIFEST,
     VERSION,
@@ -107,8 +108,26 @@ class CheckpointStore:
 
     def __init__(self, storage: Storage, keep: int = 3, best: BestSpec | None = None) -> None:
         self._storage = storage.child(FOLDER)
+        self._fence = Fence(storage)
+        self._record: WriterRecord | None = None
+        self.writer = Writer(0)
+        """Who writes; see `take_over`."""
         self._keep = keep
         self._best = best
+
+    def take_over(self, writer: Writer) -> None:
+        """Be the one that writes from now on; what earlier writers commit after this does not count. Rank 0, before it reads.
+
+        Raises:
+            LeaseHeldError: a later writer has taken over already; `write`, `prune` and `clean` raise it too.
+        """
+        self._record = self._fence.enter(writer, frozenset(checkpoint.name for checkpoint in self.committed()))
+        self.writer = writer
+
+    def check_not_replaced(self) -> None:
+        """Raise LeaseHeldError if a later writer has taken over."""
+        if self._record is not None:
+            self._fence.check(self.writer)
 
     def write(self, snapshot: Snapshot, before_commit: Callable[[], None] = lambda: None) -> Checkpoint:
         """Write and commit a checkpoint; it counts from the moment this returns.
@@ -119,6 +138,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: the storage refuses (full, gone, no permission).
+            LeaseHeldError: a later writer has taken over.
         """
         if taken := _OWN_FILES & snapshot.files.keys():
             raise CheckpointError(
@@ -134,8 +154,10 @@ class CheckpointStore:
                     **snapshot.facts.model_dump(),
                     weights_digest=snapshot.weights_digest(),
                     created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    writer=str(self.writer),
                     files=files,
                 )
+                self.check_not_replaced()
                 before_commit()
                 folder.write_bytes(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
         except Exception:  # whatever failed, and it is raised again
@@ -145,7 +167,7 @@ class CheckpointStore:
         return Checkpoint(name, manifest, folder)
 
     def committed(self) -> list[Checkpoint]:
-        """Every checkpoint with a readable manifest, newest first. Files are not looked at."""
+        """Every checkpoint that counts and has a readable manifest, newest first. Files are not looked at."""
         return [found for _, found in self._newest_first() if isinstance(found, Checkpoint)]
 
     def get(self, name: str) -> Checkpoint:
@@ -200,6 +222,7 @@ class CheckpointStore:
 
     def prune(self) -> list[str]:
         """Delete all but the newest ones and the best one; returns the names of those deleted. A kill half-way does no harm."""
+        self.check_not_replaced()
         committed = self.committed()
         kept = {checkpoint.name for checkpoint in committed[: self._keep]}
         best = _best(committed, self._best)
@@ -211,15 +234,17 @@ class CheckpointStore:
         return dropped
 
     def clean(self, newest: Checkpoint | None) -> None:
-        """Remove what no run can use: folders without a manifest, and damaged checkpoints newer than `newest`.
+        """Remove what no run can use: folders without a manifest, what does not count, damaged checkpoints newer than `newest`.
 
-        Rank 0 calls it before the first write of a worker group; nothing else may be writing.
+        Rank 0 calls it before the first write of a worker group.
         """
+        self.check_not_replaced()
+        counts = self._counting()
         for name in self._names():
             found = self._read_manifest(name)
             newer = newest is None or _step_of(name) > newest.manifest.step
             same_step = newest is not None and _step_of(name) == newest.manifest.step and name != newest.name
-            if found is None or newer or (same_step and self.problem(name) is not None):
+            if found is None or not counts(found, name) or newer or (same_step and self.problem(name) is not None):
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -228,17 +253,27 @@ class CheckpointStore:
         self._storage.delete(name)
 
     def _newest_first(self) -> list[tuple[str, Checkpoint | str]]:
-        """(name, checkpoint or what is wrong with its manifest) of every folder with a manifest.
+        """(name, checkpoint or what is wrong with its manifest) of every folder that counts.
 
-        A folder without one was never committed: nothing was promised, so nothing is lost with it.
+        A folder without a manifest was never committed: nothing was promised, so nothing is lost with it.
         """
-        found = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
+        read = [(name, item) for name in self._names() if (item := self._read_manifest(name)) is not None]
+        counts = self._counting()
+        found = [(name, item) for name, item in read if counts(item, name)]
 
         def age(entry: tuple[str, Checkpoint | str]) -> tuple[int, str]:
             name, item = entry
             return _step_of(name), item.manifest.created if isinstance(item, Checkpoint) else ""
 
         return sorted(found, key=age, reverse=True)
+
+    def _counting(self) -> Callable[[Checkpoint | str, str], bool]:
+        """Whether a checkpoint counts: the newest writer wrote it, or found it. One that cannot be read is not judged here."""
+        newest = (self.writer, self._record) if self._record is not None else self._fence.newest()
+        if newest is None:
+            return lambda item, name: True
+        writer, record = newest
+        return lambda item, name: isinstance(item, str) or item.manifest.writer == str(writer) or name in record.inherited
 
     def _names(self) -> list[str]:
         if self._storage.is_local and self._storage.local_path().is_file():

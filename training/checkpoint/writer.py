@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, PenstockError
 from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.events import CheckpointCommitted, Event, Point
@@ -81,6 +81,8 @@ class CheckpointWriter:
         name = self._store.write(snapshot, seal).name
         try:
             self._store.prune()
+        except PenstockError:
+            raise
         except Exception as error:  # every store has errors of its own
             raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
         self._post(CheckpointCommitted(name=name, step=step))

@@ -16,10 +16,11 @@ from penstock.digest import bytes_digest, digest_of
 from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch
 from penstock.training.checkpoint.exactness import BIT_EXACT, environment_of, environment_of_all, judge
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
-from penstock.training.checkpoint.store import SavedBytes, Snapshot
+from penstock.training.checkpoint.store import CheckpointStore, SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.evaluation.validation import run_over
@@ -52,10 +53,11 @@ def train_in_process(
         DataError: the feed gives no rows.
     """
     store = job_checkpoints(job)
+    store.take_over(Writer(job.attempt))
     checkpoint, warnings = store.newest_valid()
     store.clean(checkpoint)
     model = start(checkpoint)
-    run = _Run(job, model, checkpoint, listener)
+    run = _Run(job, model, checkpoint, store, listener)
     if checkpoint is not None:
         exactness = run.facts.exactness
         step, found = checkpoint.manifest.step, tuple(warnings)
@@ -91,6 +93,7 @@ class _Run:
         job: TrainJob,
         model: LearningModel,
         checkpoint: Checkpoint | None,
+        store: CheckpointStore,
         listener: Callable[[list[Event]], None],
     ) -> None:
         self._job, self._model, self._listener = job, model, listener
@@ -112,7 +115,7 @@ class _Run:
         self._unsealed: list[Point] = []
         self._measured: dict[str, float] = {}
         self._metrics = validation_metrics(job.spec.checkpoint.best, job.manifest.feed_schema, model).to(model.device)
-        self.writer = CheckpointWriter(job_checkpoints(job), JournalWriter(job.run_storage, job.attempt), self._post)
+        self.writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), self._post)
         self._saved_s = self._told_s = time.monotonic()
 
     @property

@@ -11,9 +11,8 @@ from typing import IO
 from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
-from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import torch_snapshot, training_file
-from penstock.training.checkpoint.store import Snapshot
+from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
@@ -151,21 +150,30 @@ class FirstRank(RankObserver):
 
 @contextmanager
 def rank_observer(
-    job: TrainJob, group: Group, client: MailboxClient, learner: Learner, facts: CheckpointFacts
+    job: TrainJob,
+    group: Group,
+    client: MailboxClient,
+    learner: Learner,
+    facts: CheckpointFacts,
+    store: CheckpointStore,
 ) -> Iterator[RankObserver]:
-    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error."""
+    """The observer of this rank. Leaving the context ends its threads and delivers its last events, also after an error.
+
+    Args:
+        store: where rank 0 writes; it has taken it over.
+    """
     with ExitStack() as closes:
         rows_file = closes.enter_context(_rows_file(job, group.rank))
         if not group.is_first:
             yield RankObserver(group, rows_file)
             return
+        store.check_not_replaced()
         # What was sealed beyond the checkpoint belongs to steps that are now executed again.
         truncate_journal(job.run_storage, facts.step)
         courier = closes.enter_context(closing(Courier(client)))
-        journal = JournalWriter(job.run_storage, job.attempt)
-        writer = CheckpointWriter(job_checkpoints(job), journal, courier.post)
-        closes.enter_context(closing(writer))
-        yield FirstRank(job, group, courier, writer, learner, facts, rows_file)
+        saving = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)
+        closes.enter_context(closing(saving))
+        yield FirstRank(job, group, courier, saving, learner, facts, rows_file)
 
 
 def _rows_file(job: TrainJob, rank: int) -> AbstractContextManager[IO[str] | None]:

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.controller.state import RestartingState, SchedulingState
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from penstock.errors import PenstockError
@@ -18,7 +19,10 @@ __all__ = ["FixedWorkers", "NoRetryOfUserErrors", "TellsTheDriver"]
 
 
 class TellsTheDriver(ControllerCallback):
-    """Leaves the controller's actor handle in the mailbox: without it a driver can only wait for `fit()`, not end it."""
+    """Leaves the controller's actor handle in the mailbox: without it a driver can only wait for `fit()`, not end it.
+
+    And the news that Ray Train keeps to itself until all workers run again: that some were lost, and that it asks for others.
+    """
 
     def __init__(self, mailbox: Any) -> None:
         self._mailbox = mailbox
@@ -26,6 +30,14 @@ class TellsTheDriver(ControllerCallback):
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called once, before the first worker starts."""
         self._mailbox.controlled_by.remote(ray.get_runtime_context().current_actor)
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        """Called when Ray Train turns to something else."""
+        if isinstance(current_state, RestartingState):
+            lost = getattr(current_state.training_failed_error, "worker_failures", {})
+            self._mailbox.lost.remote(sorted(lost))
+        elif isinstance(current_state, SchedulingState):
+            self._mailbox.starting.remote()
 
 
 class NoRetryOfUserErrors(ray.train.UserCallback):

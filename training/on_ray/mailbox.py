@@ -6,6 +6,8 @@ neither. One small actor on the driver's node is the mailbox: rank 0 puts events
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import uuid
 from typing import Any
@@ -13,9 +15,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.training.events import Event, WorkerStarted
+from penstock.training.events import Event, WorkersLost, WorkersStarting, WorkerStarted
 
-__all__ = ["Mailbox", "RayMailboxClient", "start_mailbox"]
+__all__ = ["Mailbox", "RayMailboxClient", "say_in_log", "start_mailbox"]
 
 
 UNREACHABLE_WAIT_S = 0.5
@@ -28,30 +30,43 @@ class Mailbox:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._stop = False
-        self._starts: dict[int, int] = {}
+        self._group = -1
+        """Worker groups that Ray Train has asked for, less one: the number of the newest."""
+        self._losses = 0
         self._workers: dict[int, Any] = {}
         self._controller: Any = None
         self._delivered: dict[str, int] = {}
 
-    def start(self, rank: int, host: str, pid: int, worker: Any) -> dict[str, Any]:
+    def start(self, rank: int, host: str, pid: int, worker: Any, node: str = "") -> dict[str, Any]:
         """Register a rank's process and its actor handle."""
-        restart = self._starts.get(rank, 0)
-        self._starts[rank] = restart + 1
+        restart = self._group
         self._workers[rank] = worker
-        self._events.append(WorkerStarted(rank=rank, host=host, pid=pid, restart=restart))
+        self._events.append(WorkerStarted(rank=rank, host=host, pid=pid, restart=restart, node=node))
         return {"stop": self._stop, "restart": restart}
 
-    def put(self, events: list[Event], sender: str, number: int) -> dict[str, bool]:
-        """Add events of a rank; the answer says whether the driver wants training to stop.
+    def put(self, events: list[Event], restart: int, sender: str, number: int) -> dict[str, bool]:
+        """Add events of a rank; the answer says whether the driver wants training to stop, and whether the rank was replaced.
 
         Args:
+            restart: the sender's worker group; one that was replaced is not listened to.
             sender: whose delivery it is.
             number: counts the sender's deliveries from 1. One that came already is not added twice.
         """
-        if number > self._delivered.get(sender, 0):
+        replaced = restart < self._group
+        if not replaced and number > self._delivered.get(sender, 0):
             self._delivered[sender] = number
             self._events.extend(events)
-        return {"stop": self._stop}
+        return {"stop": self._stop, "replaced": replaced}
+
+    def starting(self) -> None:
+        """Ray Train asks the cluster for workers. Its controller only."""
+        self._group += 1
+        self._events.append(WorkersStarting())
+
+    def lost(self, ranks: list[int]) -> None:
+        """Ray Train has given up these ranks and starts all again. Its controller only."""
+        self._losses += 1
+        self._events.append(WorkersLost(ranks=tuple(ranks), restart=self._losses))
 
     def take(self) -> list[Event]:
         """Hand over the events since the last call. Driver only."""
@@ -82,11 +97,22 @@ def start_mailbox() -> Any:
     return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
 
 
-class RayMailboxClient:
-    """A `MailboxClient` over the actor's handle."""
+def say_in_log(text: str) -> None:
+    """Put a line into the file that Ray keeps of this worker's stderr; Ray Train takes `print` elsewhere."""
+    sys.stderr.write(f"penstock: {text}\n")
+    sys.stderr.flush()
 
-    def __init__(self, handle: Any) -> None:
+
+class RayMailboxClient:
+    """A `MailboxClient` over the actor's handle.
+
+    Args:
+        restart: how many worker groups of this attempt were before this rank's.
+    """
+
+    def __init__(self, handle: Any, restart: int) -> None:
         self._handle = handle
+        self._restart = restart
         self._sender = uuid.uuid4().hex
         self._number = 0
 
@@ -94,15 +120,22 @@ class RayMailboxClient:
         """Deliver events, in order. A mailbox that is gone means that the driver is gone: save and stop.
 
         While the driver's node cannot be reached, which is no end of it, the delivery is repeated: Ray calls the mailbox dead
-        in the end, or ends this worker.
+        in the end, or ends this worker. The process ends itself if its worker group was replaced while the machine was cut
+        off: the training thread may hang in a collective with ranks that are gone, and has nothing left to do.
         """
         self._number += 1
         while True:
             try:
-                return bool(ray.get(self._handle.put.remote(events, self._sender, self._number), timeout=60)["stop"])
+                call = self._handle.put.remote(events, self._restart, self._sender, self._number)
+                answer = ray.get(call, timeout=60)
             except ray.exceptions.GetTimeoutError:
                 return False  # a busy machine; Ray still delivers the call, before any later one
             except ray.exceptions.ActorUnavailableError:  # whether the call has arrived is not known
                 time.sleep(UNREACHABLE_WAIT_S)
+                continue
             except ray.exceptions.RayActorError:
                 return True
+            if answer["replaced"]:
+                say_in_log(f"this worker (restart {self._restart}) was replaced and ends")
+                os._exit(1)
+            return bool(answer["stop"])

@@ -10,22 +10,28 @@ from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from penstock.errors import TrainingError
 from penstock.ingest.ray_tasks import raising_the_original
+from penstock.training.events import Event, Notice, Warned
+from penstock.training.on_ray.resources import gpus_of_auto
+from penstock.training.on_ray.silence import Cluster
 from penstock.training.spec import TrainSpec
 
-__all__ = ["gpus_per_worker", "on_one_worker"]
+__all__ = ["needs_of_one_worker", "on_one_worker"]
 
 
 T = TypeVar("T")
 
 
-def gpus_per_worker(spec: TrainSpec) -> float:
-    """What `train.gpus` comes to on the cluster this process is connected to."""
-    if spec.gpus == 0:
-        return 0.0
-    there = ray.cluster_resources().get("GPU", 0.0)
-    if spec.gpus == "auto" and there < spec.workers:
-        return 0.0
-    return 1.0 if spec.gpus == "auto" else float(spec.gpus)
+def needs_of_one_worker(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
+    """CPUs and GPUs of a worker on the cluster this process is connected to, and what is told of the choice of `gpus: auto`."""
+    chosen: list[Event] = []
+    if spec.gpus == "auto":
+        cluster = Cluster()
+        nodes = [node.resources for node in cluster.nodes() if node.alive]
+        gpus, why, warns = gpus_of_auto(spec.workers, spec.cpus_per_worker, nodes, cluster.most())
+        chosen.append(Warned(message=why) if warns else Notice(message=why))
+    else:
+        gpus = float(spec.gpus)
+    return {"CPU": spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {}), chosen
 
 
 def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T]) -> T:
@@ -39,7 +45,8 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T]) -> T:
     Raises:
         TrainingError: the task's process died.
     """
-    task = ray.remote(max_retries=1)(_call).options(num_cpus=spec.cpus_per_worker, num_gpus=gpus_per_worker(spec))
+    need, _ = needs_of_one_worker(spec)
+    task = ray.remote(max_retries=1)(_call).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0))
     try:
         with raising_the_original():
             result: T = ray.get(task.remote(work))

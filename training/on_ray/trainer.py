@@ -23,7 +23,8 @@ from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
 from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.mailbox import start_mailbox
-from penstock.training.on_ray.one_worker import gpus_per_worker
+from penstock.training.on_ray.one_worker import needs_of_one_worker
+from penstock.training.on_ray.silence import Silence
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -50,7 +51,8 @@ _KNOBS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     # A frozen worker (or a dead network) is given up after this instead of ten minutes.
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",
+    # Ray Train would ask anew for the same CPUs and GPUs; how long they are waited for is `train.wait_s`.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "864000",
     # Its notices are not used here (the last time-based checkpoint is recent enough), and it costs a process per worker group.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "300",
@@ -86,17 +88,20 @@ def train(
         os.environ.setdefault(name, value)
     mailbox = start_mailbox()
     attempt = EventLog(job, listener)
-    trainer = _trainer(job, mailbox, gpus_per_worker(job.spec))
+    need, chosen = needs_of_one_worker(job.spec)
+    attempt.hear(chosen)
+    trainer = _trainer(job, mailbox, need)
     trainer.own_cluster = own_cluster
-    fit = _Fit(trainer)
+    fit, silence = _Fit(trainer), Silence(job.spec, need)
     stopping = _Stopping(stop, mailbox)
     try:
         fit.start()
         while not fit.over.wait(POLL_S) and not stopping.given_up:
-            attempt.hear(ray.get(mailbox.take.remote()))
+            attempt.hear(silence.hear(ray.get(mailbox.take.remote())))
             if stopping.pursue(attempt.saves):
                 attempt.hear([StopAsked()])
-        attempt.hear(ray.get(mailbox.take.remote()))
+            attempt.hear(silence.tell())
+        attempt.hear(silence.hear(ray.get(mailbox.take.remote())))
     finally:
         fit.end(mailbox)
         ray.kill(mailbox)
@@ -130,13 +135,12 @@ _NOT_NEEDED = {
 }
 
 
-def _trainer(job: TrainJob, mailbox: Any, gpus: float) -> _LeanTrainer:
-    resources = {"CPU": job.spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
+def _trainer(job: TrainJob, mailbox: Any, need: dict[str, float]) -> _LeanTrainer:
     return _LeanTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
         train_loop_config={"job": job, "mailbox": mailbox},
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
-        scaling_config=ScalingConfig(num_workers=job.spec.workers, use_gpu=gpus > 0, resources_per_worker=resources),
+        scaling_config=ScalingConfig(num_workers=job.spec.workers, use_gpu="GPU" in need, resources_per_worker=need),
         run_config=RunConfig(
             # A name of its own for every attempt: Ray must never find an index it wrote earlier, for ours is the truth.
             name=f"{job.pipeline}-{job.attempt}-{uuid.uuid4().hex[:8]}",

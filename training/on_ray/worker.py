@@ -13,7 +13,7 @@ import ray
 import ray.train
 import ray.train.torch
 
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.redact import hiding_secrets
 from penstock.training.checkpoint.exactness import (
@@ -24,18 +24,19 @@ from penstock.training.checkpoint.exactness import (
     judge,
     reporting_nondeterminism,
 )
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
-from penstock.training.events import Failure, now_ms
+from penstock.training.events import Failure
 from penstock.training.job import RECIPE_CODE, TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
-from penstock.training.on_ray.mailbox import RayMailboxClient
+from penstock.training.on_ray.mailbox import RayMailboxClient, say_in_log
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
@@ -66,18 +67,22 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """
     job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
-    worker = ray.get_runtime_context().current_actor
-    greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), worker))
-    client = RayMailboxClient(mailbox)
+    context = ray.get_runtime_context()
+    greeting = ray.get(
+        mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), context.current_actor, context.get_node_id())
+    )
+    client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets():
-            return run_rank(job, group, client, stop=greeting["stop"])
+            return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
+        if isinstance(error, LeaseHeldError):  # the driver that could tell it may be out of reach
+            say_in_log(error.message)
         client.put([_failure(group.rank, error)])
         raise
 
 
-def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False) -> RankResult:
+def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
     """Train as one rank of `group`. A collective.
 
     Args:
@@ -85,6 +90,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
         group: the ranks.
         client: how rank 0 reaches the driver.
         stop: a stop was requested before this worker started.
+        restart: how many worker groups of this attempt were before this one.
     """
     make_deterministic(job.spec.cpus_per_worker)
     # One answer for all: a rank that left alone would let the others wait for it.
@@ -104,7 +110,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed, group.rank)
 
     store = job_checkpoints(job)
-    checkpoint, warnings = _agree_on_checkpoint(store, group)
+    checkpoint, warnings = _agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
     resumed_from = state.step if checkpoint is not None else None
@@ -113,7 +119,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     if stop:
         return start
 
-    with rank_observer(job, group, client, learner, facts) as observer:
+    with rank_observer(job, group, client, learner, facts, store) as observer:
         if checkpoint is not None:
             observer.resumed(checkpoint, [*warnings, *changes])
 
@@ -177,13 +183,14 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
         )
 
 
-def _agree_on_checkpoint(store: CheckpointStore, group: Group) -> tuple[Checkpoint | None, list[str]]:
+def _agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
     """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
 
     def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:
         if not group.is_first:
             return None, []
         try:
+            store.take_over(writer)
             found = store.newest_valid()
             store.clean(found[0])
         except PenstockError as error:

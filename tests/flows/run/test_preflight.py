@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PreflightError, SpecError
-from penstock.flows.run.cpus import cpus_needed, cpus_refused
+from penstock.flows.run.cpus import cpus_needed, workers_refused
 from penstock.flows.run.preflight import FREE_AFTER_BYTES, check_machine, check_resources, check_room, check_storage
 from penstock.flows.spec_file import load_spec
 from penstock.storage import Storage
@@ -96,17 +96,22 @@ def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_th
 
 def test_workers_that_the_cluster_cannot_hold_are_refused_instead_of_waiting_for_ever(tmp_path: Path) -> None:
     spec = project(tmp_path, "train.workers=4", "train.cpus_per_worker=1").spec
-    refusal = cpus_refused(spec, 2.0)
+    refusal = workers_refused(spec, [{"CPU": 2.0}])
     assert refusal is not None
-    assert "4 workers of 1 CPUs" in refusal.message
-    assert cpus_refused(spec, cpus_needed(spec)) is None
+    assert "for 2 more CPUs: the cluster has 2, train.workers: 4 needs 4" in refusal.message
+    assert workers_refused(spec, [{"CPU": cpus_needed(spec)}]) is None
+    assert workers_refused(spec, [{"CPU": 2.0}], {"CPU": 64.0}) is None, "an autoscaler brings more"
+    wide = project(tmp_path / "wide", "train.workers=2", "train.cpus_per_worker=3").spec
+    refusal = workers_refused(wide, [{"CPU": 4.0}, {"CPU": 2.0}])
+    assert refusal is not None, "6 CPUs, but no node of 3 for the second worker"
+    assert "there is room for 1, the nodes have 4 CPU; 2 CPU" in refusal.message
 
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_what_a_cache_needs_fits_into_what_is_asked_for(tmp_path: Path, cache: str) -> None:
     overrides: list[Any] = [f"materialize.cache={cache}", "shuffle.mode=windowed"]
     spec = project(tmp_path, *overrides).spec
-    assert cpus_refused(spec, cpus_needed(spec)) is None
+    assert workers_refused(spec, [{"CPU": cpus_needed(spec)}]) is None
 
 
 def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_spent(

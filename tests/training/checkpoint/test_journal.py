@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.storage import Storage
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, read_journal, truncate_journal
 from penstock.training.events import Point
 
@@ -18,7 +19,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def write(storage: Storage, attempt: int, steps: range, seals: list[int], shift: int = 0) -> None:
-    journal = JournalWriter(storage, attempt)
+    journal = JournalWriter(storage, Writer(attempt))
     for step in steps:
         journal.add(Point(1000 * step + shift, step, {"loss": step + shift / 10}))
         if step in seals:
@@ -31,7 +32,7 @@ def test_points_after_the_last_seal_are_not_kept(storage: Storage) -> None:
 
 
 def test_points_come_back_as_they_were_also_when_they_are_not_finite(storage: Storage) -> None:
-    journal = JournalWriter(storage, 1)
+    journal = JournalWriter(storage, Writer(1))
     journal.add(Point(17, 3, {"a": math.nan, "b": math.inf, "c": -0.1}))
     journal.seal(3)
     (point,) = read_journal(storage, 3)
@@ -63,7 +64,7 @@ def test_a_worker_group_restarted_within_an_attempt_does_not_double_a_segment(st
 
 
 def test_two_points_of_one_step_are_both_kept(storage: Storage) -> None:
-    journal = JournalWriter(storage, 1)
+    journal = JournalWriter(storage, Writer(1))
     journal.add(Point(1, 5, {"train/loss": 1.0}))
     journal.seal(5)
     journal.add(Point(2, 5, {"val/loss": 2.0}))
@@ -73,18 +74,18 @@ def test_two_points_of_one_step_are_both_kept(storage: Storage) -> None:
 
 def test_only_the_segments_a_server_may_lack_are_read(storage: Storage) -> None:
     write(storage, 1, range(1, 13), [4, 8, 12])
-    (storage.local_path("journal") / "0000000004-a1.jsonl").write_text("torn")
+    (storage.local_path("journal") / "0000000004-a1-r0.jsonl").write_text("torn")
     assert [point.step for point in read_journal(storage, 10, after_step=4)] == list(range(5, 11))
 
 
 def test_a_damaged_segment_is_named_and_the_others_count(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
     write(storage, 1, range(1, 9), [4, 8])
-    damaged = storage.local_path("journal") / "0000000004-a1.jsonl"
+    damaged = storage.local_path("journal") / "0000000004-a1-r0.jsonl"
     damaged.write_text(damaged.read_text()[:-20])
     assert [point.step for point in read_journal(storage, 8)] == [1, 2, 3, 5, 6, 7, 8]
-    assert "0000000004-a1.jsonl is damaged after 3 points" in caplog.text
+    assert "0000000004-a1-r0.jsonl is damaged after 3 points" in caplog.text
 
 
 def test_a_seal_without_points_writes_nothing(storage: Storage) -> None:
-    JournalWriter(storage, 1).seal(4)
+    JournalWriter(storage, Writer(1)).seal(4)
     assert storage.list("journal") == []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
-from penstock.training.events import Event, Saving, Warned
+from penstock.training.events import CheckpointCommitted, Event, Saving, Warned, WorkersLost, WorkerStarted
 from penstock.training.loop.event_sender import Courier
 from penstock.training.on_ray.mailbox import Mailbox, RayMailboxClient
 
@@ -47,7 +48,7 @@ def ray_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("lost", [["call"], ["answer"], ["call", "answer", "call"]])
 def test_a_mailbox_that_cannot_be_reached_for_a_moment_gets_each_event_once_and_stops_nothing(lost: list[str]) -> None:
     mailbox = Mailbox()
-    client = RayMailboxClient(Handle(mailbox, iter(lost)))
+    client = RayMailboxClient(Handle(mailbox, iter(lost)), 0)
     first, second = Warned(message="first"), Warned(message="second")
     assert [client.put([first]), client.put([second])] == [False, False]
     assert mailbox.take() == [first, second]
@@ -56,7 +57,7 @@ def test_a_mailbox_that_cannot_be_reached_for_a_moment_gets_each_event_once_and_
 
 
 def test_a_mailbox_that_is_gone_means_save_and_stop() -> None:
-    assert RayMailboxClient(Handle(Mailbox(), iter(["actor"]))).put([])
+    assert RayMailboxClient(Handle(Mailbox(), iter(["actor"])), 0).put([])
 
 
 def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> None:
@@ -78,3 +79,26 @@ def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> N
     courier.close()
     said = "1 events of training could not be passed on to the driver: RayError: of a new kind"
     assert delivered == [Warned(message=said)]
+
+
+def test_a_group_that_was_replaced_is_told_so_and_not_listened_to() -> None:
+    mailbox, numbers = Mailbox(), count(1)
+
+    def put(events: list[Event], restart: int) -> dict[str, bool]:
+        return mailbox.put(events, restart, "rank 0", next(numbers))
+
+    mailbox.starting()
+    first = [mailbox.start(rank, "h", 1, None)["restart"] for rank in (0, 1)]
+    put([CheckpointCommitted(name="a", step=1)], 0)
+    mailbox.lost([1])
+    assert put([CheckpointCommitted(name="b", step=2)], 0) == {"stop": False, "replaced": False}
+    mailbox.starting()
+    assert put([CheckpointCommitted(name="late", step=3)], 0) == {"stop": False, "replaced": True}
+    second = [mailbox.start(rank, "h", 2, None)["restart"] for rank in (1, 0)]
+    assert (first, second) == ([0, 0], [1, 1])
+    assert put([CheckpointCommitted(name="late", step=3)], 0) == {"stop": False, "replaced": True}
+    assert put([CheckpointCommitted(name="c", step=2)], 1) == {"stop": False, "replaced": False}
+    heard = mailbox.take()
+    assert [event.name for event in heard if isinstance(event, CheckpointCommitted)] == ["a", "b", "c"]
+    assert [event.restart for event in heard if isinstance(event, WorkersLost)] == [1]
+    assert len([event for event in heard if isinstance(event, WorkerStarted)]) == 4

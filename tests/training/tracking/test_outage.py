@@ -17,6 +17,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from penstock.storage import Storage
+from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, read_journal, truncate_journal
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
@@ -79,7 +80,7 @@ def open_tracker(server: MlflowServer, folder: Path, **more: object) -> MlflowTr
 def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "run"))
     first = open_tracker(server, tmp_path)
-    journal = JournalWriter(storage, 1)
+    journal = JournalWriter(storage, Writer(1))
 
     def execute(tracker: MlflowTracker, steps: range, shift: int = 0) -> None:
         for step in steps:
@@ -121,7 +122,7 @@ def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_pa
     truncate_journal(storage, 1550)
     second = open_tracker(server, tmp_path, run_id=first.run_id, attempt=2)
     second.replay(read_journal(storage, 1550, after_step=second.complete_step()))
-    journal = JournalWriter(storage, 2)
+    journal = JournalWriter(storage, Writer(2))
     execute(second, range(1551, 1651), shift=7)
     assert second.close("FINISHED", drain_s=120) == 0
     check_history(server, first.run_id, 1650)

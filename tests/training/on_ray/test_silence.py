@@ -1,0 +1,221 @@
+"""Does a person learn, within seconds and no more often than needed, what training waits for?"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from penstock.errors import TrainingError
+from penstock.training.events import (
+    CheckpointCommitted,
+    Event,
+    Failure,
+    Notice,
+    Saving,
+    TrainProgress,
+    WorkersLost,
+    WorkersStarting,
+    WorkerStarted,
+)
+from penstock.training.on_ray.resources import gpus_of_auto, missing_for_workers
+from penstock.training.on_ray.silence import Cluster, Node, Silence
+from penstock.training.spec import TrainSpec
+
+
+class Bench(Cluster):
+    """Nodes that a test turns off, and a clock that it turns on."""
+
+    def __init__(self, *cpus: float) -> None:
+        self.now_s = 0.0
+        self.known = [
+            Node(f"id{i}", f"node{i}", f"10.77.0.1{i}", 1, alive=True, resources={"CPU": number})
+            for i, number in enumerate(cpus)
+        ]
+        self.off: set[str] = set()
+        self.head = True
+
+    def head_answers(self) -> bool:
+        return self.head
+
+    def nodes(self) -> list[Node]:
+        return self.known
+
+    def free(self) -> Mapping[str, float]:
+        return {"CPU": 0.0}
+
+    def silent(self, nodes: Sequence[Node]) -> list[Node]:
+        return [node for node in nodes if node.id in self.off]
+
+    def lose(self, index: int) -> None:
+        self.known[index] = replace(self.known[index], alive=False, resources={})
+
+
+def watch(bench: Bench, need: float = 1, **spec: float) -> Silence:
+    return Silence(TrainSpec(recipe="a.py:B", workers=2, **spec), {"CPU": need}, bench, lambda: bench.now_s)
+
+
+def started(silence: Silence, *nodes: int, restart: int = 0) -> None:
+    silence.hear([WorkersStarting()])
+    silence.hear(
+        WorkerStarted(rank=rank, host="h", pid=1, restart=restart, node=f"id{node}") for rank, node in enumerate(nodes)
+    )
+
+
+def step(number: int) -> TrainProgress:
+    return TrainProgress(step=number, total_steps=100, epoch=0, rows_per_s=1.0)
+
+
+def lines(silence: Silence, bench: Bench, seconds: float) -> list[str]:
+    """What is told while so much time passes without an event."""
+    told: list[str] = []
+    end_s = bench.now_s + seconds
+    while bench.now_s < end_s:
+        bench.now_s += 0.5
+        told += texts(silence.tell())
+    return told
+
+
+def texts(events: Sequence[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, Notice)]
+
+
+def test_a_silent_node_is_named_after_15_seconds_and_then_rarely() -> None:
+    bench = Bench(1, 1, 1)
+    silence = watch(bench)
+    started(silence, 1, 2)
+    silence.hear([step(7)])
+    bench.off = {"id2"}
+    assert lines(silence, bench, 130) == [f"no step for {s} s; node2 (10.77.0.12) does not answer" for s in (15, 30, 60, 120)]
+    assert texts(silence.hear([step(8)])) == ["goes on at step 8"]
+    assert texts(silence.hear([step(9)])) == []
+
+
+def test_a_long_step_is_no_failure_and_once_known_no_news() -> None:
+    bench = Bench(1, 1)
+    silence = watch(bench)
+    started(silence, 0, 1)
+    assert lines(silence, bench, 20) == ["no step yet, 15 s after 2 workers have started"]
+    silence.hear([step(1)])
+    assert lines(silence, bench, 60) == [
+        f"no step for {s} s; all nodes of the workers answer, the last one was 1" for s in (15, 30, 60)
+    ]
+    silence.hear([step(2)])
+    assert lines(silence, bench, 62) == []
+    bench.off = {"id0"}
+    assert lines(silence, bench, 60) == ["no step for 120 s; node0 (10.77.0.10) does not answer"]
+
+
+def test_a_write_that_takes_long_is_named() -> None:
+    bench = Bench(2)
+    silence = watch(bench)
+    started(silence, 0, 0)
+    silence.hear([step(5), Saving(step=5)])
+    assert lines(silence, bench, 16) == ["no step for 15 s; the checkpoint of step 5 is being written"]
+    silence.hear([CheckpointCommitted(name="c", step=5), step(100)])
+    assert lines(silence, bench, 16) == ["all steps are done for 15 s; the workers have not ended yet"]
+
+
+def test_a_lost_worker_is_named_with_its_node_and_a_restart_says_what_it_lacks() -> None:
+    bench = Bench(0, 1, 1)
+    silence = watch(bench, wait_s=60)
+    started(silence, 1, 2)
+    silence.hear([step(7), Failure(rank=0, t_ms=1, final=False, text="connection closed")])
+    bench.lose(2)
+    lost = silence.hear([WorkersLost(ranks=(0, 1), restart=1), WorkersStarting()])
+    assert isinstance(lost[0], WorkersLost) and lost[0].who == "rank 1 on node2 (10.77.0.12), a node that Ray has lost"
+    first, *later = lines(silence, bench, 59)
+    assert first == (
+        "waiting for 1 more CPU: the cluster has 1, train.workers: 2 needs 2. The command ends in 55 s if they do not come "
+        "(train.wait_s: 60); the same command continues"
+    )
+    assert len(later) == 2
+    with pytest.raises(TrainingError, match=r"within 60 s \(train.wait_s\): still waiting for 1 more CPU") as ended:
+        lines(silence, bench, 5)
+    assert "the same command" in ended.value.next_step or "same command" in ended.value.next_step
+
+
+def test_workers_that_start_late_say_goodbye_to_the_wait() -> None:
+    bench = Bench(2, 2)
+    silence = watch(bench, wait_s=60)
+    silence.hear([WorkersStarting()])
+    assert lines(silence, bench, 16) == ["0 of 2 workers have started after 15 s; 0 of the cluster's 4 CPUs free"]
+    started(silence, 0, 1)
+    assert texts(silence.hear([step(1)])) == ["goes on at step 1"]
+    assert lines(silence, bench, 14) == []
+
+
+def test_a_silent_head_is_named_without_a_call_that_would_wait_for_it() -> None:
+    bench = Bench(1, 1)
+    silence = watch(bench)
+    started(silence, 0, 1)
+    silence.hear([step(1)])
+    bench.head = False
+    assert lines(silence, bench, 16) == ["no step for 15 s; the head of the Ray cluster does not answer"]
+
+
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """A port that takes no further connection and refuses none: what a machine without power looks like."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = int(listener.getsockname()[1])
+        waiting = [socket.socket() for _ in range(3)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+        yield port
+        for each in waiting:
+            each.close()
+
+
+def test_a_node_whose_port_is_closed_or_never_answers_is_silent(full_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.training.on_ray.silence.CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as living, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ports = [living.getsockname()[1], closed.getsockname()[1], full_port]
+        nodes = [Node(str(port), "n", "127.0.0.1", port, alive=True, resources={}) for port in ports]
+        assert Cluster().silent(nodes) == nodes[1:]
+
+
+@pytest.mark.parametrize(
+    ("workers", "need", "nodes", "missing"),
+    [
+        (2, {"CPU": 1.0}, [{"CPU": 2.0}], None),
+        (2, {"CPU": 0.5}, [{"CPU": 1.0}], None),
+        (3, {"CPU": 0.1}, [{"CPU": 0.3}], None),
+        (2, {"CPU": 1.0}, [{"CPU": 0.0}, {}], "2 more CPUs: the cluster has 0, train.workers: 2 needs 2"),
+        (
+            2,
+            {"CPU": 3.0},
+            [{"CPU": 2.0}, {"CPU": 2.0}],
+            "2 more CPUs: the cluster has 4, train.workers: 2 with train.cpus_per_worker: 3 needs 6",
+        ),
+        (
+            1,
+            {"CPU": 3.0},
+            [{"CPU": 2.0}, {"CPU": 2.0}],
+            "nodes that hold 1 worker of 3 CPU (train.workers, train.cpus_per_worker): there is room for 0, the nodes have "
+            "2 CPU; 2 CPU",
+        ),
+        (2, {"CPU": 1.0, "GPU": 1.0}, [{"CPU": 4.0, "GPU": 1.0}], "1 more GPU: the cluster has 1, train.workers: 2 needs 2"),
+    ],
+)
+def test_needs_are_compared_node_by_node(
+    workers: int, need: dict[str, float], nodes: list[dict[str, float]], missing: str | None
+) -> None:
+    assert missing_for_workers(workers, need, nodes) == missing
+
+
+def test_auto_uses_no_gpu_only_with_a_word_about_it() -> None:
+    one = [{"CPU": 4.0, "GPU": 1.0}]
+    assert gpus_of_auto(1, 1, one, None) == (1.0, "on 1 GPU (train.gpus: auto)", False)
+    assert gpus_of_auto(2, 1, one, {"CPU": 64.0, "GPU": 8.0})[0] == 1.0
+    gpus, why, warns = gpus_of_auto(2, 1, one, None)
+    assert (gpus, warns) == (0.0, True)
+    assert "lacks 1 more GPU: the cluster has 1, train.workers: 2 needs 2. To use GPUs, lower train.workers" in why
+    gpus, why, warns = gpus_of_auto(2, 1, [{"CPU": 4.0}], None)
+    assert (gpus, warns) == (0.0, False) and why == "on CPUs: there is no GPU now (train.gpus: auto)"
