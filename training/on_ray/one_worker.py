@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
@@ -46,7 +46,7 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T]) -> T:
         TrainingError: the task's process died.
     """
     need, _ = needs_of_one_worker(spec)
-    task = ray.remote(max_retries=1)(_call).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0))
+    task: Any = ray.remote(max_retries=1)(_call).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0))
     try:
         with raising_the_original():
             result: T = ray.get(task.remote(work))
