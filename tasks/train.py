@@ -80,6 +80,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 
     def listen(events: Sequence[Event]) -> None:
         nonlocal restarts
+        if ctx.stopping.lost is not None:
+            raise ctx.stopping.lost
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points(points)
@@ -112,6 +114,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     try:
         outcome = ctx.project.framework.train(job, stop=ctx.stopping.stop, listener=listen, own_cluster=own_cluster)
     except BaseException:
+        if ctx.stopping.lost is not None:
+            raise
         with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
             committed = store.committed()
             ctx.tracker.checkpoints(committed)
