@@ -5,15 +5,28 @@ A thin view of torch.distributed that also stands for one lone process.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Group"]
+__all__ = ["Group", "is_lost_peer"]
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed, which is how the loss of another rank shows on this one.
+
+    Torch has a class of its own for some backends; gloo raises a RuntimeError, so the place decides.
+    """
+    if not (isinstance(error, RuntimeError) and dist.is_initialized()):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(str(Path(dist.__file__).parent))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
+from penstock.training.recipe import Recipe
 from penstock.training.step.gradients import MeanGradients
 from tests.training.digits import ListClient, make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks
@@ -269,3 +270,23 @@ def test_a_group_may_go_on_with_a_batch_that_leaves_ranks_without_rows(tmp_path:
     results = train_ranks(make_job(tmp_path, run="whole", **spec), *parts)
     assert [result.resumed_from_step for result in results] == [None, None, 4]
     assert newest(tmp_path, "whole").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
+
+
+def lose_the_other(group: Group) -> None:
+    if group.rank == 1:
+        raise ConnectionError("rank 1 is gone")
+    recipe = Recipe(Collective(), "model.py:Collective")
+    recipe.loss(torch.nn.Identity(), {"label": torch.ones(3)})
+
+
+class Collective:
+    def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        for _ in range(1000):
+            torch.distributed.all_reduce(batch["label"])
+        return batch["label"].mean()
+
+
+def test_a_rank_that_is_lost_in_a_collective_of_the_recipe_is_no_error_of_the_recipe() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        run_ranks(lose_the_other, 2)
+    assert not isinstance(caught.value, PenstockError)
