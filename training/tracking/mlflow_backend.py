@@ -27,7 +27,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
-from penstock.errors import Interrupted, ServiceError
+from penstock.errors import PenstockError, ServiceError
 from penstock.ingest.schema import FeedSchema
 from penstock.machine.empty_database import copy_database, keep_database
 from penstock.training.events import Point
@@ -38,6 +38,7 @@ from penstock.training.tracking.sender import Operation, Trouble
 __all__ = [
     "MlflowTransport",
     "OpenRun",
+    "asking",
     "connect",
     "describe_run",
     "ensure_run",
@@ -100,22 +101,37 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
     Raises:
         ServiceError: no answer after `tries`, or the server refuses.
     """
+
+    def reach() -> tuple[MlflowClient, str]:
+        with _database_lock(tracking_uri):
+            _make_database(tracking_uri)
+            if (database := database_of(tracking_uri)) is not None:
+                follow_its_folder(database)
+            client = open_client(tracking_uri)
+            return client, _experiment_id(client, tracking_uri, experiment)
+
+    return asking(tracking_uri, reach, tries)
+
+
+def asking(tracking_uri: str, call: Callable[[], T], tries: int = 3) -> T:
+    """Ask the server (or the database) for what nothing can begin without.
+
+    Raises:
+        ServiceError: no answer after `tries`, or the server refuses.
+    """
     for attempt in range(1, tries + 1):
         try:
-            with _database_lock(tracking_uri):
-                _make_database(tracking_uri)
-                if (database := database_of(tracking_uri)) is not None:
-                    follow_its_folder(database)
-                client = open_client(tracking_uri)
-                return client, _experiment_id(client, tracking_uri, experiment)
-        except Interrupted:
+            return call()
+        except PenstockError:
             raise
         except Exception as error:  # MLflow's own, requests' and SQLAlchemy's; `_judge` tells them apart
-            if attempt < tries and _judge(error) is Trouble.PASSING:
+            passing = _judge(error) is Trouble.PASSING
+            if attempt < tries and passing:
                 time.sleep(0.5 * attempt)
                 continue
+            reason = (str(error).splitlines() or [repr(error)])[0][:300]
             raise ServiceError(
-                f"MLflow at {tracking_uri} does not answer: {str(error).splitlines()[0][:300]}",
+                f"MLflow at {tracking_uri} {'does not answer' if passing else 'refuses'}: {reason}",
                 next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
             ) from error
     raise AssertionError("unreachable")
@@ -298,7 +314,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
         try:
             with _long_requests():
                 return call()
-        except Interrupted:
+        except PenstockError:
             raise
         except Exception as error:  # MLflow and its HTTP library raise many kinds; `_judge` tells them apart
             if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:

@@ -46,7 +46,11 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
     def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> _MlflowRun:
         """See `QueuedTracker.begin`."""
         client, experiment_id = mlflow_backend.connect(tracking_uri, experiment)
-        return _described(mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=begun), "RUNNING")
+
+        def ensure() -> mlflow_backend.OpenRun:
+            return mlflow_backend.ensure_run(client, experiment_id, run_name, run_id, begun=begun)
+
+        return _described(mlflow_backend.asking(tracking_uri, ensure), "RUNNING")
 
     @classmethod
     def find(cls, tracking_uri: str, run_id: str) -> _MlflowRun:

@@ -251,6 +251,14 @@ def test_a_server_that_does_not_answer_is_refused_before_anything_is_spent() -> 
         open_tracker("http://127.0.0.1:9")
 
 
+def test_a_server_that_lets_nobody_create_runs_is_told_as_such(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    open_client(uri).search_experiments()
+    execute(tmp_path / "mlflow.db", "CREATE TRIGGER t BEFORE INSERT ON runs BEGIN SELECT RAISE(ABORT, 'no right'); END")
+    with pytest.raises(ServiceError, match=r"MLflow at sqlite.* refuses"):
+        open_tracker(uri)
+
+
 def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
     script = "import sys; from penstock.training.tracking.mlflow_backend import connect; connect(sys.argv[1], 'demo')"
