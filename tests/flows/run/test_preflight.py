@@ -87,12 +87,15 @@ def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_th
         check_machine(project(tmp_path / "c", "train.gpus=1").spec)
     with socket.socket() as cluster:
         cluster.bind(("127.0.0.1", 0))
-        address = f"ray://127.0.0.1:{cluster.getsockname()[1]}"
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ServiceError, match=f"RAY_ADDRESS={address} does not answer"):
             check_machine(project(tmp_path / "d", "train.workers=64").spec)
         cluster.listen()
         check_machine(project(tmp_path / "e", "train.workers=64").spec)
+    monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
+    with pytest.raises(ServiceError, match=f"RAY_ADDRESS=ray://{address} is an address of Ray Client"):
+        check_machine(project(tmp_path / "f").spec)
 
 
 def test_workers_that_the_cluster_cannot_hold_are_refused_instead_of_waiting_for_ever(tmp_path: Path) -> None:
