@@ -17,6 +17,7 @@ from prefect.utilities.annotations import quote
 from penstock.errors import Interrupted, PenstockError
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
+from penstock.flows.run.flow_runs import EndedUntold
 from penstock.flows.run.open_attempt import introduce, open_attempt
 from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
@@ -54,7 +55,7 @@ def pipeline(request: RunRequest) -> State[Any]:
         stack.enter_context(hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.give_up))
         ctx = open_attempt(request, loaded, project, reporter, stopping, stack)
         try:
-            return _attempt(ctx, request.until)
+            end = _attempt(ctx, request.until)
         except BaseException as error:
             if stopping.lost is not None:  # the records are another process's now
                 ctx.tracker.close(None)
@@ -63,7 +64,12 @@ def pipeline(request: RunRequest) -> State[Any]:
             raised = stop_behind(error) or error
             if isinstance(raised, PenstockError):
                 raised.result = result
+            if ctx.attempt.prefect_missed_end:
+                raise EndedUntold(raised) from error
             raise
+        if ctx.attempt.prefect_missed_end:
+            raise EndedUntold(end)
+        return end
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
 
-from penstock.errors import Interrupted, ServiceError
+from penstock.errors import Interrupted, LeaseHeldError, ServiceError
 from penstock.machine.cache_dir import configured_cache
 from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
 
@@ -113,7 +113,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
         with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
             try:
                 ray.init(**settings, log_to_driver="PENSTOCK_RAY_LOGS" in os.environ, logging_level=logging.ERROR)
-            except Interrupted:
+            except (Interrupted, LeaseHeldError):
                 signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
                 raise
             except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own
