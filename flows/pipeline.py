@@ -17,6 +17,7 @@ from prefect.utilities.annotations import quote
 from penstock.errors import Interrupted, PenstockError
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
+from penstock.flows.run.flow_runs import EndedUntold
 from penstock.flows.run.open_attempt import introduce, open_attempt
 from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
@@ -53,16 +54,24 @@ def pipeline(request: RunRequest) -> State[Any]:
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         check_storage(project.storage)
-        stack.enter_context(hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.stop.set))
+        stack.enter_context(hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.give_up))
         ctx = open_attempt(request, loaded, project, reporter, stopping, stack)
         try:
-            return _attempt(ctx, request.until)
+            end = _attempt(ctx, request.until)
         except BaseException as error:
+            if stopping.lost is not None:  # the records are another process's now
+                ctx.tracker.close(None)
+                raise stopping.lost from error
             result = close_attempt(ctx, "failed", error)
             raised = stop_behind(error) or error
             if isinstance(raised, PenstockError):
                 raised.result = result
+            if ctx.attempt.prefect_missed_end:
+                raise EndedUntold(raised) from error
             raise
+        if ctx.attempt.prefect_missed_end:
+            raise EndedUntold(end)
+        return end
 
 
 @contextlib.contextmanager
@@ -82,9 +91,11 @@ def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
     try:
         introduce(ctx)
         _perform_stages(ctx, until)
+        if ctx.stopping.lost is not None:  # and code in between has made nothing of it
+            raise ctx.stopping.lost
     except Exception as error:  # as in `_unwrapping_interrupts`
         stopped = stop_behind(error)
-        if stopped is None:
+        if ctx.stopping.lost is not None or not isinstance(stopped, Interrupted):
             raise
         return Cancelled(message=stopped.message, data=close_attempt(ctx, "interrupted", stopped))
     complete = until in (None, STAGES[-1])

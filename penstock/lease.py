@@ -63,11 +63,14 @@ def refuse_if_held(storage: Storage, path: str) -> None:
 
 
 @contextmanager
-def hold_lease(storage: Storage, path: str, on_lost: Callable[[], None] = lambda: None) -> Iterator[LeaseHolder]:
+def hold_lease(
+    storage: Storage, path: str, on_lost: Callable[[LeaseHeldError], None] = lambda _error: None
+) -> Iterator[LeaseHolder]:
     """Own the lease at `path` for the duration of the block.
 
     `on_lost` is called from the heartbeat thread when another process has the lease: this process was silent for longer than
-    `EXPIRES_S` and `WATCH_S`, or the store let two racers create one object. The caller must stop writing.
+    `EXPIRES_S` and `WATCH_S`, or the store let two racers create one object. The caller must stop writing, and raise what it
+    is given.
 
     Raises:
         LeaseHeldError: a living process holds it.
@@ -125,14 +128,28 @@ def _refusal(storage: Storage, path: str, holder: LeaseHolder) -> LeaseHeldError
     )
 
 
+def _loss(storage: Storage, path: str, usurper: LeaseHolder | None) -> LeaseHeldError:
+    return LeaseHeldError(
+        f"{storage.uri(path)} was taken over by {usurper or 'another process'}: this process had been silent for so long that "
+        "it counted as dead; it ends and writes nothing more",
+        next_step="leave the run to that process, or run the same command once it has ended: it continues",
+    )
+
+
 def _beat(
-    storage: Storage, path: str, generation: int, holder: LeaseHolder, stop: threading.Event, on_lost: Callable[[], None]
+    storage: Storage,
+    path: str,
+    generation: int,
+    holder: LeaseHolder,
+    stop: threading.Event,
+    on_lost: Callable[[LeaseHeldError], None],
 ) -> None:
     while not stop.wait(HEARTBEAT_S):
         try:
-            own = _read(storage, path, generation)
-            if _last_generation(storage, path) > generation or (own is not None and own.owner != holder.owner):
-                on_lost()
+            last = _last_generation(storage, path)
+            newest = _read(storage, path, max(last, generation))
+            if last > generation or (newest is not None and newest.owner != holder.owner):
+                on_lost(_loss(storage, path, newest))
                 return
             _write(storage, path, generation, holder.model_copy(update={"heartbeat": time.time()}))
         except Exception:
@@ -145,11 +162,12 @@ def _holds(holder: LeaseHolder) -> bool:
     if holder.released:
         return False
     alive = holder.process.is_alive
-    return time.time() - holder.heartbeat < EXPIRES_S if alive is None else alive
+    # A heartbeat of the future is of another clock, and says as little as an old one.
+    return abs(time.time() - holder.heartbeat) < EXPIRES_S if alive is None else alive
 
 
 def _stirs(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> bool:
-    """Watch a silent holder that one cannot look at. True if its record changes: it lives, and its clock is behind ours."""
+    """Watch a silent holder that one cannot look at. True if its record changes: it lives, and its clock is not ours."""
     if holder.released or holder.process.is_alive is not None:
         return False
     deadline = time.monotonic() + WATCH_S

@@ -27,7 +27,7 @@ from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
 from penstock.training.spec import TrackingSpec
 
-__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "lease_path", "utc_now"]
+__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_path", "utc_now"]
 
 
 _ATTEMPT = re.compile(r"(\d+)\.json")
@@ -68,6 +68,8 @@ class Attempt(Section):
     ended: str | None = None
     status: Status = "running"
     prefect_flow_run_id: str | None = None
+    prefect_missed_end: bool = False
+    """Prefect's server was away when the attempt ended: a later command tells it."""
     exactness: str | None = None
     """`bit-exact`, `same-order: why`, or why neither; None until training was reached."""
     resumed_from_step: int | None = None

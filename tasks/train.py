@@ -88,6 +88,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
 
     def listen(events: Sequence[Event]) -> None:
+        if ctx.stopping.lost is not None:
+            raise ctx.stopping.lost
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points(points)
@@ -122,6 +124,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     try:
         outcome = ctx.project.framework.train(job, stop=ctx.stopping.stop, listener=listen, own_cluster=own_cluster)
     except BaseException:
+        if ctx.stopping.lost is not None:
+            raise
         with contextlib.suppress(OSError, PenstockError):  # why training ended is the news
             committed = store.committed()
             ctx.tracker.checkpoints(committed)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Group"]
+__all__ = ["Group", "is_lost_peer"]
 
 
 T = TypeVar("T")
@@ -125,3 +127,14 @@ class Group:
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed, which is how the loss of another rank shows on this one.
+
+    Torch has a class of its own for some backends; gloo raises a RuntimeError, so the place decides.
+    """
+    if not (isinstance(error, RuntimeError) and dist.is_initialized()):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(str(Path(dist.__file__).parent))

@@ -44,6 +44,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ClassScores, are_probabilities
+from penstock.training.ranks import is_lost_peer
 
 if TYPE_CHECKING:
     from penstock.usercode.capture import UserCode
@@ -93,7 +94,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
 class Recipe:
     """A user's recipe with the defaults filled in.
 
-    An exception of the user's code becomes a TrainingError naming file and line.
+    An exception of the user's code becomes a TrainingError naming file and line, unless it tells of the loss of another rank.
     """
 
     def __init__(self, user: Any, target: str) -> None:
@@ -223,17 +224,35 @@ class Recipe:
         return dict(columns)
 
     @contextmanager
+    def blaming(self, what: str) -> Iterator[None]:
+        """For a block in which torch calls user code: an optimizer, a scheduler, a hook, the backward of a function."""
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:
+            # Without a line of the user's, an error of the device or the system may be over at the next try.
+            if is_lost_peer(error) or (isinstance(error, RuntimeError | OSError) and not _user_frames(error)):
+                raise
+            raise self._failed(what, error) from error
+
+    @contextmanager
     def _blame(self, method: str) -> Iterator[None]:
         try:
             yield
         except PenstockError:
             raise
         except (Exception, SystemExit) as error:  # the user's code
-            raise TrainingError(
-                f"{self._target}: {method}() failed: {_where(error)}",
-                problems=_user_frames(error)[:-1],
-                next_step="correct the recipe and run the same command again",
-            ) from error
+            if is_lost_peer(error):
+                raise
+            raise self._failed(f"{method}()", error) from error
+
+    def _failed(self, what: str, error: BaseException) -> TrainingError:
+        return TrainingError(
+            f"{self._target}: {what} failed: {_where(error)}",
+            problems=_user_frames(error)[:-1],
+            next_step="correct the recipe and run the same command again",
+        )
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
-from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
+
+from penstock.tasks.prefect_away import AWAY
 
 __all__ = ["cancel_becomes_sigterm"]
 
@@ -58,7 +59,7 @@ def _watch(is_cancelled: Callable[[], bool], stop: threading.Event, done: thread
 
 def _is_cancelled(identity: UUID) -> bool:
     # A server that is away for a moment says nothing about the run.
-    with contextlib.suppress(PrefectException, OSError), get_client(sync_client=True) as client:
+    with contextlib.suppress(*AWAY), get_client(sync_client=True) as client:
         state = client.read_flow_run(identity).state
         return state is not None and (state.is_cancelling() or state.is_cancelled())
     return False

@@ -10,9 +10,13 @@ from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
 from penstock.tasks.ledger import Status, utc_now
+from penstock.tasks.prefect_away import prefect_answers
 from penstock.training.checkpoint.store import CheckpointStore
 
 __all__ = ["close_attempt"]
+
+PREFECT_BACK_S = 30.0
+"""How long the end of an attempt waits for a Prefect server that is away: an embedded one is being started again by then."""
 
 
 def close_attempt(ctx: RunContext, status: Status, error: BaseException | None = None) -> dict[str, Any]:
@@ -35,6 +39,9 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
     ctx.tracker.set_tags({**tags, "description": _description(ctx)})
+    if not prefect_answers(PREFECT_BACK_S):
+        ctx.attempt = ctx.attempt.model_copy(update={"prefect_missed_end": True})
+        ctx.reporter.warn("the Prefect server is away: it was not told how this attempt ended; the next run or status tells it")
     unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
         ctx.reporter.warn(f"{unsent} metric points wait for the tracking server; the next penstock run or status sends them")

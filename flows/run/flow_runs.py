@@ -1,19 +1,40 @@
-"""What does Prefect's own record of an attempt say? A readable name, and the truth about a process that vanished."""
+"""What does Prefect's own record of an attempt say? A readable name, and the truth about how it ended."""
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import State
-from prefect.exceptions import PrefectException
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
-from prefect.states import Crashed
 
-from penstock.tasks.ledger import Attempt
+from penstock.tasks.ledger import Attempt, Status
+from penstock.tasks.prefect_away import AWAY
 
-__all__ = ["mark_crashed", "name_flow_run"]
+__all__ = ["EndedUntold", "name_flow_run", "tell_end"]
+
+_STATES: dict[Status, StateType] = {
+    "done": StateType.COMPLETED,
+    "partial": StateType.COMPLETED,
+    "failed": StateType.FAILED,
+    "interrupted": StateType.CANCELLED,
+    "killed": StateType.CRASHED,
+}
+
+
+class EndedUntold(Abort):
+    """The flow is over and Prefect's server is away: Prefect's engine then ends without a word to it.
+
+    Attributes:
+        end: what the flow would have returned or raised.
+    """
+
+    def __init__(self, end: State[Any] | BaseException) -> None:
+        super().__init__("Prefect's server is away")
+        self.end = end
 
 
 def name_flow_run(name: str, tags: list[str]) -> None:
@@ -21,17 +42,27 @@ def name_flow_run(name: str, tags: list[str]) -> None:
     identity = flow_run.get_id()
     if identity is None:
         return
-    with contextlib.suppress(PrefectException, OSError), get_client(sync_client=True) as client:
+    with contextlib.suppress(*AWAY), get_client(sync_client=True) as client:
         client.update_flow_run(UUID(identity), name=name, tags=tags)
 
 
-def mark_crashed(attempt: Attempt) -> None:
-    """Put the flow run of a vanished attempt into Crashed: SIGKILL leaves it Running for ever."""
+def tell_end(attempt: Attempt) -> bool:
+    """Put the flow run of an attempt that is over into the state it ended with: SIGKILL leaves it Running for ever.
+
+    Returns whether the server heard it; one that does not know the flow run is no worse for it.
+    """
     if attempt.prefect_flow_run_id is None:
-        return
+        return True
     identity = UUID(attempt.prefect_flow_run_id)
-    with contextlib.suppress(PrefectException, OSError), get_client(sync_client=True) as client:
-        state = client.read_flow_run(identity).state
-        if state is not None and not state.is_final():
-            crashed: State[None] = Crashed(message=f"its process ({attempt.process}) vanished")
-            client.set_flow_run_state(identity, crashed, force=True)
+    vanished = attempt.status == "killed"
+    message = f"its process ({attempt.process}) vanished" if vanished else (attempt.error or f"run {attempt.status}")
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(identity).state
+            if state is not None and not state.is_final():
+                client.set_flow_run_state(identity, State(type=_STATES[attempt.status], message=message), force=True)
+    except PrefectException:
+        return True
+    except AWAY:
+        return False
+    return True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 from prefect.runtime import flow_run
 
-from penstock.errors import ResumeError, ServiceError
+from penstock.errors import LeaseHeldError, ResumeError, ServiceError
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.command_line import run_command
 from penstock.flows.run.cpus import cpus_needed
@@ -208,7 +208,10 @@ def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec
             outbox=ledger.run_storage(run.run),
         )
     except BaseException as error:
-        status = "interrupted" if stop_behind(error) is not None else "failed"
+        stopped = stop_behind(error)
+        if isinstance(stopped, LeaseHeldError):  # the records are another process's now
+            raise
+        status = "interrupted" if stopped is not None else "failed"
         ended = {"status": status, "ended": utc_now(), "error": redact_text(str(error))}
         with contextlib.suppress(OSError, ServiceError):  # what stopped the attempt is the news
             ledger.save_attempt(run.run, attempt.model_copy(update=ended))

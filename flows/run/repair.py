@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from penstock.errors import PenstockError
-from penstock.flows.run.flow_runs import mark_crashed
+from penstock.flows.run.flow_runs import tell_end
 from penstock.tasks.ledger import Ledger, Run, Status, utc_now
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
@@ -32,7 +32,7 @@ TRACKED_STATUS: dict[Status, RunStatus] = {
 
 
 def close_attempts(ledger: Ledger, run: Run) -> Status | None:
-    """Mark attempts without a process as ended, and their flow runs as crashed. Returns how the last of them ended.
+    """Mark attempts without a process as ended, and tell Prefect of all ends it missed. Returns how the last of them ended.
 
     Args:
         run: as it is in the ledger.
@@ -40,12 +40,16 @@ def close_attempts(ledger: Ledger, run: Run) -> Status | None:
     ended: Status | None = None
     for attempt in ledger.attempts(run.run):
         if attempt.status != "running":
+            if attempt.prefect_missed_end and tell_end(attempt):
+                ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))
             continue
         # The run's record comes first at the end of an attempt, so it may know better; or it still tells of an earlier one.
         knows = run.status != "running" and run.result.get("attempt") == attempt.number
         ended = run.status if knows else "killed"
-        ledger.save_attempt(run.run, attempt.model_copy(update={"status": ended, "ended": utc_now()}))
-        mark_crashed(attempt)
+        attempt = attempt.model_copy(update={"status": ended, "ended": utc_now(), "prefect_missed_end": True})
+        ledger.save_attempt(run.run, attempt)
+        if tell_end(attempt):
+            ledger.save_attempt(run.run, attempt.model_copy(update={"prefect_missed_end": False}))
     return ended
 
 

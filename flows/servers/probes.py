@@ -92,8 +92,11 @@ def ray_address(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def ray_refusal(address: str) -> str | None:
-    """Why nothing listens at a RAY_ADDRESS: Ray itself waits long for a head node that is not there. `auto` is left to Ray."""
-    return None if address == "auto" else connection_refusal(address, 10001 if address.startswith("ray://") else None)
+    """Why a RAY_ADDRESS cannot be used: Ray itself waits long for a head node that is not there. `auto` is left to Ray."""
+    if address.startswith("ray://"):
+        return "is an address of Ray Client, which is not supported: name the head node's own port (6379 by default)"
+    refusal = None if address == "auto" else connection_refusal(address)
+    return f"does not answer: {refusal}" if refusal else None
 
 
 class StorageFailure(NamedTuple):

@@ -29,7 +29,7 @@ from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.state import state as ray_state
 
-from penstock.errors import Interrupted, ServiceError
+from penstock.errors import Interrupted, LeaseHeldError, ServiceError
 from penstock.machine.cache_dir import configured_cache
 from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
 from penstock.redact import first_line, holds_secret
@@ -133,7 +133,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
                 ray_worker.listen_error_messages = lambda worker, threads_stopped: None
             try:
                 ray.init(**settings, log_to_driver=told, logging_level=logging.ERROR)
-            except Interrupted:
+            except (Interrupted, LeaseHeldError):
                 signal.alarm(0)  # Ray's handler may have set it, see _own_signal_handlers
                 raise
             except Exception as error:  # ray.init raises RuntimeError, ConnectionError, ValueError and its own

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import ServiceError
+from penstock.errors import PenstockError, ServiceError
 from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, ray_address, ray_refusal
 from penstock.ingest.ray_tasks import import_ahead
@@ -33,9 +34,12 @@ __all__ = ["PrefectService", "prefect_api", "ray_ahead", "ray_cluster", "telemet
 
 _QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",  # the records still reach the server's page
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # each event that a server which is away does not take, in full
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # a missing server must fail, not start one that drops task runs
     "PREFECT_CLI_PROMPT": "false",
 }
+
+_LOOK_EVERY_S = 1.0
 
 _BOOT_S = 120.0
 """A first start creates the database: 15 s were seen on two busy cores."""
@@ -71,28 +75,34 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
         ServiceError: the configured API does not answer, or the embedded server does not start or has died meanwhile.
     """
     telemetry_off()
+    logging.raiseExceptions = False  # else Prefect reports each of its log lines that a server which is away does not take
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
         _check_api(configured)
         meanwhile()
         with _environment(_QUIET):
-            yield PrefectService(
-                configured, os.environ.get("PREFECT_UI_URL") or configured.removesuffix("/api"), embedded=False
-            )
+            ui_url = os.environ.get("PREFECT_UI_URL") or configured.removesuffix("/api")
+            try:
+                yield PrefectService(configured, ui_url, embedded=False)
+            finally:
+                _flush_events(configured)
         return
     files = ServerFiles(state_dir)
     files.prepare()
     with files.open_lock("clients") as use:
         server = _use_server(files, use.fileno(), meanwhile)
-        with _environment({**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}):
+        quiet = {**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}
+        with _environment(quiet), _started_again(files):
             try:
                 yield PrefectService(server.url, server.ui_url, embedded=True)
+            except PenstockError:
+                raise
             except Exception as error:  # Prefect wraps a lost server in whatever class; it is raised as it is
                 if not _answers(f"{server.url}/health"):
                     raise _server_died(files, server) from error
                 raise
             finally:
-                _flush_events()
+                _flush_events(server.url)
 
 
 def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -> ServerInfo:
@@ -124,6 +134,25 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
     )
 
 
+@contextlib.contextmanager
+def _started_again(files: ServerFiles) -> Iterator[None]:
+    """For the block: start the server again when it has died. It takes its old port and database, so nobody need be told."""
+    done = threading.Event()
+
+    def watch() -> None:
+        with files.open_lock("clients") as use, contextlib.suppress(ServiceError, OSError):
+            while not done.wait(_LOOK_EVERY_S):
+                if files.is_free("server"):
+                    _use_server(files, use.fileno(), lambda: None)
+
+    thread = threading.Thread(target=watch, name="penstock-prefect-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
 def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
     """Start the server in a session of its own, so that Ctrl-C in the terminal does not reach it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))}
@@ -150,12 +179,20 @@ def _last_lines(log: Path, count: int = 5) -> list[str]:
         return []
 
 
-def _flush_events() -> None:
-    """Send the events and logs Prefect still holds: task runs are recorded from events, and the server may leave after us."""
+def _flush_events(api_url: str) -> None:
+    """Send the events and logs Prefect still holds: task runs are recorded from events, and the server may leave after us.
+
+    Where the server is away they are given up: at the end of the process Prefect would try each of them again for a minute.
+    """
+    answers = _answers(f"{api_url.rstrip('/')}/health")
     for module, name in (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker")):
         worker = getattr(sys.modules.get(module), name, None)
         if worker is not None:
             with contextlib.suppress(Exception):  # Prefect's own code; what it cannot send any more changes nothing for the run
+                if not answers:
+                    for service in tuple(worker._instances.values()):
+                        service._loop.call_soon_threadsafe(service._task.cancel)
+                    continue
                 # In a thread of its own: where a loop runs already, as in a notebook, Prefect would give a coroutine.
                 drain = threading.Thread(target=worker.drain_all, kwargs={"timeout": 10, "at_exit": False}, daemon=True)
                 drain.start()
@@ -253,10 +290,10 @@ def ray_ahead(state_dir: Path) -> Iterator[Callable[[float], None]]:
 
 
 def check_ray_answers(address: str) -> None:
-    """Raise ServiceError where nothing listens at a RAY_ADDRESS."""
+    """Raise ServiceError for a RAY_ADDRESS that cannot be used."""
     refusal = ray_refusal(address)
     if refusal is not None:
         raise ServiceError(
-            f"RAY_ADDRESS={address} does not answer: {refusal}",
+            f"RAY_ADDRESS={address} {refusal}",
             next_step="start that cluster (ray start --head), or unset RAY_ADDRESS to use an embedded one",
         )

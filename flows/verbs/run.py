@@ -84,13 +84,20 @@ def _call_flow(
 ) -> dict[str, Any]:
     # Prefect reads its settings when imported, so it comes after the server's address is known.
     from penstock.flows.pipeline import pipeline
+    from penstock.flows.run.flow_runs import EndedUntold
     from penstock.flows.run.request import RunRequest
 
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
     stopping.check()
-    state = pipeline(request, return_state=True)
-    # In a notebook a loop runs already, and Prefect would give a coroutine.
-    result: Any = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
+    result: Any
+    try:
+        state = pipeline(request, return_state=True)
+        # In a notebook a loop runs already, and Prefect would give a coroutine.
+        result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
+    except EndedUntold as untold:
+        if isinstance(untold.end, BaseException):
+            raise untold.end from None
+        state, result = untold.end, untold.end.data
     if state.is_cancelled():
         reached = dict(result) if isinstance(result, dict) else {}
         stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))

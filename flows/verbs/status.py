@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from penstock.errors import CheckpointError, LeaseHeldError, SpecError
+from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, ServiceError, SpecError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger, Run, lease_path
+from penstock.tasks.ledger import Attempt, Ledger, Run, lease_path
 from penstock.training.checkpoint.store import CheckpointStore
 
 __all__ = ["collect_status", "show_status", "state_of"]
@@ -41,7 +42,7 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     storage, state_dir, name = state_of(file, overrides)
     ledger = Ledger(storage)
     runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
-    suspects = [run for run in runs if any(attempt.status == "running" for attempt in ledger.attempts(run.run))]
+    suspects = [run for run in runs if any(map(_is_open, ledger.attempts(run.run)))]
     holders = {pipeline: current_holder(storage, lease_path(pipeline)) for pipeline in {run.pipeline for run in runs}}
     repaired = _repair(ledger, state_dir, [run for run in suspects if holders[run.pipeline] is None])
     shown = [_describe(ledger, run, holders[run.pipeline]) for run in runs]
@@ -49,7 +50,7 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
 
 
 def show_status(result: dict[str, Any], console: Console) -> None:
-    """Print the runs for a person, one line each: an id that is cut to fit cannot be pasted."""
+    """Print the runs for a person, one line each and why one failed: an id that is cut to fit cannot be pasted."""
     if not result["runs"]:
         console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
     for run in result["runs"]:
@@ -61,8 +62,16 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             run["model_uri"] or "",
         ]
         console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
+        for line in _why(run):
+            console.print(f"    {line}", markup=False, soft_wrap=True)
     for run_id in result["repaired"]:
         console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
+
+
+def _why(run: dict[str, Any]) -> list[str]:
+    """Why the newest attempt failed, and the next step; of a long list of problems the first."""
+    lines = (run["attempts"][-1]["error"] or "").splitlines() if run["status"] == "failed" and run["attempts"] else []
+    return lines if len(lines) <= 6 else [*lines[:4], f"  - and {len(lines) - 5} more", lines[-1]]
 
 
 def _count(status: str, attempts: Sequence[dict[str, Any]]) -> str:
@@ -97,12 +106,26 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
     }
 
 
+def _is_open(attempt: Attempt) -> bool:
+    """Whether something is left to say of an attempt, here or in Prefect."""
+    return attempt.status == "running" or attempt.prefect_missed_end
+
+
+@contextlib.contextmanager
+def _warning_of(kind: type[PenstockError]) -> Iterator[None]:
+    """Say of an error that it hinders a repair; the runs are shown all the same."""
+    try:
+        yield
+    except kind as error:
+        print(f"warning: not repaired: {error}", file=sys.stderr)
+
+
 def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
-    """Close runs that no process works on. Returns those that were repaired."""
+    """Close runs that no process works on. Returns those that were repaired: none while Prefect's server is away."""
     if not suspects:
         return []
     repaired: list[str] = []
-    with prefect_api(state_dir):
+    with _warning_of(ServiceError), prefect_api(state_dir):
         from penstock.flows.run.repair import repair_run
 
         for run in suspects:

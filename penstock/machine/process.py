@@ -14,10 +14,6 @@ from penstock.config import Section
 __all__ = ["ProcessIdentity"]
 
 
-_CLOCK_STEP_S = 2.0
-"""The start time is computed from the clock, which may have been set since."""
-
-
 class ProcessIdentity(Section):
     """One process, told apart from every other."""
 
@@ -27,12 +23,12 @@ class ProcessIdentity(Section):
     """The boot of the machine and the process namespace in which `pid` means something."""
     pid: int
     started: float
-    """Start time, seconds since the epoch: a reused pid is another process."""
+    """When it started, which tells it from a later process of the same pid; see `_started`."""
 
     @classmethod
     def current(cls) -> ProcessIdentity:
         """This process."""
-        return cls(host=socket.gethostname(), machine=_machine(), pid=os.getpid(), started=psutil.Process().create_time())
+        return cls(host=socket.gethostname(), machine=_machine(), pid=os.getpid(), started=_started(os.getpid()))
 
     @property
     def is_alive(self) -> bool | None:
@@ -40,14 +36,26 @@ class ProcessIdentity(Section):
         if (self.host, self.machine) != (socket.gethostname(), _machine()):
             return None
         try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < _CLOCK_STEP_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
+            return _started(self.pid) == self.started and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
+
+
+def _started(pid: int) -> float:
+    """When a process started: on Linux in clock ticks since the boot, which stay when the system's clock is set.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        # The name, in brackets, may hold spaces and brackets; the start is field 22 and the name field 2.
+        return float(stat.read_text(errors="replace").rpartition(")")[2].split()[19])
+    except OSError:
+        return psutil.Process(pid).create_time()  # no /proc, or no such process
 
 
 def _machine() -> str:

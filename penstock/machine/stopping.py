@@ -1,14 +1,17 @@
-"""What happens when a signal asks the process to stop? The first one saves and stops; the second one stops at once."""
+"""What happens when a signal asks the process to stop? The first one saves and stops; the second one stops at once.
+
+So does the loss of the lease, which comes from a thread: there is nothing left that this process may save.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from penstock.errors import Interrupted
+from penstock.errors import Interrupted, LeaseHeldError
 
 __all__ = ["StopRequest", "stop_behind", "stopping_on_signals"]
 
@@ -25,28 +28,41 @@ class StopRequest:
         graceful: true while the work in progress looks at `stop` by itself and saves; then a first signal must not
             interrupt it.
         received: the signals so far, in order.
+        lost: why the work is no longer this process's; see `give_up`.
     """
 
     def __init__(self) -> None:
         self.stop = threading.Event()
         self.graceful = False
         self.received: list[int] = []
+        self.lost: LeaseHeldError | None = None
+        self._interrupt: Callable[[], None] = lambda: None
 
     @property
     def signum(self) -> int:
         """The first signal received; SIGTERM if `stop` was set without one."""
         return self.received[0] if self.received else signal.SIGTERM
 
+    def give_up(self, error: LeaseHeldError) -> None:
+        """End the work without saving: `error` is raised in the main thread, whatever it does. From any thread.
+
+        Where signals are not handled it is raised by the next `check`.
+        """
+        self.lost = error
+        self._interrupt()
+
     def check(self) -> None:
-        """Raise Interrupted if a stop was asked for."""
+        """Raise what was given up for, or Interrupted if a stop was asked for."""
+        if self.lost is not None:
+            raise self.lost
         if self.stop.is_set():
             raise Interrupted(self.signum)
 
 
-def stop_behind(error: BaseException) -> Interrupted | None:
+def stop_behind(error: BaseException) -> Interrupted | LeaseHeldError | None:
     """The stop that `error` came of, if any. A signal may arrive inside code that turns every exception into its own."""
     seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, Interrupted):
+    while seen is not None and not isinstance(seen, Interrupted | LeaseHeldError):
         seen = seen.__cause__ or seen.__context__
     return seen
 
@@ -66,9 +82,11 @@ def stopping_on_signals(request: StopRequest) -> Iterator[None]:
         return
     handler = _Handler(request)
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    request._interrupt = handler.interrupt
     try:
         yield
     finally:
+        request._interrupt = lambda: None
         handler.end()
         for number, one_before in before.items():
             signal.signal(number, one_before)
@@ -89,12 +107,21 @@ class _Handler:
             self._is_repeat = False
             if self._ended:
                 return
-        else:
+        elif request.lost is None:
             request.received.append(signum)
             request.stop.set()
+        if request.lost is not None:
+            if not self._is_deferred(signum, frame):
+                raise request.lost
+            return
         if len(request.received) == 1 and (request.graceful or self._is_deferred(signum, frame)):
             return
         raise Interrupted(request.signum)
+
+    def interrupt(self) -> None:
+        """Have the main thread look at what was set. From any thread."""
+        if not self._ended:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def end(self) -> None:
         """Repeat no signal any more."""

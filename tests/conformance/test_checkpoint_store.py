@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from penstock.digest import bytes_digest
-from penstock.errors import CheckpointError, LeaseHeldError, TrainingError
+from penstock.errors import CheckpointError, LeaseHeldError, ServiceError, TrainingError
 from penstock.storage import Storage
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, read_journal
@@ -28,7 +28,7 @@ from penstock.training.checkpoint.state_files import torch_snapshot, training_fi
 from penstock.training.checkpoint.store import CheckpointStore, SavedBytes, Snapshot
 from penstock.training.checkpoint.weights import NamedTensors, weights_digest
 from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.events import CheckpointCommitted, Event, Point
+from penstock.training.events import CheckpointCommitted, Event, Point, Warned
 from penstock.training.spec import BestSpec
 from tests import ROOT
 
@@ -303,6 +303,30 @@ def test_the_writer_seals_points_keeps_the_newest_and_tells_of_each(storage: Sto
     assert newest(store).name == name
     assert read_journal(storage, 3) == points
     assert [event.step for event in news if isinstance(event, CheckpointCommitted)] == [1, 2, 3]
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_said_once_and_deleted_later(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news: list[Event] = []
+    store = CheckpointStore(storage, keep=1)
+    refusals = iter(["503", "503"])
+    delete = Storage.delete
+
+    def delete_when_the_store_is_well(own: Storage, path: str) -> None:
+        if (refusal := next(refusals, None)) is not None:
+            raise ServiceError(refusal)
+        delete(own, path)
+
+    monkeypatch.setattr(Storage, "delete", delete_when_the_store_is_well)
+    with closing(CheckpointWriter(store, JournalWriter(storage, 1), news.append)) as writer:
+        for step in (1, 2, 3, 4):
+            writer.submit(lambda step=step: snapshot(step), [])  # type: ignore[misc]
+        writer.wait()
+    assert [checkpoint.manifest.step for checkpoint in store.committed()] == [4]
+    assert [event.step for event in news if isinstance(event, CheckpointCommitted)] == [1, 2, 3, 4]
+    (warned,) = [event.message for event in news if isinstance(event, Warned)]
+    assert warned == "an old checkpoint cannot be deleted (503); each later one tries it again"
 
 
 def test_weights_that_are_no_numbers_are_not_written(storage: Storage) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -131,11 +131,24 @@ def test_a_holder_on_another_machine_is_respected_until_it_falls_silent(
         assert Storage(str(tmp_path / "b")).list("lease")[-1] == "00000002.json"
 
 
-def test_a_holder_whose_clock_is_behind_is_not_robbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_holder_whose_clock_was_ahead_is_replaced_once_it_was_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "WATCH_S", 0.2)
+    storage = Storage(str(tmp_path))
+    left_abroad(storage, -3600)
+    with hold_lease(storage, "lease"):
+        assert storage.list("lease")[-1] == "00000002.json"
+
+
+@pytest.mark.parametrize("behind_s", [3600, -3600])
+def test_a_holder_whose_clock_is_not_ours_is_not_robbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_s: float
+) -> None:
     monkeypatch.setattr(lease_module, "WATCH_S", 60.0)
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.05)
     storage = Storage(str(tmp_path))
-    abroad = left_abroad(storage, 3600)
+    abroad = left_abroad(storage, behind_s)
     stop = threading.Event()
 
     def beat() -> None:
@@ -155,18 +168,21 @@ def test_a_holder_whose_clock_is_behind_is_not_robbed(tmp_path: Path, monkeypatc
 
 def test_an_owner_that_was_given_up_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
-    lost = multiprocessing.get_context("spawn").Event()
+    lost: queue.Queue[LeaseHeldError] = queue.Queue()
     storage = Storage(str(tmp_path))
-    with hold_lease(storage, "lease", on_lost=lost.set) as holder:
-        storage.write_bytes("lease/00000002.json", json.dumps({**holder.model_dump(), "owner": "usurper"}).encode())
-        assert lost.wait(timeout=30)
+    with hold_lease(storage, "lease", on_lost=lost.put) as holder:
+        usurper = {**holder.model_dump(), "owner": "usurper", "process": {**holder.process.model_dump(), "host": "elsewhere"}}
+        storage.write_json("lease/00000002.json", usurper)
+        error = lost.get(timeout=30)
+    assert f"was taken over by pid {os.getpid()} on elsewhere" in error.message
+    assert storage.read_json("lease/00000002.json") == usurper
 
 
 def test_an_owner_whose_file_names_another_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_module, "HEARTBEAT_S", 0.02)
     lost = threading.Event()
     storage = Storage(str(tmp_path))
-    with hold_lease(storage, "lease", on_lost=lost.set) as holder:
+    with hold_lease(storage, "lease", on_lost=lambda _error: lost.set()) as holder:
         usurped = json.dumps({**holder.model_dump(), "owner": "usurper"}).encode()
         while not lost.wait(0.02):  # a heartbeat in flight may overwrite it once
             storage.write_bytes("lease/00000001.json", usurped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from torch import nn
 
 from penstock.errors import SpecError, TrainingError
 from penstock.training.frameworks.torch.framework import TORCH
+from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe, load_recipe
 from penstock.training.spec import TrainSpec
+from penstock.training.step.learner import Learner
 from penstock.usercode.capture import UserCode, capture
-from tests.training.digits import SCHEMA
+from tests.training.digits import SCHEMA, make_job
+from tests.training.recipes import Linear
 
 
 def code(name: str) -> UserCode:
@@ -62,6 +66,28 @@ def test_a_learning_rate_that_the_recipes_own_optimizer_would_not_read_is_refuse
         TORCH.check(code("Scheduled"), own)
     TORCH.check(code("Digits"), usual)
     TORCH.check(code("Scheduled"), TrainSpec(recipe="recipes.py:Scheduled"))
+
+
+class Forgetful(torch.optim.Optimizer):
+    """Has no learning rate, and looks for a setting that it was not given."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.param_groups[0]["momentum"]
+
+
+def test_an_error_of_an_optimizer_is_the_users_with_its_line(tmp_path: Path) -> None:
+    class Mine(Linear):
+        def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+            return Forgetful(model.parameters())
+
+    recipe = recipe_of(Mine())
+    learner = Learner(recipe, recipe.build_model(SCHEMA), make_job(tmp_path).spec, Group(0, 1, torch.device("cpu")))
+    assert math.isnan(learner.learning_rate)
+    with pytest.raises(TrainingError, match=r"a step of training failed: KeyError: 'momentum' \(.*test_recipe\.py:\d+ in step"):
+        learner.step(dict(BATCH), 4, 4)
 
 
 def test_a_loss_per_row_is_refused() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from penstock.errors import CheckpointError, PenstockError
+from penstock.errors import PenstockError
 from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
-from penstock.training.events import CheckpointCommitted, Event, Point
+from penstock.training.events import CheckpointCommitted, Event, Point, Warned
 
 __all__ = ["CheckpointWriter"]
 
@@ -31,6 +31,7 @@ class CheckpointWriter:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-checkpoint")
         self._running: Future[str] | None = None
         self._last: str | None = None
+        self._warned = False
 
     @property
     def busy(self) -> bool:
@@ -84,6 +85,9 @@ class CheckpointWriter:
         except PenstockError:
             raise
         except Exception as error:  # every store has errors of its own
-            raise CheckpointError(f"cannot remove an old checkpoint: {type(error).__name__}: {error}") from error
+            if not self._warned:
+                self._warned = True
+                reason = (str(error).splitlines() or [repr(error)])[0]
+                self._post(Warned(message=f"an old checkpoint cannot be deleted ({reason}); each later one tries it again"))
         self._post(CheckpointCommitted(name=name, step=step))
         return name

@@ -121,6 +121,8 @@ class Findings:
         if self._kind == "regression":
             self._keep(prediction, target)
             return
+        finite = np.isfinite(prediction).all(axis=1)  # as in `_kept`
+        prediction, target = prediction[finite], target[finite]
         chosen = prediction.argmax(axis=1)
         confidence = prediction.max(axis=1)
         np.add.at(self._confusion, (target, chosen), 1) if self._confusion.size else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from penstock.errors import Interrupted, PenstockError, TrainingError
+from penstock.errors import PenstockError, TrainingError
+from penstock.machine.stopping import stop_behind
 from penstock.training.checkpoint.outcome import outcome_of
 from penstock.training.events import Event, Failure, Resumed, Saving, Warned, WorkerStarted
 from penstock.training.job import TrainJob, TrainOutcome
@@ -57,9 +58,9 @@ class EventLog:
             return
         try:
             self._listener(events)
-        except Interrupted:
-            raise
         except Exception as error:  # a listener must not stop training
+            if stop_behind(error) is not None:
+                raise
             if not self._listener_failed:
                 _log.warning("the listener of training events fails: %s", error, exc_info=True)
                 self._warnings.append(f"training events could not be passed on: {type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -72,8 +73,8 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """Of the first parameter group."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        """Of the first parameter group; NaN for an optimizer of the recipe's without one."""
+        return float(self.optimizer.param_groups[0].get("lr", math.nan))
 
     def step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
         """Learn one global batch. A collective.
@@ -85,7 +86,14 @@ class Learner:
 
         Returns:
             This rank's summand of the global mean loss, a scalar on the device.
+
+        Raises:
+            TrainingError: the user's code fails.
         """
+        with self._recipe.blaming("a step of training"):
+            return self._step(batch, rows, global_rows)
+
+    def _step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
         self.model.train()
         parts = _micro_batches(batch, rows, self._spec.accumulate, self._packed)
         total = torch.zeros((), device=self._group.device)
@@ -106,7 +114,8 @@ class Learner:
     def end_epoch(self) -> None:
         """Step a scheduler that counts epochs."""
         if self.scheduler is not None and self._recipe.scheduler_every == "epoch":
-            self.scheduler.step()
+            with self._recipe.blaming("a step of the scheduler"):
+                self.scheduler.step()
 
     def sync_buffers(self) -> None:
         """Give every rank rank 0's buffers (batch norm's running statistics), which are those that are saved. A collective."""

@@ -28,7 +28,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
-from penstock.errors import Interrupted, ServiceError
+from penstock.errors import PenstockError, ServiceError
 from penstock.ingest.schema import FeedSchema
 from penstock.machine.empty_database import copy_database, keep_database
 from penstock.redact import first_line
@@ -111,6 +111,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
     Raises:
         ServiceError: no answer after `tries`, or the server refuses.
     """
+
     for attempt in range(1, tries + 1):
         try:
             with _database_lock(tracking_uri):
@@ -119,7 +120,7 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
                     follow_its_folder(database)
                 client = open_client(tracking_uri)
                 return client, _experiment_id(client, tracking_uri, experiment)
-        except Interrupted:
+        except PenstockError:
             raise
         except Exception as error:  # MLflow's own, requests' and SQLAlchemy's; `_judge` tells them apart
             if attempt < tries and _judge(error) is Trouble.PASSING:
@@ -329,7 +330,7 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
         try:
             with _long_requests():
                 return call()
-        except Interrupted:
+        except PenstockError:
             raise
         except Exception as error:  # MLflow and its HTTP library raise many kinds; `_judge` tells them apart
             if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:

@@ -301,8 +301,11 @@ class QueuedTracker(Generic[R]):
         """Wait for the queue. Returns how many points and operations are still unsent."""
         return self._sender.drain(timeout_s)
 
-    def close(self, status: RunStatus, drain_s: float = 30.0) -> int:
+    def close(self, status: RunStatus | None, drain_s: float = 30.0) -> int:
         """Send what is queued, set the final status, stop all threads. A second call does nothing.
+
+        Args:
+            status: None where another process has taken the run over: then nothing is sent, nor written to the outbox.
 
         Returns:
             Points and operations not delivered within `drain_s`; they, and the status, wait in the outbox for the next attempt
@@ -313,6 +316,9 @@ class QueuedTracker(Generic[R]):
         self._closed = True
         if self._sampler is not None:
             self._sampler.stop()
+        if status is None:
+            self._sender.abandon()
+            return 0
         self._put("status", status=status)
         left = self._sender.drain(drain_s)
         self._sender.stop()

@@ -205,6 +205,11 @@ class Sender:
         self._thread.join(join_s)
         self._save(everything=True)
 
+    def abandon(self, join_s: float = 15.0) -> None:
+        """End the thread, and leave the outbox as it is: it is another process's."""
+        self._outbox = None
+        self.stop(join_s)
+
     def _run(self) -> None:
         while True:
             with self._changed:

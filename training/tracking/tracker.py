@@ -146,8 +146,11 @@ class Tracker(Protocol):
         """Wait until all is sent, or `timeout_s` has passed. Returns how many records are left."""
         ...
 
-    def close(self, status: RunStatus, drain_s: float = 30.0) -> int:
+    def close(self, status: RunStatus | None, drain_s: float = 30.0) -> int:
         """Send what is left, set the final status, stop all threads. A second call does nothing.
+
+        Args:
+            status: None where another process has taken the run over: then nothing is sent, nor written to the outbox.
 
         Returns:
             Records not delivered within `drain_s`: they wait in the outbox.

@@ -67,8 +67,8 @@ def check_ray(environ: Mapping[str, str]) -> Finding:
         return ok(name, "auto: a run connects to the Ray that was started on this machine")
     refusal = ray_refusal(address)
     if refusal is not None:
-        fix = "start the cluster (ray start --head), correct RAY_ADDRESS (host:6379, or ray://host:10001), or unset it"
-        return fail(name, f"{address}: {refusal}", fix)
+        fix = "start the cluster (ray start --head), correct RAY_ADDRESS (host:6379), or unset it"
+        return fail(name, f"{address} {refusal}", fix)
     return ok(name, f"{address} accepts connections")
 
 

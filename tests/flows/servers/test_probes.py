@@ -24,6 +24,6 @@ def test_an_address_of_ray_is_refused_until_something_listens_there() -> None:
         assert "refused" in (ray_refusal(address) or "")
         cluster.listen()
         assert ray_refusal(address) is None
-        assert ray_refusal(f"ray://{address}") is None
-    assert ray_refusal("head-node") == "there is no port in it"
+        assert "is an address of Ray Client" in (ray_refusal(f"ray://{address}") or "")
+    assert ray_refusal("head-node") == "does not answer: there is no port in it"
     assert ray_refusal("auto") is None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import uuid
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from rich.console import Console
 
-from penstock.flows.run.repair import repair_run
+from penstock.errors import DataError
+from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.status import collect_status, show_status
+from penstock.flows.verbs.status import _describe, collect_status, show_status
 from penstock.storage import Storage
 from penstock.tasks.ledger import Ledger
+from penstock.tasks.prefect_away import prefect_answers
 from tests.drills.project import make_project
 
 
@@ -41,6 +45,38 @@ def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_h
     said = io.StringIO()
     show_status(found, Console(file=said, width=200))
     assert said.getvalue() == f"{run.run}  killed  in attempt 2, done in attempt 1  bit-exact  models:/drill/1\n"
+
+
+def test_a_failed_run_says_why_and_what_to_do_next(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    run = ledger.new_run("drill", {}).model_copy(update={"status": "failed"})
+    problems = [f"night4.csv: line {line} has 8 instead of 15 fields" for line in range(46, 56)]
+    error = DataError("1 of 4 source files cannot be used", problems=problems, next_step="repair the lines")
+    failed = ledger.new_attempt(run.run).model_copy(update={"status": "failed", "error": str(error)})
+    ledger.save_run(run)
+    ledger.save_attempt(run.run, failed)
+    said = io.StringIO()
+    described = _describe(ledger, run, None)
+    show_status({"storage": "s", "runs": [described], "repaired": []}, Console(file=said, width=80))
+    assert said.getvalue().splitlines() == [
+        f"{run.run}  failed  1 attempt",
+        "    1 of 4 source files cannot be used",
+        *(f"      - {problem}" for problem in problems[:3]),
+        "      - and 7 more",
+        "    Next: repair the lines",
+    ]
+
+
+def test_what_prefect_missed_stays_on_record_while_its_server_is_away(tmp_path: Path) -> None:
+    ledger = Ledger(Storage(str(tmp_path)))
+    run = ledger.new_run("drill", {}).model_copy(update={"status": "done"})
+    ledger.save_run(run)
+    attempt = ledger.new_attempt(run.run, str(uuid.uuid4()))
+    ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "prefect_missed_end": True}))
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        assert not prefect_answers()
+        assert close_attempts(ledger, run) is None
+    assert ledger.attempts(run.run)[0].prefect_missed_end
 
 
 def test_a_run_whose_tracker_is_no_longer_installed_is_closed_with_a_warning(

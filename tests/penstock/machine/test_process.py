@@ -6,14 +6,18 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
-from penstock.machine.process import ProcessIdentity
+from penstock.machine.process import ProcessIdentity, _started
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    return ProcessIdentity.current().model_copy(update={"pid": pid, "started": _started(pid)})
 
 
 def test_a_child_lives_until_it_is_killed_even_while_nobody_has_waited_for_it() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = psutil.Process(child.pid).create_time()
-    theirs = ProcessIdentity.current().model_copy(update={"pid": child.pid, "started": started})
+    theirs = identity_of(child.pid)
     assert theirs.is_alive is True
     child.kill()
     while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
@@ -21,6 +25,14 @@ def test_a_child_lives_until_it_is_killed_even_while_nobody_has_waited_for_it() 
     assert theirs.is_alive is False
     child.wait()
     assert theirs.is_alive is False
+
+
+def test_a_process_is_the_same_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ProcessIdentity.current()
+    # A clock cannot be set for a test alone; what the kernel then tells differently is when the machine was booted.
+    booted = psutil.boot_time()
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: booted + 3600)
+    assert before.is_alive is True and ProcessIdentity.current() == before
 
 
 def test_a_reused_pid_is_another_process() -> None:

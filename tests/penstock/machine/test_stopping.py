@@ -6,11 +6,12 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import Interrupted, SpecError
+from penstock.errors import Interrupted, LeaseHeldError, SpecError
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 
 
@@ -44,6 +45,21 @@ def test_while_work_saves_by_itself_only_the_second_signal_interrupts_it() -> No
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()
     assert second.value.exit_code == 143, "the first signal says why"
+
+
+def test_what_the_lease_was_lost_for_ends_also_work_that_would_save_itself() -> None:
+    request = StopRequest()
+    request.graceful = True
+    lost = LeaseHeldError("taken over")
+    with stopping_on_signals(request):
+        with pytest.raises(LeaseHeldError) as caught:
+            threading.Thread(target=request.give_up, args=[lost]).start()
+            signal.pause()
+        assert caught.value is lost and stop_behind(caught.value) is lost
+        with pytest.raises(LeaseHeldError):
+            request.check()
+    assert not request.stop.is_set() and request.received == [], "nobody has asked to save and stop"
+    request.give_up(lost)  # no handler, no signal
 
 
 def test_an_import_that_a_signal_meets_is_finished_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,4 +168,6 @@ def test_what_cannot_be_drawn_is_left_out() -> None:
     spam = FeedSchema(columns=(ColumnInfo(name="spam", dtype="int64"),), label="spam", classes=("no", "yes"), num_classes=2)
     one_class = Findings(spam)
     one_class.add({"spam": torch.zeros(5, dtype=torch.int64)}, torch.randn(5, 2))
+    one_class.add({"spam": torch.ones(2, dtype=torch.int64)}, torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0]]))
     assert set(one_class.figures("test")) == {"calibration", "confusion_matrix"}
+    assert one_class.tables()["classes"]["rows"] == [5, 0]

@@ -27,6 +27,7 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
+from penstock.training.recipe import Recipe
 from penstock.training.step.gradients import MeanGradients
 from tests.training.digits import ListClient, make_job
 from tests.training.ranks import run_ranks, train_all, train_ranks
@@ -319,3 +320,23 @@ def test_every_rank_hears_the_facts_of_all_in_their_order() -> None:
 def test_a_rank_that_waits_hears_that_another_has_failed() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         run_ranks(fail_on_rank_1, 2)
+
+
+def lose_the_other(group: Group) -> None:
+    if group.rank == 1:
+        raise ConnectionError("rank 1 is gone")
+    recipe = Recipe(Collective(), "model.py:Collective")
+    recipe.loss(torch.nn.Identity(), {"label": torch.ones(3)})
+
+
+class Collective:
+    def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        for _ in range(1000):
+            torch.distributed.all_reduce(batch["label"])
+        return batch["label"].mean()
+
+
+def test_a_rank_that_is_lost_in_a_collective_of_the_recipe_is_no_error_of_the_recipe() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        run_ranks(lose_the_other, 2)
+    assert not isinstance(caught.value, PenstockError)

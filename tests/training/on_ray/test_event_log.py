@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import DataError, Interrupted, PenstockError
+from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError
 from penstock.training.events import Event, Failure, WorkerStarted
 from penstock.training.on_ray.event_log import EventLog
 from tests.training.digits import make_job
@@ -73,9 +73,10 @@ def test_restarts_are_counted(tmp_path: Path, restart: int) -> None:
     assert attempt.outcome(None).checkpoint is None
 
 
-def test_a_stop_that_arrives_while_the_listener_works_gets_through(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [Interrupted(signal.SIGINT), LeaseHeldError("taken over")])
+def test_a_stop_that_arrives_while_the_listener_works_gets_through(tmp_path: Path, stop: PenstockError) -> None:
     def listen(events: list[Event]) -> None:
-        raise Interrupted(signal.SIGINT)
+        raise stop
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(type(stop)):
         EventLog(make_job(tmp_path), listen).hear([started(0, 0)])

@@ -155,6 +155,19 @@ def test_what_cannot_be_delivered_before_the_end_waits_in_the_outbox(server: Fak
     assert [p[1] for p in left.points] == [0, 1, 2, 3, 4] and [o.args["name"] for o in left.operations] == ["status"]
 
 
+def test_a_sender_that_is_abandoned_leaves_the_outbox_to_the_new_owner(server: FakeServer, tmp_path: Path) -> None:
+    outbox = Storage(str(tmp_path))
+    server.up.clear()
+    sender = make(server, outbox)
+    sender.start()
+    sender.put(operation("status"))
+    wait_for_file(tmp_path / "outbox.json", "status")
+    outbox.write_bytes("outbox.json", b"the new owner's")
+    sender.put(operation("later"))
+    sender.abandon()
+    assert outbox.read_bytes("outbox.json") == b"the new owner's"
+
+
 def test_an_outbox_that_cannot_be_read_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "outbox.json").write_text('{"operations": [')
     assert Outbox.load(Storage(str(tmp_path))) == Outbox()

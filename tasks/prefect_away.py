@@ -1,0 +1,39 @@
+"""Is the Prefect server away? A page that is gone must not cost a run, so whatever is only told to Prefect asks first."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+__all__ = ["AWAY", "prefect_answers"]
+
+
+AWAY = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
+"""What Prefect's client raises of a server that is away or refuses; the last where it first asks for the server's version."""
+
+_TIMEOUT_S = 5.0
+_PAUSE_S = 1.0
+
+
+def prefect_answers(within_s: float = 0.0) -> bool:
+    """Whether the server answers, now or within some seconds. Prefect's own client would try each call for a minute."""
+    deadline = time.monotonic() + within_s
+    while not _answers():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+def _answers() -> bool:
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        try:
+            # With settings of its own it is not the flow run's client.
+            with get_client(httpx_settings={"timeout": _TIMEOUT_S}, sync_client=True) as client:
+                return client.api_healthcheck() is None
+        except AWAY:
+            return False
