@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
@@ -39,7 +39,7 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T]) -> T:
     Raises:
         TrainingError: the task's process died.
     """
-    task = ray.remote(max_retries=1)(_call).options(num_cpus=spec.cpus_per_worker, num_gpus=gpus_per_worker(spec))
+    task: Any = ray.remote(max_retries=1)(_call).options(num_cpus=spec.cpus_per_worker, num_gpus=gpus_per_worker(spec))
     try:
         with raising_the_original():
             result: T = ray.get(task.remote(work))
