@@ -111,7 +111,6 @@ def connect(tracking_uri: str, experiment: str, tries: int = 3) -> tuple[MlflowC
     Raises:
         ServiceError: no answer after `tries`, or the server refuses.
     """
-
     for attempt in range(1, tries + 1):
         try:
             with _database_lock(tracking_uri):
