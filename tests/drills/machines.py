@@ -116,7 +116,7 @@ class Machines:
         _run(*inside, "ip", "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
         _know_neighbours(number, "eth0", *inside)
 
-    def run(self, number: int, *command: str | Path, environment: Mapping[str, str], timeout_s: float = 120) -> str:
+    def run(self, number: int, *command: str | Path, environment: Mapping[str, str], timeout_s: float = 300) -> str:
         """Run a command there to its end; it must succeed. Returns what it said."""
         done = subprocess.run(
             [*self.inside(number), *map(str, command)],

@@ -33,6 +33,7 @@ QUICK = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs more than Ray's 30
 }
 HEAD = 1
 """The machine of Ray's head and of the command; it gives Ray no CPU."""
