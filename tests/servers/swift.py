@@ -60,7 +60,7 @@ recon_cache_path = $directory/recon
 # listing_formats and bulk serve the S3 verbs ListObjects and DeleteObjects, slo the multipart uploads, copy CopyObject.
 _PROXY = Template("""
 [DEFAULT]
-bind_ip = $address
+bind_ip = 127.0.0.1
 bind_port = $port
 workers = 0
 swift_dir = $directory
@@ -145,15 +145,14 @@ class SwiftServer:
     Args:
         directory: an empty or absent folder.
         programs: where Swift's programs are.
-        address: where it listens; not the machine's own, for it knows one secret that everybody can read.
     """
 
     access_key = "test:tester"
     secret_key = "penstock-tests-only"
     region = "us-east-1"
 
-    def __init__(self, directory: Path, programs: Path, address: str = "127.0.0.1") -> None:
-        self.directory, self.address = directory, address
+    def __init__(self, directory: Path, programs: Path) -> None:
+        self.directory = directory
         self._programs = programs
         self._ports = dict(zip(("proxy", "nobody", *STORES), _free_ports(2 + len(STORES)), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -162,7 +161,7 @@ class SwiftServer:
     @property
     def endpoint(self) -> str:
         """The URL for AWS_ENDPOINT_URL."""
-        return f"http://{self.address}:{self._ports['proxy']}"
+        return f"http://127.0.0.1:{self._ports['proxy']}"
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -246,7 +245,6 @@ class SwiftServer:
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
         (self.directory / "swift.conf").write_text(_RING.substitute())
         words = {"directory": self.directory, "secret": self.secret_key, "nobody": self._ports["nobody"]}
-        words |= {"address": self.address}
         (self.directory / "proxy.conf").write_text(_PROXY.substitute(words, port=self._ports["proxy"]))
         for kind in STORES:
             (self.directory / f"{kind}.conf").write_text(_STORE.substitute(words, kind=kind, port=self._ports[kind]))

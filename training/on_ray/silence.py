@@ -135,6 +135,8 @@ class Silence:
         """When the last step was done, or the start of the workers began."""
         self._pause_s = SHORT_S
         self._told = False
+        self._waiting = True
+        """For workers to start."""
         self._longest_s = 0.0
         """Between two steps so far, in this process's view."""
         self._up: dict[int, str] = {}
@@ -158,10 +160,13 @@ class Silence:
             if isinstance(event, WorkersStarting):
                 self._up, self._step, self._saving = {}, None, None
                 self._failed.clear()
-                self._begin(SHORT_S)
+                if not self._waiting:  # else Ray Train asks again: it is still the same wait
+                    self._begin(SHORT_S)
+                self._waiting = True
             elif isinstance(event, WorkerStarted):
                 self._up[event.rank] = event.node
                 if len(self._up) == self.spec.workers:
+                    self._waiting = False
                     self._begin(FIRST_S)
                     self.cluster.nodes()  # to know them, should the head fall silent
             elif isinstance(event, Failure):
