@@ -134,18 +134,9 @@ class Storage:
             return
         target = self.local_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-        try:
-            with open(temporary, "wb") as handle:
-                handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
+        with _beside(target) as temporary:
+            _write_durably(temporary, data)
             os.replace(temporary, target)
-        except OSError as error:
-            error.filename = error.filename or str(target)  # that of a full disk has none
-            raise
-        finally:
-            temporary.unlink(missing_ok=True)
         _sync_directory(target.parent)
 
     def write_json(self, path: str, value: Mapping[str, Any] | list[Any]) -> None:
@@ -184,14 +175,12 @@ class Storage:
         if self.is_local:
             target = self.local_path(path)
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-            temporary.write_bytes(data)
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                return False
-            finally:
-                temporary.unlink(missing_ok=True)
+            with _beside(target) as temporary:
+                _write_durably(temporary, data)
+                try:
+                    os.link(temporary, target)
+                except FileExistsError:
+                    return False
             return True
         with self._translated(path):
             fs, full = self._locate(path)
@@ -253,17 +242,38 @@ def _check_inside(path: str) -> None:
         raise ValueError(f"path {path!r} leaves the storage root")
 
 
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A name for a file that gets the target's name once it is whole; whatever fails, it is not left behind."""
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temporary
+    except OSError as error:
+        if error.errno in NO_ROOM or not error.filename:  # a copy names its source
+            error.filename = str(target)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_durably(file: Path, data: bytes) -> None:
+    with open(file, "wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
 def _move(finished: Path, target: Path) -> None:
     """Rename a durable file, or copy it where it lies on another disk; seen at `target` all at once either way."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if finished.stat().st_dev == target.parent.stat().st_dev:
         os.replace(finished, target)
         return
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-    shutil.copyfile(finished, temporary)
-    with open(temporary, "rb") as handle:
-        os.fsync(handle.fileno())
-    os.replace(temporary, target)
+    with _beside(target) as temporary:
+        shutil.copyfile(finished, temporary)
+        with open(temporary, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, target)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def test_of_many_creators_one_wins(tmp_path: Path) -> None:
     assert storage.read_bytes("x/lock").decode() == str(won.index(True))
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("write", [Storage.write_bytes, Storage.create_exclusive])
+def test_a_failed_write_leaves_the_old_file_alone_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Storage, str, bytes], object]
+) -> None:
     storage = Storage(str(tmp_path))
     storage.write_bytes("f", b"old")
 
@@ -44,7 +48,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("penstock.storage.os.fsync", full)
     with pytest.raises(OSError, match="No space") as caught:
-        storage.write_bytes("f", b"new and longer")
+        write(storage, "f", b"new and longer")
     assert caught.value.filename == str(tmp_path / "f")
     assert storage.read_bytes("f") == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
