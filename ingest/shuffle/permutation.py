@@ -5,8 +5,6 @@ half a value looked up by the other half, which can always be undone, so the who
 that fall on n or above are sent through again ("cycle walking") until they fall below. The tables hold about sqrt(n) hashed
 values, so they stay in the processor's cache: an id costs about 10 ns, and any position is found without those before.
 
-Few numbers are sorted by their hashes instead.
-
 All of it is integer arithmetic of our own (ingest/splitmix.py): no library's generator can change the order under a run.
 Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
 """
@@ -30,22 +28,14 @@ Half = NDArray[np.uint32]
 ROUNDS = 8
 """Four per half. Fewer show in the tests of tests/ingest/shuffle/test_order.py; more change nothing there."""
 
-_SORTED_SIZE = 256
-"""Up to so many numbers are sorted by a hash each. The network reaches too few orders of few numbers: of 9, 25 or 49 only the
-even ones, and of 5 some three times as often as others."""
-
 _CHUNK = 1 << 14
 """Ids worked on at once, so that all intermediate arrays stay in the processor's cache."""
 
 
-def _hashes(key: int, size: int) -> NDArray[np.uint64]:
-    """Splitmix64 at counters 1 .. size."""
-    return mix_words(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
-
-
 def _table(key: int, size: int, below: int) -> Half:
-    """`size` hashed values in [0, below): the upper 32 bits, reduced by multiplication."""
-    return (((_hashes(key, size) >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.uint32)
+    """`size` hashed values in [0, below): splitmix64 at counters 1 .. size, upper 32 bits, reduced by multiplication."""
+    value = mix_words(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key))
+    return (((value >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.uint32)
 
 
 class Permutation:
@@ -60,11 +50,6 @@ class Permutation:
         if not 1 <= size <= 1 << 44:
             raise ValueError(f"cannot permute {size} numbers: the size must be 1 to 2**44")
         self.size = size
-        self._order: Ids | None = None
-        if size <= _SORTED_SIZE:
-            self._order = np.argsort(_hashes(key, size), kind="stable")
-            self._places = np.argsort(self._order)
-            return
         left = math.isqrt(size - 1) + 1
         right = -(-size // left)
         self._left, self._right = np.uint32(left), np.uint32(right)
@@ -74,11 +59,11 @@ class Permutation:
 
     def __call__(self, positions: Ids) -> Ids:
         """The numbers at `positions` (int64 in [0, size)), as int64 of the same shape (n,)."""
-        return self._in_chunks(positions, inverse=False) if self._order is None else self._order[positions]
+        return self._in_chunks(positions, inverse=False)
 
     def inverse(self, numbers: Ids) -> Ids:
         """The positions at which `numbers` (int64 in [0, size)) come, as int64 of the same shape (n,)."""
-        return self._in_chunks(numbers, inverse=True) if self._order is None else self._places[numbers]
+        return self._in_chunks(numbers, inverse=True)
 
     def _in_chunks(self, values: Ids, *, inverse: bool) -> Ids:
         out = np.empty(len(values), np.int64)
