@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import torch.utils.data
 from pydantic import ValidationError
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.errors import DataError, SpecError
 from penstock.ingest.feed.cached import CachedFeed, open_parts, shards_in
@@ -149,6 +150,20 @@ def _find(dataset: str) -> tuple[Storage, DatasetManifest]:
         raise DataError(f"{dataset}/manifest.json is no manifest: {error}") from error
 
 
+class _WholeBatch(dict[str, Tensor]):
+    """A batch, which a DataLoader must not stack with others."""
+
+
+def _refuse_stacking(*_: Any, **__: Any) -> NoReturn:
+    raise SpecError(
+        "an item of a FeedDataset is a whole batch, and the DataLoader would stack several",
+        next_step="DataLoader(dataset, batch_size=None, num_workers=0); rows per batch: open_feed(..., batch_rows=...)",
+    )
+
+
+default_collate_fn_map[_WholeBatch] = _refuse_stacking
+
+
 class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
     """A feed for code that insists on a DataLoader: one item is one batch, so give it `batch_size=None, num_workers=0`.
 
@@ -193,7 +208,7 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Tensor]]):
         self.epoch, self._start = epoch + 1, 0  # at once: a loop that stops early reads the next epoch next time, too
         for batch in self.feed.batches(epoch, start):
             self._reading = True
-            yield batch.columns
+            yield _WholeBatch(batch.columns)
             if batch.position >= self._end:
                 return
 

@@ -8,7 +8,7 @@ from penstock.errors import DataError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
-from penstock.ingest.materialize.class_report import classes_text, untried_classes
+from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, untried_classes
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import SPLITS
@@ -68,8 +68,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
     if unseen := manifest.extra.get("unseen_categories"):
         ctx.warn(f"materialize: one_hot made zeros of values that train does not have, rows by column: {unseen}")
-    if untried := untried_classes(manifest):
-        ctx.warn(f"materialize: {untried}")
+    for said in (untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
+        if said:
+            ctx.warn(f"materialize: {said}")
     return manifest.model_dump(mode="json"), "ran"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -80,6 +80,12 @@ class CachedFeed(FeedCursor):
         if order.by_length is not None:
             self._pools = make_pools(order.by_length, order.seed, rows, self.num_rows, part.batch_rows, self._ids_at)
             self._ids_at = self._pools.ids_at
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a feed is read by the epoch: `for batch in feed.batches(epoch)`, or iterate over FeedDataset(feed)")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a feed holds open files and threads and is not pickled: call open_feed in the process that reads it")
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch from position `start` on.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock.errors import PreflightError
 from penstock.ingest.columns.arrays import Block
 from penstock.ingest.feed.lists import Packed
 from penstock.ingest.feed.page_advice import read_ahead, read_randomly
@@ -188,16 +189,33 @@ class RowGather:
             needed, regions, held = np.arange(len(self._ends)), self._regions, []
         else:
             needed, regions = _distinct(blocks), {}
-            held = [self._block(block) for block in needed.tolist()]  # until the copies are made
+            try:
+                held = [self._block(block) for block in needed.tolist()]  # until the copies are made
+            except PreflightError:
+                if self._max_open_bytes is None:
+                    raise
+                held = []
+            if not held:
+                self._take_by_block(ids, blocks, tensors)
+                return
         for name, tensor in tensors.items():
             if name not in regions:
                 regions[name] = _Region.over(self._spans[name][:, needed], needed, self._starts, self._row_bytes[name])
             regions[name].take(ids, blocks, tensor)
         del held
 
+    def _take_by_block(self, ids: NDArray[np.int64], blocks: NDArray[np.int64], tensors: dict[str, torch.Tensor]) -> None:
+        """Copy the rows of one block after the other: another run's shards leave no room for all of them at once."""
+        for index in _distinct(blocks).tolist():
+            rows = np.flatnonzero(blocks == index)
+            block: Any = self._block(index)
+            for name, tensor in tensors.items():
+                tensor.numpy()[rows] = block[name][ids[rows] - self._starts[index]]
+            del block
+
     def _block(self, index: int) -> Block:
         if index not in self._opened:
-            block = self._open_block(index)
+            block = self._open_or_make_room(index)
             self._regions.clear()
             for name, view in block.items():
                 if isinstance(view, np.ndarray) and name in self._spans:
@@ -212,6 +230,16 @@ class RowGather:
             while len(self._opened) > 1 and self._open_bytes() > self._max_open_bytes:
                 del self._opened[next(iter(self._opened))]
         return self._opened[index]
+
+    def _open_or_make_room(self, index: int) -> Block:
+        try:
+            return self._open_block(index)
+        except PreflightError:
+            if self._max_open_bytes is None or not self._opened:
+                raise
+        # Other runs read through the same cache: what is kept open for later goes first.
+        self._opened.clear()
+        return self._open_block(index)
 
     def _open_bytes(self) -> int:
         return sum(self._block_bytes[index] for index in self._opened)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import SPLITS, Split
+from penstock.ingest.spec import DataSpec, SplitRule
 from penstock.messages import shorten
 
 _CLASSES_NAMED = 10
@@ -40,6 +41,33 @@ def untried_classes(manifest: DatasetManifest) -> str:
         f"or test, so that no metric covers {'them' if len(untried) > 1 else 'it'}: {_some(named, len(untried))}; {advice}, "
         f"correct its rows at their source{quantity}"
     )
+
+
+def one_class(manifest: DatasetManifest) -> str:
+    """What to say where train has one class only: there is nothing to tell apart."""
+    rows = _class_rows(manifest, "train")
+    if len(rows) != 1:
+        return ""
+    (name,) = _class_names(manifest, list(rows))
+    label = manifest.feed_schema.label
+    return (
+        f"all {manifest.rows['train']:,} rows of train are of one class of {label!r}, {name}: every metric will be perfect and "
+        "say nothing; check the label, data.train and the rules of the other splits"
+    )
+
+
+def empty_splits(manifest: DatasetManifest, data: DataSpec) -> list[str]:
+    """What to say of each split that the pipeline file asks for and that has no rows."""
+    found = []
+    for split in SPLITS[1:]:
+        rule = getattr(data, split)
+        if rule is None or manifest.rows.get(split):
+            continue
+        by = f": its rule goes by {rule.by}, which has few values" if isinstance(rule, SplitRule) and rule.columns else ""
+        found.append(
+            f"data.{split} is given and holds no rows{by}; nothing is evaluated on it. Raise its fraction, or name files"
+        )
+    return found
 
 
 def _some(names: list[str], count: int) -> str:

@@ -38,7 +38,7 @@ from penstock.storage import Storage
 __all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "unit_key"]
 
 
-FORMAT = 1
+FORMAT = 2
 """Raised by one when the same inputs would give other shards."""
 
 

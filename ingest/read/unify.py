@@ -15,7 +15,7 @@ from penstock.ingest.files.folder_columns import folder_columns
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.spec import DataSpec
+from penstock.ingest.spec import PATH, DataSpec, SplitRule
 
 __all__ = ["UnifiedColumn", "given_types", "unify"]
 
@@ -64,7 +64,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     apart = False
     to_set: dict[str, str] = {}
     unified: list[UnifiedColumn] = []
-    for name in data.columns if data.columns is not None else present:
+    for name in present if data.read_columns is None else [name for name in data.read_columns if name in present]:
         having = [index for index, columns in enumerate(columns_of) if name in columns]
         if len(having) < len(files) and not reader.missing_is_null:
             problems.append(_missing(name, files, having))
@@ -81,6 +81,11 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
             apart = True
             continue
         kind = types.get(name) or _common(list(found))
+        if name == data.label and name not in types and (mixed := _classes_and_numbers(files, found)):
+            raise DataError(
+                f"the label {name!r} is {mixed}: integers alone would be classes, and together they are a quantity",
+                next_step=f"say which: data.types: {{{name}: int64}} for classes, {{{name}: float64}} for a quantity",
+            )
         if kind is None:
             problems.append(_disagreement(name, reader, files, found))
             apart = True
@@ -112,8 +117,8 @@ def _check_names(data: DataSpec, present: list[str]) -> None:
     named += [("data.label", data.label)] if data.label else []
     for split in ("validation", "test"):
         rule = getattr(data, split)
-        if rule is not None and not isinstance(rule, str) and rule.by != "row":
-            named.append((f"data.{split}.by", rule.by))
+        if isinstance(rule, SplitRule):
+            named += [(f"data.{split}.by", name) for name in rule.columns if name != PATH or name in present]
     lower = {name.lower(): name for name in present}
     problems = []
     for where, name in named:
@@ -122,7 +127,7 @@ def _check_names(data: DataSpec, present: list[str]) -> None:
             problems.append(
                 f"{where}: no file has a column {name!r}" + (f"; did you mean {lower[close[0]]!r}?" if close else "")
             )
-        elif data.columns is not None and name not in data.columns and not where.startswith("data.types"):
+        elif data.columns is not None and name not in data.columns and where == "data.label":
             problems.append(f"{where}: column {name!r} is not among data.columns")
     if problems:
         raise SpecError(
@@ -137,6 +142,14 @@ def _common(kinds: list[pa.DataType]) -> pa.DataType | None:
     for kind in kinds:
         common = None if common is None else promote(common, kind)
     return common
+
+
+def _classes_and_numbers(files: Sequence[SourceFile], found: Mapping[pa.DataType, list[int]]) -> str:
+    """Which files hold integers and which fractions, if both are there: together they are read as fractions."""
+    kinds = {test: [kind for kind in found if test(kind)] for test in (pa.types.is_integer, pa.types.is_floating)}
+    if not all(kinds.values()):
+        return ""
+    return " and ".join(f"{some[0]} in {_names(files, found[some[0]])}" for some in kinds.values())
 
 
 def _missing(name: str, files: Sequence[SourceFile], having: list[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import fields
@@ -164,6 +165,23 @@ def test_an_epoch_that_is_set_is_in_the_state_at_once(dataset: str) -> None:
     data.set_epoch(5)
     state = data.state_dict()
     assert (state["epoch"], state["position"]) == (5, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 32}])
+def test_a_loader_that_would_stack_batches_is_refused(dataset: str, options: dict[str, int]) -> None:
+    loader = torch.utils.data.DataLoader(FeedDataset(open_feed(dataset, batch_rows=BATCH)), **options)
+    with pytest.raises(SpecError, match="the DataLoader would stack several") as caught:
+        next(iter(loader))
+    assert "batch_size=None" in caught.value.next_step
+
+
+def test_a_feed_says_how_it_is_read_and_that_it_is_not_sent_elsewhere(dataset: str) -> None:
+    feed = open_feed(dataset, batch_rows=BATCH)
+    with pytest.raises(TypeError, match=r"for batch in feed\.batches\(epoch\)"):
+        next(iter(feed))
+    for what in (feed, FeedDataset(feed)):
+        with pytest.raises(TypeError, match="call open_feed in the process that reads it"):
+            pickle.dumps(what)
 
 
 def test_a_dataloader_with_workers_is_refused(dataset: str) -> None:

@@ -313,6 +313,22 @@ def test_a_dataset_larger_than_the_cache_is_read_whole_when_the_order_allows(
     assert sorted(seen) == sorted([*range(ROWS)] * 2)
 
 
+def test_two_runs_read_through_one_cache_that_is_smaller_than_what_both_would_keep(
+    remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = write_dataset(remote, tmp_path / "many", 40)
+    monkeypatch.setenv("PENSTOCK_CACHE_BYTES", str(12 * max(shard.size_bytes for shard in manifest.shards)))
+    shards = tuple(shard.rows for shard in manifest.shards)
+    orders = [Order(mode="windowed", seed=seed, rows=ROWS, window_rows=ROWS // 5, shards=shards) for seed in (1, 2)]
+    feeds = [open_cached_feed(remote, manifest, "train", batch_rows=16, order=order) for order in orders]
+    seen: list[list[int]] = [[], []]
+    for batches in zip(*(feed.batches(0) for feed in feeds), strict=True):
+        for batch, rows in zip(batches, seen, strict=True):
+            check_values(batch)
+            rows += batch.row_ids.tolist()
+    assert [sorted(rows) for rows in seen] == [list(range(ROWS))] * 2
+
+
 def test_validation_is_read_beside_a_train_split_that_fills_the_cache(
     remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from penstock.errors import DataError
 from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.ingest.materialize.build import damaged_shards
+from penstock.ingest.materialize.class_report import empty_splits, one_class
 from penstock.ingest.preprocess.chain import BATCH_ROWS
 from penstock.ingest.spec import MaterializeSpec
 from penstock.storage import Storage
@@ -416,3 +417,14 @@ def test_a_dataset_on_an_object_store_is_the_same(tmp_path: Path, s3_bucket: str
     assert source.materialize(remote) == local
     assert calls(tmp_path) == [10]
     assert damaged_shards(remote, local, deep=True) == []
+
+
+def test_one_class_alone_and_a_split_without_rows_are_said(tmp_path: Path) -> None:
+    table = pa.table({"x": [1.0, 2.0, 3.0], "y": [1, 1, 1], "g": [5, 5, 5]})
+    source = Source.of(tmp_path, {"train/a.parquet": table}, label="y", test={"fraction": 0.01, "by": "g"})
+    manifest = source.materialize()
+    assert one_class(manifest).startswith("all 3 rows of train are of one class of 'y', 1:")
+    assert [said[:40] for said in empty_splits(manifest, source.data)] == ["data.test is given and holds no rows: it"]
+    files = {"train/a.parquet": pa.table({"y": [0, 1]}), "test/a.parquet": pa.table({"y": [1]})}
+    two = Source.of(tmp_path / "two", files, label="y", test="test")
+    assert one_class(two.materialize()) == "" and empty_splits(two.materialize(), two.data) == []

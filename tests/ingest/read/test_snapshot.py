@@ -161,8 +161,15 @@ def test_every_name_that_no_file_has_is_reported_together(tmp_path: Path) -> Non
         "data.columns[1]: no file has a column 'X'; did you mean 'x'?",
         "data.types.z: no file has a column 'z'",
         "data.label: no file has a column 'labl'",
-        "data.test.by: column 'x' is not among data.columns",
     )
+
+
+def test_a_label_of_integers_in_one_file_and_fractions_in_another_is_asked_about(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "y\n1\n2\n", "b.csv": "y\n1.0\n2.0\n"})
+    with pytest.raises(DataError, match=r"the label 'y' is int64 in a\.csv and double in b\.csv"):
+        read_rows(tmp_path, "csv", label="y")
+    assert read_rows(tmp_path, "csv", label="y", types={"y": "int64"}).column("y").to_pylist() == [1, 2, 1, 2]
+    assert read_rows(tmp_path, "csv").column("y").to_pylist() == [1.0, 2.0, 1.0, 2.0]
 
 
 def test_a_type_that_is_none_is_a_fault_of_the_pipeline_file(tmp_path: Path) -> None:
