@@ -73,7 +73,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
     if every not in ("step", "epoch"):
         raise SpecError(f"train.recipe: {code.target}.scheduler_every is {every!r}; it must be 'step' or 'epoch'")
     try:
-        instance = kind(**params)
+        instance = kind(**code.located(params))
     except TypeError as error:
         raise SpecError(
             f"train.params do not fit {code.target}: {error}", next_step="compare train.params with __init__"
