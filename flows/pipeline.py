@@ -18,7 +18,7 @@ from penstock.errors import Interrupted, PenstockError
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import EndedUntold
-from penstock.flows.run.open_attempt import introduce, open_attempt
+from penstock.flows.run.open_attempt import RayOnDemand, introduce, is_still_its_run, open_attempt
 from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
@@ -55,23 +55,26 @@ def pipeline(request: RunRequest) -> State[Any]:
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         check_storage(project.storage)
         stack.enter_context(hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.give_up))
-        ctx = open_attempt(request, loaded, project, reporter, stopping, stack)
-        try:
-            end = _attempt(ctx, request.until)
-        except BaseException as error:
-            if stopping.lost is not None:  # the records are another process's now
-                ctx.tracker.close(None)
-                raise stopping.lost from error
-            result = close_attempt(ctx, "failed", error)
-            raised = stop_behind(error) or error
-            if isinstance(raised, PenstockError):
-                raised.result = result
-            if ctx.attempt.prefect_missed_end:
-                raise EndedUntold(raised) from error
-            raise
-        if ctx.attempt.prefect_missed_end:
-            raise EndedUntold(end)
-        return end
+        need_ray = RayOnDemand(loaded, project, reporter, stopping, stack)
+        while True:
+            ctx = open_attempt(request, loaded, project, reporter, stopping, need_ray)
+            try:
+                end = _attempt(ctx, request)
+            except BaseException as error:
+                if stopping.lost is not None:  # the records are another process's now
+                    ctx.tracker.close(None)
+                    raise stopping.lost from error
+                result = close_attempt(ctx, "failed", error)
+                raised = stop_behind(error) or error
+                if isinstance(raised, PenstockError):
+                    raised.result = result
+                if ctx.attempt.prefect_missed_end:
+                    raise EndedUntold(raised) from error
+                raise
+            if end is not None and ctx.attempt.prefect_missed_end:
+                raise EndedUntold(end)
+            if end is not None:
+                return end
 
 
 @contextlib.contextmanager
@@ -86,29 +89,36 @@ def _unwrapping_interrupts() -> Iterator[None]:
         raise stopped from error
 
 
-def _attempt(ctx: RunContext, until: str | None) -> State[Any]:
-    """Perform the stages in order and close the attempt with an honest status."""
+def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
+    """Perform the stages in order and close the attempt with an honest status. None: the rows made it another run's."""
     try:
         introduce(ctx)
-        _perform_stages(ctx, until)
+        performed = _perform_stages(ctx, request)
         if ctx.stopping.lost is not None:  # and code in between has made nothing of it
             raise ctx.stopping.lost
+        if not performed:
+            close_attempt(ctx, "partial")
+            return None
     except Exception as error:  # as in `_unwrapping_interrupts`
         stopped = stop_behind(error)
         if ctx.stopping.lost is not None or not isinstance(stopped, Interrupted):
             raise
         return Cancelled(message=stopped.message, data=close_attempt(ctx, "interrupted", stopped))
-    complete = until in (None, STAGES[-1])
+    complete = request.until in (None, STAGES[-1])
     return Completed(message=f"run {ctx.run.run}", data=close_attempt(ctx, "done" if complete else "partial"))
 
 
-def _perform_stages(ctx: RunContext, until: str | None) -> None:
+def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:
+    """Perform them up to `request.until`; False: up to `shuffle`, since the prepared rows belong to another run."""
     for stage in ALL_STAGES:
         ctx.stopping.check()
+        if stage.name == "train" and not is_still_its_run(ctx, fresh=request.fresh):
+            return False
         # Quoted, so that Prefect does not search the context for futures.
         state = stage_task(stage)(quote(ctx), return_state=True)
         if state.is_cancelled():
             raise Interrupted(ctx.stopping.signum, str(state.message))
         state.result(raise_on_failure=True, _sync=True)  # type: ignore[call-overload]  # as in flows/verbs/run.py
-        if stage.name == until:
-            return
+        if stage.name == request.until:
+            break
+    return True

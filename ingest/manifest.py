@@ -52,6 +52,8 @@ class DatasetManifest(Section):
     units: tuple[UnitInfo, ...]
     content_digest: str
     """Digest over the shards' digests in order: the same rows prepared the same way give the same digest."""
+    split_digests: dict[Split, str] = Field(default_factory=dict)
+    """The same of each split's own shards: what is trained on, and what is held out, change one without the other."""
     extra: dict[str, Any] = Field(default_factory=dict)
 
     @property

@@ -1,11 +1,13 @@
 """What does each stage's output depend on? Its inputs by name, and a digest of them: the stage's key.
 
 Same key and a verified output: the stage is reused. A different key: it runs, and the inputs say what differed.
+What is trained is keyed by the rows and their order, not by what they were made from: another address of the same files, or one
+corrected label among the held-out rows, trains nothing again. So these keys are known once the rows are prepared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,15 +16,17 @@ from pydantic import BaseModel
 from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.ingest.formats.registry import format_origin
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import SPLITS
 from penstock.tasks.project import Project
-from penstock.tasks.stages import STAGES, UPSTREAM
+from penstock.tasks.stages import BEFORE_TRAINING, STAGES, UPSTREAM, StageName
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
-OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "train": 1, "evaluate": 3, "register": 2}
+OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "train": 2, "evaluate": 3, "register": 2}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.
@@ -41,11 +45,18 @@ class StageKey(Section):
 
     stage: str
     key: str
+    """Empty while nobody knows the rows that it hangs on."""
     inputs: dict[str, Any]
 
 
-def stage_keys(project: Project) -> dict[str, StageKey]:
-    """Compute the keys of all stages from the spec, the source listing and the user's code; no stage runs.
+Outputs = Callable[[StageName, str], dict[str, Any] | None]
+"""(stage, key) -> its output if one is on record."""
+
+
+def stage_keys(project: Project, recorded: Outputs) -> dict[str, StageKey]:
+    """Compute the keys of all stages from the spec, the source listing, the user's code, and what is on record; no stage runs.
+
+    The key of `train`, and those after it, stay empty where the rows have not been prepared yet.
 
     Raises:
         DataError, ServiceError: the sources cannot be listed.
@@ -53,11 +64,36 @@ def stage_keys(project: Project) -> dict[str, StageKey]:
     """
     keys: dict[str, StageKey] = {}
     all_inputs = _inputs(project)
+    rows: dict[str, dict[str, Any]] | None = {}
     for stage in STAGES:
+        if stage == "train":
+            rows = _row_inputs(project, {name: recorded(name, keys[name].key) for name in BEFORE_TRAINING})
         upstream = {f"key.{name}": keys[name].key for name in UPSTREAM[stage]}
-        inputs = {"format": OUTPUT_FORMATS[stage], **all_inputs[stage], **upstream}
-        keys[stage] = StageKey(stage=stage, key=digest_of([stage, inputs]), inputs=inputs)
+        inputs = {"format": OUTPUT_FORMATS[stage], **all_inputs[stage], **(rows or {}).get(stage, {}), **upstream}
+        keys[stage] = StageKey(stage=stage, key="" if rows is None else digest_of([stage, inputs]), inputs=inputs)
     return keys
+
+
+def _row_inputs(project: Project, outputs: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any]] | None:
+    """What the stages from `train` on take from the prepared rows; None where these are not on record."""
+    fitted, prepared, shuffled = (outputs[name] for name in ("preprocess", "materialize", "shuffle"))
+    if fitted is None or prepared is None or shuffled is None:
+        return None
+    spec, manifest = project.spec, DatasetManifest.model_validate(prepared)
+    held_out = {f"rows.{split}": manifest.split_digests[split] for split in SPLITS[1:]}
+    decides = {"rows.validation": held_out["rows.validation"]} if spec.train.checkpoint.best is not None else {}
+    return {
+        "train": {
+            "rows.train": manifest.split_digests["train"],
+            "rows.schema": digest_of(manifest.feed_schema.model_dump(mode="json")),
+            "rows.order": shuffled["fingerprint"],
+            "rows.seed": spec.shuffle.seed,
+            "rows.streamed": spec.materialize.cache == "none",  # windows of a stream are others than those of stored rows
+            **decides,
+        },
+        "evaluate": held_out,
+        "register": {"rows.fitted": digest_of(fitted)},
+    }
 
 
 def framework_versions(project: Project) -> dict[str, str]:
@@ -103,7 +139,9 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     data, train, registry = spec.data, spec.train, spec.tracking.registry
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
-    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in ("label", "invalid")}
+    # Where the files lie does not count: their listing does.
+    elsewhere = {"label", "invalid", *(split for split in SPLITS if isinstance(getattr(data, split), str))}
+    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in elsewhere}
     return {
         "read": {
             **read,

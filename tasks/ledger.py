@@ -3,6 +3,7 @@
 A *run* is one pipeline run over all its attempts; an *attempt* is one process that worked on it. Records are small JSON files:
 
     pipelines/<name>/current.json        the run that the next command continues
+    pipelines/<name>/trainings/<key>.json  the run whose training has that key: a command that goes back finds it
     runs/<run>/run.json                  identity, spec and stage keys of the run
     runs/<run>/attempts/<n>.json         who worked on it, when, and how it ended
     runs/<run>/stages/<stage>.json       outputs that belong to this run (train, evaluate, register)
@@ -25,6 +26,7 @@ from penstock.machine.process import ProcessIdentity
 from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
+from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
 
 __all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_path", "utc_now"]
@@ -144,8 +146,18 @@ class Ledger:
         )
 
     def make_current(self, run: Run) -> None:
-        """Point the pipeline at `run`; its record must be saved first."""
+        """Point the pipeline at `run`, and its training's key, where it is known, too; its record must be saved first."""
         self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
+        if run.keys and run.keys["train"].key:
+            self.storage.write_json(f"pipelines/{run.pipeline}/trainings/{run.keys['train'].key}.json", {"run": run.run})
+
+    def run_with_training(self, pipeline: str, key: str) -> Run | None:
+        """The newest run of the pipeline whose training has that key, if there is one."""
+        try:
+            run = self.load_run(str(self.storage.read_json(f"pipelines/{pipeline}/trainings/{key}.json")["run"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        return run if run is not None and run.keys["train"].key == key else None
 
     def load_run(self, run_id: str) -> Run | None:
         """A run's record; None if there is none that can be read."""
@@ -198,6 +210,11 @@ class Ledger:
     def save_attempt(self, run_id: str, attempt: Attempt) -> None:
         """Write an attempt's record."""
         self.storage.write_json(f"runs/{run_id}/attempts/{attempt.number:04d}.json", attempt.model_dump(mode="json"))
+
+    def stage_output(self, stage: StageName, key: str) -> dict[str, Any] | None:
+        """The output on record of a stage that belongs to no run."""
+        record = self.stage_record(f"stages/{stage}/{key}.json", key)
+        return None if record is None else record.output
 
     def stage_record(self, path: str, key: str) -> StageRecord | None:
         """The record at `path`, if it is there, parses and carries `key`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
@@ -76,10 +77,13 @@ class Project:
     @cached_property
     def recipe(self) -> UserCode:
         """The user's code that the framework trains. Raises SpecError if it cannot be found."""
-        return capture(self.spec.train.recipe, self.base_dir, self._is_source)
+        return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
         """The functions of `map_batches` steps, by target. Raises SpecError if one cannot be found."""
-        targets = [step.transform.function for step in self.spec.preprocess]
-        return {target: capture(target, self.base_dir, self._is_source) for target in targets if target is not None}
+        params: dict[str, list[Any]] = {}
+        for step in self.spec.preprocess:
+            if (target := step.transform.function) is not None:
+                params.setdefault(target, []).append(step.transform.options.model_dump())
+        return {target: capture(target, self.base_dir, given, self._is_source) for target, given in params.items()}

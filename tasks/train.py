@@ -48,7 +48,7 @@ def make_job(ctx: RunContext) -> TrainJob:
         attempt=ctx.attempt.number,
         pipeline=spec.name,
         identity={
-            "data": ctx.manifest.content_digest,
+            "data": ctx.manifest.split_digests["train"],
             "order": ctx.order.fingerprint,
             "batch_rows": str(spec.train.batch_rows),
         },

@@ -81,7 +81,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
     if predicts not in get_args(ClassScores):
         raise SpecError(f"train.recipe: {code.target}.predicts is {predicts!r}; it must be 'logits' or 'probabilities'")
     try:
-        instance = kind(**params)
+        instance = kind(**code.located(params))
     except TypeError as error:
         raise SpecError(
             f"train.params do not fit {code.target}: {error}", next_step="compare train.params with __init__"

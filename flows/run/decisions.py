@@ -14,7 +14,10 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 
-__all__ = ["Continue", "NewRun", "Past", "Refuse", "choose_run", "past_of"]
+__all__ = ["Continue", "NewRun", "Past", "Refuse", "choose_run", "decide", "past_of"]
+
+_MAY_LEAVE_ROWS = ("version.", "materialize.", "format", "key.")
+"""Inputs that may change without changing the rows of training. Only preparing them can tell."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class NewRun:
 
 @dataclass(frozen=True)
 class Continue:
-    """Go on with `run`; `warnings` say which promises the changes cost."""
+    """Go on with `run`; `warnings` say which promises the changes cost. While the train key is unknown, until it is known."""
 
     run: Run
     warnings: tuple[str, ...] = ()
@@ -62,8 +65,23 @@ class Refuse:
     changes: tuple[str, ...]
 
 
+def decide(
+    ledger: Ledger, current: Run | None, train: Mapping[str, Any], keys: Mapping[str, StageKey]
+) -> NewRun | Continue | Refuse:
+    """Decide what a `run` command does after `current`, the pipeline's newest run, by what the ledger knows.
+
+    Raises:
+        CheckpointError: a checkpoint is from a newer penstock.
+    """
+    if current is None:
+        return choose_run(None, train, keys, fresh=False)
+    key = keys["train"].key
+    same = ledger.run_with_training(current.pipeline, key) if key else None
+    return choose_run(past_of(ledger, current), train, keys, same=same, fresh=False)
+
+
 def choose_run(
-    past: Past | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, fresh: bool
+    past: Past | None, train: Mapping[str, Any], keys: Mapping[str, StageKey], *, fresh: bool, same: Run | None = None
 ) -> NewRun | Continue | Refuse:
     """Decide what a `run` command does.
 
@@ -72,15 +90,18 @@ def choose_run(
         train: the new spec's train section, as JSON.
         keys: the new stage keys.
         fresh: the user asked to start over.
+        same: a run of the pipeline whose training has exactly the new key.
     """
     if fresh or past is None:
         return NewRun("asked for by --fresh" if fresh else "the first run of this pipeline")
     current, reached = past.run, past.reached
+    if same is not None and same.run != current.run:
+        return Continue(same)
     if reached is None:
         # Nothing can be lost, but two trainings must not be told as one.
-        changed = [*_data_changes(current, keys), *_train_changes(current, keys)] if past.begun else []
+        changed = [*_row_changes(current, keys), *_train_changes(current, keys)] if past.begun else []
         return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
-    data = _data_changes(current, keys)
+    data = _row_changes(current, keys)
     changes = _field_changes(current.spec.get("train", {}), train)
     forbidden = [*data, *changes[OnResume.FORBIDDEN], *_already_beyond(train, reached)]
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
@@ -93,14 +114,25 @@ def choose_run(
     return Continue(current, tuple(warn))
 
 
-def _data_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
-    if all(stage in current.keys and current.keys[stage].key == keys[stage].key for stage in BEFORE_TRAINING):
-        return []
-    found: list[str] = []
-    for stage in BEFORE_TRAINING:
-        if stage in current.keys:
-            found += changed_inputs(current.keys[stage].inputs, keys[stage].inputs)
-    return found
+def _row_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    """What made the rows of training others than they were, or must have, where they are not prepared yet."""
+    pairs = [(current.keys[stage].inputs, keys[stage].inputs) for stage in BEFORE_TRAINING if stage in current.keys]
+    made_from = [change for old, new in pairs for change in changed_inputs(old, new)]
+    before, now = current.keys.get("train"), keys["train"]
+    if before is None or not before.key:
+        return made_from
+    if not now.key:
+        return made_from if any(_changes_train_rows(old, new) for old, new in pairs) else []
+    rows = changed_inputs(*({n: v for n, v in key.inputs.items() if n.startswith("rows.")} for key in (before, now)))
+    return made_from or rows if rows else []
+
+
+def _changes_train_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    def decisive(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        files = {name: file for name, file in inputs.get("files", {}).items() if name.startswith("train/")}
+        return {name: value for name, value in inputs.items() if not name.startswith(_MAY_LEAVE_ROWS)} | {"files": files}
+
+    return decisive(old) != decisive(new)
 
 
 def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[OnResume, list[str]]:
@@ -138,7 +170,10 @@ def _recipe_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
 
 def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
     before = current.keys.get("train")
-    return changed_inputs(before.inputs, keys["train"].inputs) if before is not None else []
+    if before is None:
+        return []
+    old, new = ({n: v for n, v in key.inputs.items() if not n.startswith("rows.")} for key in (before, keys["train"]))
+    return changed_inputs(old, new)
 
 
 def _goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from penstock.errors import LeaseHeldError, ResumeError, ServiceError
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.command_line import run_command
 from penstock.flows.run.cpus import cpus_needed
-from penstock.flows.run.decisions import Continue, Refuse, choose_run, past_of
+from penstock.flows.run.decisions import Continue, Refuse, choose_run, decide
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
 from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room
@@ -42,7 +42,7 @@ from penstock.training.tracking.tracker import Tracker
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["introduce", "open_attempt"]
+__all__ = ["RayOnDemand", "introduce", "is_still_its_run", "open_attempt"]
 
 
 def open_attempt(
@@ -51,32 +51,27 @@ def open_attempt(
     project: Project,
     reporter: Reporter,
     stopping: StopRequest,
-    stack: contextlib.ExitStack,
+    need_ray: RayOnDemand,
 ) -> RunContext:
     """Choose the run, check what it needs, and open the records of a new attempt at it. The lease must be held.
-
-    Args:
-        stack: ends the Ray cluster, if a stage needs one.
 
     Raises:
         PenstockError: the run cannot begin or continue, or cannot succeed.
     """
-    ledger, keys = Ledger(project.storage), stage_keys(project)
+    ledger = Ledger(project.storage)
+    keys = stage_keys(project, ledger.stage_output)
     check_recipe(project)
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
     on_cluster = ray_address() is not None
-    need_ray = _RayOnDemand(loaded, project, reporter, stopping, stack)
     needs = _check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=will_train, until=request.until)
     for warning in needs:
         reporter.warn(warning)
-    if current is not None and current.run == run.run:
-        if current.tracker != run.tracker:  # the one that followed it so far is told how it ended
-            repair_run(ledger, current, loaded.state_dir)
-        close_attempts(ledger, current)
-    elif current is not None:
-        repair_run(ledger, current, loaded.state_dir)
+    if current is not None and (current.run, current.tracker) != (run.run, run.tracker):
+        repair_run(ledger, current, loaded.state_dir)  # of the same run: the one that followed it so far is told how it ended
+    if (before := ledger.load_run(run.run)) is not None:
+        close_attempts(ledger, before)
     attempt = ledger.new_attempt(run.run, flow_run.get_id())
     tracker = _open_tracker(ledger, run, attempt, loaded)
     return RunContext(
@@ -93,6 +88,25 @@ def open_attempt(
         stopping=stopping,
         will_train=will_train,
     )
+
+
+def is_still_its_run(ctx: RunContext, *, fresh: bool) -> bool:
+    """Decide once more whose attempt this is, now that the rows are prepared: their key may be that of another training.
+
+    If it is still this run's, as a fresh one always is, the keys that were not known are put on its record.
+    """
+    keys = stage_keys(ctx.project, ctx.ledger.stage_output)
+    if keys == ctx.keys:
+        return True
+    decision = Continue(ctx.run) if fresh else decide(ctx.ledger, ctx.run, ctx.run.spec["train"], keys)
+    if not isinstance(decision, Continue) or decision.run.run != ctx.run.run:
+        return False
+    ctx.keys, ctx.run = keys, ctx.run.model_copy(update={"keys": keys})
+    ctx.ledger.save_run(ctx.run)
+    ctx.ledger.make_current(ctx.run)
+    ctx.tracker.set_tags(_key_tags(ctx.run))
+    ctx.will_train = not _is_trained(ctx.ledger, ctx.project, ctx.run)
+    return True
 
 
 def introduce(ctx: RunContext) -> None:
@@ -131,8 +145,8 @@ def _chosen_run(
     """The run that this attempt belongs to, as it is to be recorded."""
     spec = loaded.spec.model_dump(mode="json", by_alias=True)
     # With --fresh the checkpoints are not even looked at: they may be the reason for it.
-    past = None if request.fresh or current is None else past_of(ledger, current)
-    decision = choose_run(past, spec["train"], keys, fresh=request.fresh)
+    fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
+    decision = fresh or decide(ledger, current, spec["train"], keys)
     if isinstance(decision, Refuse):
         raise ResumeError(
             f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
@@ -142,14 +156,18 @@ def _chosen_run(
     if isinstance(decision, Continue):
         for warning in decision.warnings:
             reporter.warn(f"changed since the last attempt: {warning}")
-        return decision.run.model_copy(update={"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running"})
+        if current is not None and decision.run.run != current.run:
+            reporter.say(f"back to run {decision.run.run}, whose training has the same rows and settings")
+        # What is known of the training stays on record until the rows of this attempt are.
+        known = {name: key if key.key else decision.run.keys.get(name, key) for name, key in keys.items()}
+        return decision.run.model_copy(update={"spec": spec, "origins": loaded.origins, "keys": known, "status": "running"})
     if current is not None:
         reporter.say(f"a new run: {decision.reason}")
     return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
 
 
 def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
-    """Whether training has nothing left to do."""
+    """Whether training has nothing left to do, as far as its key is known."""
     key = run.keys["train"].key
     record = ledger.stage_record(TRAIN.record_path(run.run, key), key)
     return record is not None and TRAIN.verify(VerifyContext(project, run.run, deep=True), record.output) is None
@@ -159,7 +177,7 @@ def _check_needs(
     ledger: Ledger,
     project: Project,
     run: Run,
-    need_ray: _RayOnDemand,
+    need_ray: RayOnDemand,
     *,
     on_cluster: bool,
     will_train: bool,
@@ -227,7 +245,7 @@ def _tags(run: Run, attempt: Attempt, loaded: LoadedSpec) -> dict[str, str]:
         "penstock.status": "running",
         "source": f"{loaded.file.parent.name}/{loaded.file.name}",
         "prefect.flow_run_id": attempt.prefect_flow_run_id or "",
-        **{f"penstock.key.{name}": key.key for name, key in run.keys.items()},
+        **_key_tags(run),
     }
     if commit := git_commit(loaded.base_dir):
         tags["git.commit"] = commit
@@ -236,8 +254,12 @@ def _tags(run: Run, attempt: Attempt, loaded: LoadedSpec) -> dict[str, str]:
     return tags
 
 
+def _key_tags(run: Run) -> dict[str, str]:
+    return {f"penstock.key.{name}": key.key for name, key in run.keys.items()}
+
+
 @dataclass
-class _RayOnDemand:
+class RayOnDemand:
     """Starts or joins the Ray cluster on the first call; `stack` ends it. Returns whether it is this process's own.
 
     Attributes:
@@ -253,6 +275,7 @@ class _RayOnDemand:
     cluster: RayCluster | None = None
 
     def __call__(self) -> bool:
+        """Start or join it."""
         if self.cluster is None:
             spec = self.loaded.spec
             self.reporter.say("  connecting to Ray")

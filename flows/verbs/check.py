@@ -22,6 +22,7 @@ from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.progress import silent
 from penstock.tasks.keys import stage_keys
+from penstock.tasks.ledger import Ledger
 from penstock.tasks.project import Project
 from penstock.training.tracking.registry import TRACKERS
 
@@ -48,8 +49,12 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     say(f"storage    ok   {project.storage.root}")
     check_recipe(project)
     TRACKERS.get(loaded.spec.tracking.tracker)
-    stage_keys(project)  # loads the model registry, too
+    stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
     say(f"recipe     ok   {loaded.spec.train.recipe}")
+    for code in (project.recipe, *project.transforms.values()):
+        warnings += [
+            f"{limit} is known only when the code runs, so that a change of it is not noticed" for limit in code.limits
+        ]
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")

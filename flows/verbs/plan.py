@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock.flows.run.decisions import Continue, NewRun, Refuse, choose_run, past_of
+from penstock.flows.run.decisions import Continue, NewRun, Refuse, decide, past_of
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
@@ -20,7 +20,7 @@ from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
 from penstock.tasks.shuffle import train_order
 from penstock.tasks.stage import Stage, VerifyContext
-from penstock.tasks.stages import STAGES
+from penstock.tasks.stages import BEFORE_TRAINING, STAGES
 from penstock.training.state import TrainState
 
 __all__ = ["describe_mixing", "plan_pipeline", "show_plan"]
@@ -30,27 +30,28 @@ _DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
 
 
 def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
-    """Plan a run: `decision`, `run`, and for each stage its `action` (reuse, resume, run), `key` and `because`.
+    """Plan a run: `decision`, `run`, and for each stage its `action`, `key` and `because`.
+
+    The actions: reuse, resume, run, and `depends` where a finished training is reused if the rows come out as they were.
 
     Raises:
         SpecError, DataError, ServiceError: the plan cannot be made.
     """
     loaded = load_spec(file, overrides)
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    keys = stage_keys(project)
     ledger = Ledger(project.storage)
+    keys = stage_keys(project, ledger.stage_output)
     current = ledger.current_run(loaded.spec.name)
-    past = past_of(ledger, current) if current is not None else None
-    reached = past.reached if past is not None else None
-    decision = choose_run(past, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys, fresh=False)
+    decision = decide(ledger, current, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys)
     continued = decision.run if isinstance(decision, Continue) else None
+    reached = past_of(ledger, continued).reached if continued is not None else None
     stages: list[dict[str, Any]] = []
     will_run: set[str] = set()
     upstream: dict[str, dict[str, Any]] = {}
     run_id = continued.run if continued else ""
     context = VerifyContext(project, run_id, deep=False, state_dir=loaded.state_dir, upstream=upstream)
     for stage in ALL_STAGES:
-        entry, output = _plan_stage(stage, context, ledger, keys, current, reached, will_run)
+        entry, output = _plan_stage(stage, context, ledger, keys, continued or current, reached, will_run)
         stages.append(entry)
         upstream[stage.name] = output
         if entry["action"] != "reuse":
@@ -139,10 +140,15 @@ def _plan_stage(
             return {**entry, "action": "reuse", "because": [f"made {record.made}"]}, record.output
         return {**entry, "because": [doubt]}, {}
     old = current.keys.get(stage.name) if current else None
-    because = changed_inputs(old.inputs, key.inputs) if old else ["never run"]
-    because += [
-        f"{name} runs" for name in (n.removeprefix("key.") for n in key.inputs if n.startswith("key.")) if name in will_run
-    ]
+    inputs = old.inputs if old else {}
+    if not key.key:  # the rows are not known, so nothing is said of them
+        inputs = {name: value for name, value in inputs.items() if not name.startswith("rows.")}
+    because = changed_inputs(inputs, key.inputs) if old else ["never run"]
+    above = BEFORE_TRAINING if stage.name == "train" else [n.removeprefix("key.") for n in key.inputs if n.startswith("key.")]
+    because += [f"{name} runs" for name in above if name in will_run]
+    if not key.key and context.run_id and old is not None and old.key:
+        # The rows come first. If they are the ones that were trained on, what the run has already stays.
+        return {**entry, "action": "depends", "because": ["on the rows: what is there is reused if they come out the same"]}, {}
     if stage.name == "train" and context.run_id and reached is not None:
         return {**entry, "action": "resume", "because": [f"checkpoint at step {reached.step}", *because]}, {}
     return {**entry, "because": because or ["not finished yet"]}, {}

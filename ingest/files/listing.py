@@ -26,7 +26,7 @@ from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["Listing", "SourceFile", "capped", "extension_of", "list_source"]
+__all__ = ["Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_source"]
 
 
 _OTHERS_FOLDERS = ("_temporary", "_spark_metadata", "_delta_log", "_impala_insert_staging", "__macosx", "__pycache__")
@@ -214,10 +214,13 @@ def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["
 def _fingerprint(path: str, info: dict[str, Any]) -> str:
     if "ino" in info and "mtime" in info:
         return str(os.stat(path).st_mtime_ns)
-    for key in ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created"):
-        if info.get(key):
-            return str(info[key]).strip('"')
-    return f"size {info['size']}"
+    return fingerprints_in(info)[0]
+
+
+def fingerprints_in(info: dict[str, Any]) -> list[str]:
+    """What a store says of a file that changes with its content, the best first."""
+    keys = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
+    return [*(str(info[key]).strip('"') for key in keys if info.get(key)), f"size {info['size']}"]
 
 
 def _refuse_shared_files(files: list[SourceFile]) -> None:

@@ -171,6 +171,7 @@ def _manifest(key: str, data: DataSpec, fitted: FittedPreprocess, records: Seque
             UnitInfo(key=r.key, files=r.files, rows_read=r.rows_read, rows_dropped=sum(r.dropped.values())) for r in records
         ),
         content_digest=digest_of([shard.digest for shard in shards]),
+        split_digests={split: digest_of([shard.digest for shard in shards if shard.split == split]) for split in SPLITS},
         extra={
             "class_counts": _class_counts(records),
             "dropped": dict(dropped),

@@ -74,7 +74,7 @@ class Chain:
         if [step.step.model_dump(mode="json") for step in fitted.steps] != [step.model_dump(mode="json") for step in steps]:
             raise ValueError("the fitted state was made from other preprocess steps than those given")
         self._data, self._steps = data, fitted.steps
-        self._functions = {target: user.load() for target, user in code.items()}
+        self._functions = {target: user.function() for target, user in code.items()}
 
     def apply(self, table: pa.Table, file: str, first_row: int) -> pa.Table:
         """Prepare consecutive rows of one file; columns of the result are as a shard holds them.

@@ -92,7 +92,7 @@ class _TrainRows:
     def tables(self, max_rows: int = NUMBERS_BATCH_ROWS) -> Iterator[pa.Table]:
         """Yield rows, never none and at most `max_rows` of them; rows that cannot be used are left out."""
         files = self.files()
-        functions = {target: user.load() for target, user in self.code.items()}
+        functions = {target: user.function() for target, user in self.code.items()}
         batch_rows = rows_at_once(self.data, self.snapshot, [step.step for step in self.fitted])
         for split, table, origin in split_rows(self.data, self.snapshot, files, min(batch_rows, max_rows)):
             if split == "train":

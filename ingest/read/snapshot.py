@@ -17,6 +17,7 @@ from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.type_text import parse_type, type_text
 from penstock.ingest.files.folder_columns import folder_columns
 from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.read.unify import given_types, unify
@@ -180,9 +181,10 @@ def iterate_rows(
         return
     for file in files:
         first_row = 0
-        for table in _rebatched(_tables(reader, file, snapshot, batch_rows), batch_rows):
-            yield RowBatch(table, file, first_row, (file,))
-            first_row += table.num_rows
+        with unchanged((file,)):
+            for table in _rebatched(_tables(reader, file, snapshot, batch_rows), batch_rows):
+                yield RowBatch(table, file, first_row, (file,))
+                first_row += table.num_rows
         if first_row != file.rows:
             raise DataError(
                 f"{file.uri}: had {file.rows} rows when the source was read and has {first_row} now",
@@ -210,7 +212,9 @@ def _inspect(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
     if file.size_bytes == 0:
         return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
     try:
-        facts = reader.inspect(file)
+        # A file of one row tells nothing but that it can be read; asking a store once more for each would take as long again.
+        with unchanged(() if reader.one_row_per_file else (file,)):
+            facts = reader.inspect(file)
     except PenstockError as error:
         return error
     except Exception as error:  # whatever a damaged file makes a parser raise
@@ -294,5 +298,6 @@ def _grouped(reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFil
 
 
 def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
-    tables = pool.map(lambda file: next(_tables(reader, file, snapshot, 1)), group)
+    with unchanged(group, pool.map):
+        tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1)), group))
     return RowBatch(pa.concat_tables(tables).combine_chunks(), group[0], 0, tuple(group))

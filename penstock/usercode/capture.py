@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import difflib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
-from penstock.usercode.closure import SHIPPED_DATA_BYTES, Closure, UserCodeError, secret_refused
+from penstock.usercode.closure import SHIPPED_DATA_BYTES, Closure, UserCodeError, is_file, secret_refused
 from penstock.usercode.imports import Layout, dotted_name
 from penstock.usercode.package import BINARY, Package, file_content
 from penstock.usercode.secret_files import holds_private_key
@@ -48,6 +50,26 @@ class UserCode(Section):
     """The project folder it was captured from, for tracebacks."""
     reached: dict[str, str] = Field(default_factory=dict)
     """File -> digest of what the target reaches in it, so that a change can be told by the file's name."""
+    param_files: dict[str, str] = Field(default_factory=dict)
+    """Path in params as it is written -> the captured file, or where that does not travel, its absolute path."""
+    limits: tuple[str, ...] = ()
+    """What the target reads that no key knows, as `file:line: what`."""
+
+    def located(self, params: Any) -> Any:
+        """The same params with every path of a file that was captured for them leading to it in this process."""
+        if isinstance(params, dict):
+            return {name: self.located(value) for name, value in params.items()}
+        if isinstance(params, (list, tuple)):
+            return [self.located(value) for value in params]
+        path = self.param_files.get(params) if isinstance(params, str) else None
+        if path is None:
+            return params
+        return str(Package.of(self.files, self.origin).folder / path) if path in self.files else path
+
+    def function(self) -> Any:
+        """The loaded object, to be called with params as the pipeline file has them: `located` is applied to them."""
+        loaded = self.load()
+        return (lambda *given, **params: loaded(*given, **self.located(params))) if self.param_files else loaded
 
     @property
     def shipped(self) -> dict[str, int]:
@@ -84,10 +106,13 @@ class UserCode(Section):
             raise UserCodeError(f"{self.target}: the module has no {name!r} after import{hint}") from error
 
 
-def capture(target: str, base_dir: Path, is_source: Callable[[Path], bool] = lambda _file: False) -> UserCode:
+def capture(
+    target: str, base_dir: Path, params: Any = None, is_source: Callable[[Path], bool] = lambda _file: False
+) -> UserCode:
     """Read the code that `target` names, and all project files it needs, without running any of it.
 
     Args:
+        params: what the target is called with; files of the project that they name count and travel like those in code.
         target: `path/to/file.py:Name` relative to `base_dir`, or `package.module:Name` (a project file, else installed).
         base_dir: the folder of the pipeline file.
         is_source: whether a file (resolved) is of the data the pipeline reads; those do not travel, though code may name them.
@@ -100,13 +125,14 @@ def capture(target: str, base_dir: Path, is_source: Callable[[Path], bool] = lam
         raise UserCodeError(f"{target!r} names no code", next_step="write `path/to/file.py:Name` or `package.module:Name`")
     path = _project_path(module, target, base_dir)
     if path is None:
-        return _capture_installed(target, module, name)
+        return _capture_installed(target, module, name, {text: base_dir / text for text in _paths_in(params)})
     closure = Closure(base_dir, path, name)
+    named = {text: found for text in _paths_in(params) if (found := closure.name_file(text)) is not None}
     versions = _versions(closure.packages)
     files = {source: read_source_text(base_dir / source) for source in closure.sources()}
     for data in closure.data:
         file = base_dir / data
-        if data in files or data.startswith("..") or file.stat().st_size > SHIPPED_DATA_BYTES or is_source(file.resolve()):
+        if data in files or data.startswith("/") or file.stat().st_size > SHIPPED_DATA_BYTES or is_source(file.resolve()):
             continue
         content = file.read_bytes()
         if holds_private_key(content):
@@ -120,7 +146,19 @@ def capture(target: str, base_dir: Path, is_source: Callable[[Path], bool] = lam
         versions=versions,
         origin=str(base_dir.resolve()),
         reached=reached,
+        param_files={text: path if path in files else str(base_dir.resolve() / path) for text, path in named.items()},
+        limits=tuple(closure.limits),
     )
+
+
+def _paths_in(params: Any) -> Iterator[str]:
+    """The strings in params that look like a path: with a folder or an extension."""
+    if isinstance(params, str):
+        if "/" in params or "." in params:
+            yield params
+    elif isinstance(params, (dict, list, tuple)):
+        for value in params.values() if isinstance(params, dict) else params:
+            yield from _paths_in(value)
 
 
 def _project_path(module: str, target: str, base_dir: Path) -> str | None:
@@ -144,8 +182,12 @@ def _project_path(module: str, target: str, base_dir: Path) -> str | None:
     return None if found_path is None or found_path.endswith("/") else found_path
 
 
-def _capture_installed(target: str, module: str, name: str) -> UserCode:
-    """Describe installed code. Only the top package is looked up, because finding a submodule would run its parents."""
+def _capture_installed(target: str, module: str, name: str, named: dict[str, Path]) -> UserCode:
+    """Describe installed code. Only the top package is looked up, because finding a submodule would run its parents.
+
+    Args:
+        named: what params say -> where that would be a file. Such files count, and stay where they are.
+    """
     top, *rest = module.split(".")
     spec = None if not top.isidentifier() else importlib.util.find_spec(top)
     if spec is None:
@@ -161,7 +203,10 @@ def _capture_installed(target: str, module: str, name: str) -> UserCode:
         root = next(Path(root) for root in roots if (Path(root) / located).is_file())
         _check_name(root / located, name, target)
     versions = _versions({top})
-    return UserCode(target=target, digest=digest_of({"target": target, "versions": versions}), files={}, versions=versions)
+    param_files = {text: str(file.resolve()) for text, file in named.items() if is_file(file)}
+    reached = {text: file_digest(Path(file)) for text, file in param_files.items()}
+    digest = digest_of({"target": target, "versions": versions} | ({"reached": reached} if reached else {}))
+    return UserCode(target=target, digest=digest, files={}, versions=versions, reached=reached, param_files=param_files)
 
 
 def _check_name(file: Path, name: str, target: str) -> None:
@@ -203,14 +248,24 @@ def _versions(packages: set[str]) -> dict[str, str]:
         for name in sorted({distribution.metadata["Name"] for distribution in _distributions().get(top, [])} - {None}):
             # Looked up by name: an upgrade that was cut off leaves a folder `~umpy-...`, which tells of another version.
             versions[name] = importlib.metadata.version(name)
+            if _is_editable(importlib.metadata.distribution(name)) and (source := _source_digest(top)):
+                # As a local version, which a requirement leaves out: `pip install -e` keeps the number at every edit.
+                versions[name] += f"+{source.replace(':', '.')}"
         if top not in _distributions() and (source := _source_digest(top)):
             versions[top] = source
     return versions
 
 
+def _is_editable(distribution: importlib.metadata.Distribution) -> bool:
+    """Whether it is installed as a link to its sources (PEP 610)."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return bool(json.loads(distribution.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"))
+    return False
+
+
 @functools.cache
 def _source_digest(top: str) -> str:
-    """Digest of a module that belongs to no distribution, such as one on PYTHONPATH; empty if it cannot be found."""
+    """Digest of the sources of a module, such as one on PYTHONPATH; empty if it cannot be found."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):

@@ -2,8 +2,10 @@
 
 The walk starts at one name and follows names to definitions, through imports into other files of the project. Comments,
 docstrings, positions and definitions that are not reached do not count. What cannot be followed (star imports, `getattr` on a
-module, `exec`, `globals()`) makes the whole module count: the digest may change too often, never too seldom.
-Known limit: an assignment that registers something as a side effect (`_ = register(f)`) counts only if its name is used.
+module, `exec`, `globals()`) makes the whole module count: the digest may change too often, never too seldom. A definition that
+may put itself somewhere when it is made (a decorator, `__init_subclass__`, a metaclass) counts though nobody names it.
+Known limits: an assignment that registers something as a side effect (`_ = register(f)`) counts only if its name is used; and
+what only a run can tell (environment variables, paths made of them) is in `limits`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from penstock.digest import digest_of, file_digest
 from penstock.errors import SpecError
 from penstock.usercode.imports import Imported, Layout, imports_of, literal_import
+from penstock.usercode.paths import Values, paths_in, run_time_reads
 from penstock.usercode.secret_files import is_secret_file
 from penstock.usercode.syntax import (
     DEFINITIONS,
@@ -28,12 +31,11 @@ from penstock.usercode.syntax import (
     chains,
     executed_statements,
     global_names,
-    path_literals,
     read_source_text,
     without_docstring,
 )
 
-__all__ = ["SHIPPED_DATA_BYTES", "Closure", "UserCodeError", "secret_refused"]
+__all__ = ["SHIPPED_DATA_BYTES", "Closure", "UserCodeError", "is_file", "secret_refused"]
 
 
 SHIPPED_DATA_BYTES = 16 << 20
@@ -88,7 +90,10 @@ class Closure:
         self.packages: set[str] = set()
         """Top-level names of the installed modules that reached code uses."""
         self.data: dict[str, str] = {}
-        """Data files that reached code names, with the digest of each. Paths that start with `..` lie outside the project."""
+        """Data files that reached code names, with the digest of each. Those outside the project have absolute paths."""
+        self.limits: dict[str, None] = {}
+        """What reached code reads that no key can know, as `file:line: what`, in order."""
+        self._lists_subclasses = False
         module = self._module(path)
         if name not in module.names and "*" not in module.imports and "__getattr__" not in module.names:
             close = difflib.get_close_matches(name, sorted(module.names), n=3, cutoff=0.5)
@@ -96,6 +101,12 @@ class Closure:
             raise UserCodeError(f"{path} defines no {name!r}{hint}", next_step=f"correct `{path}:{name}` in the pipeline file")
         self._execute(path)
         self._reach(path, (name,))
+        if self._lists_subclasses:
+            self._reach_subclasses()
+
+    def name_file(self, name: str) -> str | None:
+        """Count a file that is named outside of the code. Returns its path in `data`; None where there is no such file."""
+        return self._reach_data(name, "")
 
     def digests(self) -> dict[str, str]:
         """File -> digest of what is reached in it: definitions of a module, all of a file that is named in a string."""
@@ -180,14 +191,63 @@ class Closure:
                 self._reach(path, (name,))
 
     def _may_register(self, node: Definition, module: Module) -> bool:
-        """Whether a decorator may put the definition somewhere else, so that it acts without being named."""
-        for decorator in node.decorator_list:
-            first = next(iter(chains(decorator)), ("",))[0]
-            items = module.imports.get(first, [])
-            harmless = any(item.path is None and item.module.split(".")[0] in HARMLESS_DECORATORS for item in items)
-            if not harmless and not (first not in module.names and hasattr(builtins, first)):
+        """Whether the definition may put itself somewhere when it is made, so that it acts without being named."""
+        if any(not self._is_harmless(decorator, module) for decorator in node.decorator_list):
+            return True
+        return isinstance(node, ast.ClassDef) and (self._acts_when_made(node, module, ()) or _has_effects(node))
+
+    def _is_harmless(self, expression: ast.expr, module: Module) -> bool:
+        """Whether an expression is a builtin, or of a library that keeps no list of what it is given."""
+        first = next(iter(chains(expression)), ("",))[0]
+        items = module.imports.get(first, [])
+        if any(item.path is None and item.module.split(".")[0] in HARMLESS_DECORATORS for item in items):
+            return True
+        return first not in module.names and hasattr(builtins, first)
+
+    def _acts_when_made(self, node: ast.ClassDef, module: Module, seen: tuple[ast.ClassDef, ...]) -> bool:
+        """Whether a metaclass or `__init_subclass__` of a base runs when the class, or one derived from it, is made."""
+        if any(
+            keyword.arg in ("metaclass", None) and not self._is_harmless(keyword.value, module) for keyword in node.keywords
+        ):
+            return True
+        for base in node.bases:
+            made = base.value if isinstance(base, ast.Subscript) else base
+            if self._is_harmless(made, module):
+                continue
+            found = self._class_of(made, module)
+            if found is None:
+                return True
+            derived, where = found
+            hooks = [s for s in derived.body if isinstance(s, DEFINITIONS) and s.name == "__init_subclass__"]
+            if hooks or (derived not in seen and self._acts_when_made(derived, where, (*seen, derived))):
                 return True
         return False
+
+    def _class_of(self, expression: ast.expr, module: Module) -> tuple[ast.ClassDef, Module] | None:
+        """The one class of the project that an expression names, with its module; None where reading cannot tell."""
+        name, *rest = next(iter(chains(expression)), ("",)) if isinstance(expression, (ast.Name, ast.Attribute)) else ("",)
+        nodes = module.definitions.get(name, [])
+        if len(nodes) == 1 and not rest and name not in module.imports:
+            return (nodes[0], module) if isinstance(nodes[0], ast.ClassDef) else None
+        items = module.imports.get(name, [])
+        if nodes or len(items) != 1 or items[0].path is None:
+            return None
+        path, names = items[0].path, [*filter(None, [items[0].attribute]), *rest]
+        while len(names) > 1 and (submodule := self._submodule(path, names[0])):
+            path, names = submodule, names[1:]
+        if len(names) != 1:
+            return None
+        return self._class_of(ast.Name(names[0]), self._module(path))
+
+    def _reach_subclasses(self) -> None:
+        """`Base.__subclasses__()` finds every class that is derived from another, whoever names it."""
+        done: set[str] = set()
+        while waiting := self._executed.keys() - done:
+            for path in sorted(waiting):
+                done.add(path)
+                for name, nodes in self._module(path).definitions.items():
+                    if any(isinstance(node, ast.ClassDef) and node.bases for node in nodes):
+                        self._reach(path, (name,))
 
     def _reach_whole(self, path: str) -> None:
         if path in self._whole:
@@ -247,6 +307,8 @@ class Closure:
                     self.packages.add(name.split(".")[0])
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
                 self._reach_whole(path)
+            elif isinstance(node, ast.Attribute) and node.attr == "__subclasses__":
+                self._lists_subclasses = True
         seen = global_names(statement)
         for chain in chains(statement):
             if chain[0] in local:
@@ -260,27 +322,76 @@ class Closure:
                     self._reach_imported(item, ())
                 for target in self._targets(item):
                     self._execute(target)
-        for literal in path_literals(statement):
+        values = self._values(path)
+        for literal in paths_in(statement, values):
             self._reach_data(literal, path)
+        for line, what in run_time_reads(statement, values):
+            self.limits[f"{path}:{line}: {what}"] = None
 
-    def _reach_data(self, literal: str, path: str) -> None:
+    def _values(self, path: str) -> Values:
+        """What the names of a module may mean: what is assigned to them at its top level, or where they are imported from."""
+
+        def values(name: str) -> list[tuple[ast.expr, Values]]:
+            if name == "__file__":
+                return [(ast.Constant(str(self._root.resolve() / path)), values)]
+            found: list[tuple[ast.expr, Values]] = []
+            for node in self._module(path).definitions.get(name, ()):
+                named = [
+                    target.id
+                    for target in getattr(node, "targets", [getattr(node, "target", None)])
+                    if isinstance(target, ast.Name)
+                ]
+                value = getattr(node, "value", None)
+                if name in named and isinstance(value, ast.expr):
+                    found.append((value, values))
+            for item in self._module(path).imports.get(name, ()):
+                if item.path is not None and item.attribute is not None and not item.path.endswith("/"):
+                    found += self._values(item.path)(item.attribute) if item.path != path else []
+            return found
+
+        return values
+
+    def _reach_data(self, literal: str, path: str) -> str | None:
         for folder in (self._root, (self._root / path).parent):
-            try:
-                file = (folder / literal).resolve()
-                if not file.is_file():
-                    continue
-            except (OSError, ValueError):
+            if not is_file(folder / literal):
                 continue
+            file = (folder / literal).resolve()
             try:
                 name = file.relative_to(self._root.resolve()).as_posix()
             except ValueError:
-                name = f"../{literal}"
+                name = file.as_posix()
             if is_secret_file(literal) or is_secret_file(file.name):
                 raise secret_refused(path, name)
             stat = file.stat()
             large = stat.st_size > SHIPPED_DATA_BYTES
             self.data[name] = f"size={stat.st_size} mtime_ns={stat.st_mtime_ns}" if large else file_digest(file)
-            return
+            return name
+        return None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; text that can be no path is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _has_effects(node: ast.ClassDef) -> bool:
+    """Whether the body of a class does more than to define what the class has."""
+    plain = (*DEFINITIONS, ast.Pass, ast.Import, ast.ImportFrom)
+    return any(not isinstance(statement, plain) and not _only_names(statement) for statement in without_docstring(node.body))
+
+
+def _only_names(statement: ast.stmt) -> bool:
+    """Whether the statement is a constant, or gives values to nothing but names of its own."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]
+    stores = [node for target in targets if target is not None for node in ast.walk(target)]
+    return isinstance(statement, (ast.Assign, ast.AnnAssign)) and not any(
+        isinstance(node, (ast.Attribute, ast.Subscript)) for node in stores
+    )
 
 
 def secret_refused(code: str, file: str) -> UserCodeError:
@@ -317,11 +428,7 @@ def _bind(module: Module, statement: ast.stmt, layout: Layout) -> None:
     bound = bound_names(statement)
     for name in bound:
         module.definitions.setdefault(name, []).append(statement)
-    assigns = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-    targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]
-    plain = assigns and not any(isinstance(node, (ast.Attribute, ast.Subscript)) for node in targets)
-    constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    if not plain and not constant and not isinstance(statement, ast.Pass):
+    if not _only_names(statement) and not isinstance(statement, ast.Pass):
         module.effects.append(statement)
         for node in ast.walk(statement):  # names imported in `try:` and the like are names of the module
             if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -15,9 +15,9 @@ __all__ = [
     "bound_names",
     "canonical",
     "chains",
+    "docstrings_in",
     "executed_statements",
     "global_names",
-    "path_literals",
     "read_source_text",
     "without_docstring",
 ]
@@ -37,14 +37,26 @@ def read_source_text(file: Path) -> str:
 def executed_statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements that run on import: not the branch of `if __name__ == "__main__"` or `if TYPE_CHECKING`."""
     for statement in body:
-        if isinstance(statement, ast.If) and ast.unparse(statement.test).split()[0] in (
-            "__name__",
-            "TYPE_CHECKING",
-            "typing.TYPE_CHECKING",
-        ):
-            yield from executed_statements(statement.orelse)
+        runs = _value_on_import(statement.test) if isinstance(statement, ast.If) else None
+        if isinstance(statement, ast.If) and runs is not None:
+            yield from executed_statements(statement.body if runs else statement.orelse)
         else:
             yield statement
+
+
+def _value_on_import(test: ast.expr) -> bool | None:
+    """What a test of `__name__` or `TYPE_CHECKING` gives when the file is imported; None where that is not known."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        value = _value_on_import(test.operand)
+        return None if value is None else not value
+    if isinstance(test, ast.BoolOp):
+        decisive = isinstance(test.op, ast.Or)
+        values = [_value_on_import(part) for part in test.values]
+        return decisive if decisive in values else None if None in values else not decisive
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
+        sides = {ast.unparse(side) for side in (test.left, *test.comparators)}
+        return isinstance(test.ops[0], ast.NotEq) if sides == {"__name__", "'__main__'"} else None
+    return False if next(iter(chains(test)), ("",))[-1] == "TYPE_CHECKING" and not isinstance(test, ast.Call) else None
 
 
 def bound_names(statement: ast.stmt) -> set[str]:
@@ -79,33 +91,9 @@ def chains(node: ast.AST) -> Iterator[tuple[str, ...]]:
         yield from chains(child)
 
 
-def path_literals(statement: ast.stmt) -> set[str]:
-    """Strings that may name a file: literals, and those joined by `/` or a call of `join` or `joinpath`."""
-    found: set[str] = set()
-    docstrings = {id(body[0]) for node in ast.walk(statement) if (body := _docstring_body(node))}
-    waiting: list[ast.AST] = [statement]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in docstrings:
-            continue
-        waiting.extend(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            found.add("/".join(_division_literals(node)))
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("join", "joinpath"):
-            found.add("/".join(a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)))
-    return {
-        text
-        for text in found
-        if 0 < len(text) < 256 and "\n" not in text and "\0" not in text and not text.startswith(("/", "~"))
-    }
-
-
-def _division_literals(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return [*_division_literals(node.left), *_division_literals(node.right)]
-    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+def docstrings_in(statement: ast.AST) -> set[int]:
+    """Identities of the nodes that are docstrings."""
+    return {id(body[0]) for node in ast.walk(statement) if (body := _docstring_body(node))}
 
 
 def _docstring_body(node: ast.AST) -> list[ast.stmt]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from penstock.flows.spec_file import load_spec
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import FeedSchema
 from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
 from penstock.tasks.project import Project
 
@@ -30,9 +37,21 @@ def make(folder: Path) -> Path:
     return folder / "pipeline.yaml"
 
 
-def keys_of(file: Path, *overrides: str) -> dict[str, StageKey]:
+def outputs(order: str = "o", **rows: str) -> dict[str, dict[str, Any]]:
+    """What the stages before training left on record, of these rows."""
+    digests = {"train": "t", "validation": "v", "test": "h"} | rows
+    manifest = DatasetManifest(
+        key="k", feed_schema=FeedSchema(columns=()), rows={}, shards=(), units=(), content_digest="", split_digests=digests
+    )
+    return {"read": {}, "preprocess": {}, "materialize": manifest.model_dump(mode="json"), "shuffle": {"fingerprint": order}}
+
+
+PREPARED = outputs()
+
+
+def keys_of(file: Path, *overrides: str, recorded: Mapping[str, dict[str, Any]] = PREPARED) -> dict[str, StageKey]:
     loaded = load_spec(file, overrides)
-    return stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins))
+    return stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), lambda stage, key: recorded.get(stage))
 
 
 def changed(old: dict[str, StageKey], new: dict[str, StageKey]) -> set[str]:
@@ -49,7 +68,7 @@ def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -
     before = keys_of(file)
     (tmp_path / "helpers.py").write_text(HELPERS.replace("2.0", "3.0"))
     after = keys_of(file)
-    assert changed(before, after) == {"preprocess", "materialize", "shuffle", "train", "evaluate", "register"}
+    assert changed(before, after) == {"preprocess", "materialize", "shuffle"}
     named = changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs)
     assert named == ["code.transforms.py:scale: changed helpers.py"]
 
@@ -83,6 +102,46 @@ def test_an_added_file_changes_the_read_key_and_is_named(tmp_path: Path) -> None
     assert changed_inputs(before["read"].inputs, after["read"].inputs) == ["files: added train/b.csv"]
 
 
+@pytest.mark.parametrize("location", ["./rows", "rows", "elsewhere/rows/", "rows/*.csv"])
+def test_the_same_files_under_another_address_change_no_key(tmp_path: Path, location: str) -> None:
+    file = make(tmp_path)
+    before = keys_of(file)
+    shutil.copytree(tmp_path / "rows", tmp_path / "elsewhere" / "rows")
+    assert changed(before, keys_of(file, f"data.train={location}")) == set()
+
+
+AFTER = {"train", "evaluate", "register"}
+
+
+@pytest.mark.parametrize(
+    ("now", "overrides", "stages"),
+    [
+        (outputs(train="t2"), [], AFTER),
+        (outputs(order="o2"), [], AFTER),
+        (outputs(test="h2"), [], {"evaluate"}),
+        (outputs(validation="v2"), [], {"evaluate"}),
+        (
+            outputs(validation="v2"),
+            ["data.validation=rows/a.csv", "data.train=more/", "train.checkpoint.best.metric=val/loss"],
+            AFTER,
+        ),
+        ({**PREPARED, "preprocess": {"other": 1}}, [], {"register"}),
+    ],
+)
+def test_what_is_trained_hangs_on_its_rows_and_what_is_measured_on_those_held_out(
+    tmp_path: Path, now: dict[str, Any], overrides: list[str], stages: set[str]
+) -> None:
+    file = make(tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.csv").write_text("x,y\n3,0\n")
+    assert changed(keys_of(file, *overrides), keys_of(file, *overrides, recorded=now)) == stages
+
+
+def test_a_training_whose_rows_nobody_has_seen_has_no_key_yet(tmp_path: Path) -> None:
+    unknown = {stage for stage, key in keys_of(make(tmp_path), recorded={}).items() if not key.key}
+    assert unknown == {"train", "evaluate", "register"}
+
+
 def test_how_training_is_saved_does_not_change_what_it_yields(tmp_path: Path) -> None:
     file = make(tmp_path)
     assert (
@@ -91,6 +150,7 @@ def test_how_training_is_saved_does_not_change_what_it_yields(tmp_path: Path) ->
     )
     assert changed(keys_of(file), keys_of(file, "train.epochs=2")) == {"train", "evaluate", "register"}
     assert changed(keys_of(file), keys_of(file, "shuffle.seed=2")) == {"shuffle", "train", "evaluate", "register"}
+    assert changed(keys_of(file), keys_of(file, "materialize.unit_bytes=1")) == {"materialize", "shuffle"}
     assert changed(keys_of(file), keys_of(file, "evaluate.metrics=[f1]")) == {"evaluate"}
 
 

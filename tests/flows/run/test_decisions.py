@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from penstock.flows.run.decisions import Continue, NewRun, Past, Refuse, choose_run
+from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
-from penstock.tasks.ledger import Run
+from penstock.tasks.ledger import Ledger, Run
 from penstock.tasks.stages import STAGES
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
@@ -16,8 +22,14 @@ def train(**changes: Any) -> dict[str, Any]:
     return TrainSpec(**{"recipe": "m.py:M", "epochs": 2, **changes}).model_dump(mode="json")
 
 
-def keys(**inputs: dict[str, Any]) -> dict[str, StageKey]:
-    return {s: StageKey(stage=s, key=f"{s}{inputs.get(s)}", inputs=inputs.get(s, {})) for s in STAGES}
+def keys(known: bool = True, **inputs: dict[str, Any]) -> dict[str, StageKey]:
+    """Keys of these inputs; the rows of training are made from the train files."""
+    files = inputs.get("read", {}).get("files", {})
+    rows = {"rows.train": str([file for file in files.items() if file[0].startswith("train/")])} if known else {}
+    inputs = {**inputs, "train": inputs.get("train", {}) | rows}
+    found = {s: StageKey(stage=s, key=f"{s}{inputs.get(s)}", inputs=inputs.get(s, {})) for s in STAGES}
+    after = STAGES[STAGES.index("train") :]
+    return found if known else found | {s: found[s].model_copy(update={"key": ""}) for s in after}
 
 
 def run(status: str, spec: dict[str, Any], **inputs: dict[str, Any]) -> Run:
@@ -33,10 +45,13 @@ def decide(
     checkpoint: bool = True,
     begun: bool = True,
     fresh: bool = False,
+    known: bool = True,
+    same: Run | None = None,
     **inputs: Any,
 ) -> Any:
     reached = TrainState(step=10, epoch=1, position=5) if checkpoint else None
-    return choose_run(Past(current, reached, begun) if current else None, spec, keys(**inputs), fresh=fresh)
+    past = Past(current, reached, begun) if current else None
+    return choose_run(past, spec, keys(known, **inputs), fresh=fresh, same=same)
 
 
 def test_the_first_run_is_new_and_fresh_always_is() -> None:
@@ -71,10 +86,10 @@ def test_before_the_first_checkpoint_nothing_is_forbidden() -> None:
 
 
 def test_without_a_checkpoint_another_training_is_another_run_once_there_are_points_to_mix_up() -> None:
-    old = run("killed", train(), read={"files": {"a": "1"}}, train={"train.batch_rows": 256})
-    same = {"read": {"files": {"a": "1"}}, "train": {"train.batch_rows": 256}}
+    old = run("killed", train(), read={"files": {"train/a": "1"}}, train={"train.batch_rows": 256})
+    same = {"read": {"files": {"train/a": "1"}}, "train": {"train.batch_rows": 256}}
     assert isinstance(decide(old, train(), checkpoint=False, **same), Continue)
-    for changed in ({"read": {"files": {"a": "2"}}}, {"train": {"train.batch_rows": 512}}):
+    for changed in ({"read": {"files": {"train/a": "2"}}}, {"train": {"train.batch_rows": 512}}):
         assert isinstance(decide(old, train(), checkpoint=False, **{**same, **changed}), NewRun)
         assert isinstance(decide(old, train(), checkpoint=False, begun=False, **{**same, **changed}), Continue)
 
@@ -95,9 +110,9 @@ def test_a_changed_recipe_goes_on_with_a_warning_that_names_the_file() -> None:
 def test_after_the_end_a_real_change_begins_a_new_run() -> None:
     assert isinstance(decide(run("done", train()), train(batch_rows=512)), NewRun)
     assert isinstance(decide(run("done", train()), train(learning_rate=0.5)), NewRun)
-    changed = decide(run("done", train(), read={"files": {"a": "1"}}), train(), read={"files": {"a": "2"}})
+    changed = decide(run("done", train(), read={"files": {"train/a": "1"}}), train(), read={"files": {"train/a": "2"}})
     assert isinstance(changed, NewRun)
-    assert "files: changed a" in changed.reason
+    assert "files: changed train/a" in changed.reason
 
 
 def test_after_the_end_a_warn_change_with_more_epochs_goes_on() -> None:
@@ -117,9 +132,78 @@ def test_a_shorter_training_is_not_what_a_longer_one_left() -> None:
 
 
 def test_a_part_of_a_run_done_before_leaves_nothing_unfinished() -> None:
-    old = run("done", train(), read={"files": {"a": "1"}})
+    old = run("done", train(), read={"files": {"train/a": "1"}})
     for status in ("partial", "failed", "killed"):
         again = old.model_copy(update={"status": status})
-        assert isinstance(decide(again, train(), read={"files": {"a": "2"}}), NewRun)
+        assert isinstance(decide(again, train(), read={"files": {"train/a": "2"}}), NewRun)
     longer = run("killed", train(epochs=5), train={"epochs": 5}).model_copy(update={"done_key": old.done_key})
     assert isinstance(decide(longer, train(epochs=5, batch_rows=512), train={"epochs": 5}), Refuse)
+
+
+TEST_FILES = (
+    {"files": {"train/a": "1", "test/b": "1"}, "version.pyarrow": "25.0.0"},
+    {"files": {"train/a": "1", "test/b": "2"}},
+)
+
+
+@pytest.mark.parametrize("status", ["killed", "done"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_corrected_held_out_row_or_a_patch_release_leaves_the_training_as_it_is(status: str, known: bool) -> None:
+    before, after = TEST_FILES
+    old = run(status, train(), read=before)
+    assert decide(old, train(), known=known, read=after) == Continue(old)
+
+
+def test_changed_train_files_are_refused_before_they_are_prepared_and_rows_that_came_out_differently_after_it() -> None:
+    before, after = TEST_FILES
+    old = run("killed", train(), read=before)
+    assert isinstance(decide(old, train(), known=False, read={"files": {"train/a": "2"}}), Refuse)
+    rows = keys(read=before) | {"train": StageKey(stage="train", key="k", inputs={"rows.train": "others"})}
+    rows["read"] = keys(read=after)["read"]
+    refused = choose_run(Past(old, TrainState(step=10, epoch=1, position=5), True), train(), rows, fresh=False)
+    assert refused == Refuse(old, ("files: changed test/b", "version.pyarrow: 25.0.0 -> (none)"))
+
+
+def test_going_back_to_a_training_that_a_run_has_continues_that_run() -> None:
+    a, b = run("done", train()), run("killed", train(batch_rows=512)).model_copy(update={"run": "b"})
+    assert decide(b, train(), same=a) == Continue(a)
+    assert isinstance(decide(b, train(), same=a, fresh=True), NewRun)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.sampled_from((0.1, 0.2)), st.booleans()), max_size=8)
+)
+def test_whatever_changes_between_commands_nothing_is_trained_twice(commands: list[tuple[str, str, float, bool]]) -> None:
+    """Commands as the flow performs them: decide, prepare, decide again where the rows were not known, train to the end."""
+    storage = Storage(f"memory://decisions-{uuid.uuid4()}")  # of its own: hypothesis calls this again and again
+    ledger, prepared, trained = Ledger(storage), set[str](), list[str]()
+    for train_file, test_file, rate, whole in commands:
+        inputs = {
+            "read": {"files": {"train/1": train_file, "test/1": test_file}},
+            "train": {"train.learning_rate": rate},
+        }
+        spec = train(learning_rate=rate)
+        while True:
+            now = keys(train_file + test_file in prepared, **inputs)
+            current = ledger.current_run("p")
+            trained_here = TrainState(step=10, epoch=2, position=0) if current is not None and current.done_key else None
+            past = Past(current, trained_here, trained_here is not None) if current is not None else None
+            same = ledger.run_with_training("p", now["train"].key) if now["train"].key else None
+            decision = choose_run(past, spec, now, fresh=False, same=same)
+            assert not isinstance(decision, Refuse)
+            number = sum(1 for _ in ledger.runs())
+            attempt = (
+                decision.run if isinstance(decision, Continue) else Run(run=str(number), pipeline="p", created="", spec={})
+            )
+            known = {name: key if key.key else attempt.keys.get(name, key) for name, key in now.items()}
+            attempt = attempt.model_copy(update={"keys": known, "spec": {"train": spec}})
+            ledger.save_run(attempt)
+            ledger.make_current(attempt)
+            if train_file + test_file in prepared:
+                break
+            prepared.add(train_file + test_file)
+        if whole and attempt.done_key != now["train"].key:
+            trained.append(now["train"].key)
+            ledger.save_run(attempt.model_copy(update={"done_key": now["train"].key}))
+    assert len(trained) == len(set(trained))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataError, SpecError
+from penstock.ingest.files import listing
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
 from tests.ingest.reading import listed, read_rows, read_snapshot, write_files
@@ -115,7 +117,44 @@ def test_rows_are_named_by_file_and_index(tmp_path: Path) -> None:
 def test_a_file_that_changed_since_the_snapshot_is_refused(tmp_path: Path) -> None:
     data, snapshot = read_snapshot(source(tmp_path), "parquet")
     pq.write_table(pa.table({"id": [1], "x": pa.array([1.0], pa.float32())}), tmp_path / "part-1.parquet")
-    with pytest.raises(DataError, match=r"part-1\.parquet: had 1000 rows when the source was read and has 1 now"):
+    with pytest.raises(DataError, match=r"part-1\.parquet: was replaced or written to after the source was listed"):
+        list(iterate_rows(data, snapshot, snapshot.files))
+
+
+@pytest.mark.parametrize("listed_by", ["content", "time"])
+def test_a_file_of_as_many_rows_that_is_put_in_place_while_it_is_read_is_refused(
+    tmp_path: Path, listed_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if listed_by == "time":
+        monkeypatch.setattr(listing, "DIGESTED_BYTES", 0)
+    data, snapshot = read_snapshot(source(tmp_path), "parquet")
+    batches = iterate_rows(data, snapshot, snapshot.files, 100)
+    next(batches)
+    (tmp_path / "new").write_bytes((tmp_path / "part-1.parquet").read_bytes())
+    (tmp_path / "new").replace(tmp_path / "part-0.parquet")
+    with pytest.raises(DataError, match=r"part-0\.parquet: was replaced"):
+        list(batches)
+
+
+def test_a_file_that_is_put_back_before_anybody_looks_is_refused_all_the_same(tmp_path: Path) -> None:
+    data, snapshot = read_snapshot(source(tmp_path), "parquet")
+    before = (tmp_path / "part-0.parquet").read_bytes()
+    batches = iterate_rows(data, snapshot, snapshot.files, 100)
+    next(batches)
+    (tmp_path / "part-0.parquet").write_bytes((tmp_path / "part-1.parquet").read_bytes())
+    (tmp_path / "part-0.parquet").write_bytes(before)
+    with pytest.raises(DataError, match=r"part-0\.parquet: was replaced"):
+        list(batches)
+    assert len(list(iterate_rows(data, snapshot, snapshot.files, 1000))) == 3, "the file is what was listed again"
+
+
+def test_an_object_that_is_replaced_in_its_store_after_the_listing_is_refused() -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe("/replaced/a.csv", b"x\n1\n")
+    data, snapshot = read_snapshot(Path(), "csv", train="memory://replaced/a.csv")
+    assert [batch.table.num_rows for batch in iterate_rows(data, snapshot, snapshot.files)] == [1]
+    store.pipe("/replaced/a.csv", b"x\n2\n")
+    with pytest.raises(DataError, match=r"memory://.*a\.csv: was replaced"):
         list(iterate_rows(data, snapshot, snapshot.files))
 
 

@@ -511,3 +511,196 @@ def test_an_import_that_fails_names_file_line_and_cause(tmp_path: Path, source: 
 def test_cycles_between_files_end(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": "import b\ndef f():\n    return b.g(0)\n", "b.py": "import a\ndef g(n):\n    return n or g(1)\n"})
     assert capture("a.py:f", tmp_path).load()() == 1
+
+
+REGISTERING = {
+    "__init_subclass__": "class Base:\n    def __init_subclass__(cls, **options):\n        FOUND['a'] = cls\n",
+    "a metaclass": "class Meta(type):\n    def __init__(cls, *given):\n        FOUND['a'] = cls\n"
+    "class Base(metaclass=Meta):\n    pass\n",
+    "__subclasses__": "class Base:\n    pass\n",
+}
+
+
+@pytest.mark.parametrize("how", REGISTERING)
+def test_a_class_that_is_found_through_its_base_counts_though_nobody_names_it(tmp_path: Path, how: str) -> None:
+    found = "Base.__subclasses__()[0]" if how == "__subclasses__" else "FOUND['a']"
+    files = {
+        "base.py": f"FOUND = {{}}\n{REGISTERING[how]}",
+        "nets.py": "import base\nclass Middle(base.Base):\n    pass\nclass Net(Middle):\n    size = 1\n",
+        "m.py": f"import nets\nfrom base import FOUND, Base\ndef f():\n    return {found}\n",
+    }
+    before, after = digest_after(
+        write(tmp_path, files), "m.py:f", {"nets.py": files["nets.py"].replace("size = 1", "size = 2")}
+    )
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("Net.a, Net.b = 8, 1", "Net.a, Net.b = 9, 1"),
+        ("(SIZES['a'], rest) = 8, 1", "(SIZES['a'], rest) = 9, 1"),
+        ("if __name__ != '__main__':\n    Net.a = 8", "if __name__ != '__main__':\n    Net.a = 9"),
+        ("if not __name__ == '__main__':\n    Net.a = 8", "if not __name__ == '__main__':\n    Net.a = 9"),
+        ("if __name__ == '__main__' or True:\n    Net.a = 8", "if __name__ == '__main__' or True:\n    Net.a = 9"),
+        ("class Unused:\n    Net.a = 8", "class Unused:\n    Net.a = 9"),
+        ("OTHER = SIZES\nOTHER |= {'a': 8}", "OTHER = SIZES\nOTHER |= {'a': 9}"),
+    ],
+)
+def test_what_an_import_does_to_something_else_counts(tmp_path: Path, line: str, other: str) -> None:
+    source = "SIZES = {}\nclass Net:\n    a = 1\ndef f():\n    return Net.a, SIZES\n"
+    write(tmp_path, {"m.py": f"{source}{line}\n"})
+    before, after = digest_after(tmp_path, "m.py:f", {"m.py": f"{source}{other}\n"})
+    assert before != after
+    assert "9" in str(capture("m.py:f", tmp_path).load()())
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [
+        "class Unused(Base):\n    x = 1",
+        "class Unused(torch.nn.Module):\n    x = 1",
+        "class Unused(abc.ABC, metaclass=abc.ABCMeta):\n    x = 1",
+        "if __name__ == '__main__' and True:\n    Base.k = 1",
+    ],
+)
+def test_a_class_that_registers_nowhere_counts_only_where_it_is_used(tmp_path: Path, unused: str) -> None:
+    source = "import abc\nimport torch\nclass Base:\n    k = 0\nclass A(Base):\n    pass\n"
+    write(tmp_path, {"m.py": f"{source}{unused}\n"})
+    before, after = digest_after(tmp_path, "m.py:A", {"m.py": f"{source}{unused.replace('1', '2')}\n"})
+    assert before == after
+
+
+HERE = """
+import os.path
+from pathlib import Path
+from names import STEM
+
+HERE = Path(__file__).parent
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+ASSETS = HERE / 'assets'
+NAME = STEM + '.txt'
+
+class Net:
+    def __init__(self):
+        self.root = ASSETS
+
+    def text(self):
+        file = self.root / NAME
+        return file.read_text()
+
+def f():
+    return """
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "(ASSETS / 'vocab.txt').read_text()",
+        "open(f'{HERE}/assets/vocab.txt').read()",
+        "open(os.path.join(FOLDER, 'assets', 'vocab.txt')).read()",
+        "open(FOLDER + '/assets/' + NAME).read()",
+        "ASSETS.joinpath(NAME).open().read()",
+        "(Path(__file__).resolve().parents[0] / 'assets' / f'{STEM}.txt').read_text()",
+        "Net().text()",
+    ],
+)
+def test_a_file_whose_path_the_code_puts_together_counts_and_travels(tmp_path: Path, read: str) -> None:
+    source = {"nets/m.py": f"{HERE}{read}\n", "names.py": "STEM = 'vocab'\n"}
+    write(tmp_path, {**source, "nets/assets/vocab.txt": "one"})
+    code = capture("nets/m.py:f", tmp_path)
+    assert code.limits == ()
+    assert code.load()() == "one"
+    before, after = digest_after(tmp_path, "nets/m.py:f", {"nets/assets/vocab.txt": "two"})
+    assert before != after
+    assert capture("nets/m.py:f", tmp_path).load()() == "two"
+
+
+def test_a_path_that_is_made_of_itself_ends_the_search(tmp_path: Path) -> None:
+    grows = "".join(f"    x = x / y / {number}\n    y = y + x\n" for number in range(20))
+    code = capture("m.py:f", write(tmp_path, {"m.py": f"def f(x, y):\n{grows}    return open(x).read()\n"}))
+    assert code.limits == ("m.py:42: the file that `open(x)` reads",)
+
+
+def test_a_file_with_an_absolute_path_counts_and_stays_where_it_is(tmp_path: Path) -> None:
+    write(tmp_path, {"elsewhere/vocab.txt": "one"})
+    vocab = tmp_path / "elsewhere" / "vocab.txt"
+    write(tmp_path / "p", {"m.py": f"def f():\n    return open('{vocab}').read()\n"})
+    assert capture("m.py:f", tmp_path / "p").files.keys() == {"m.py"}
+    before, after = digest_after(tmp_path / "p", "m.py:f", {str(vocab): "two"})
+    assert before != after
+
+
+@pytest.mark.parametrize("written", ["assets/vocab.txt", "./assets/vocab.txt", "{folder}/assets/vocab.txt"])
+def test_a_file_that_params_name_counts_travels_and_is_found(tmp_path: Path, written: str) -> None:
+    write(tmp_path, {"m.py": "def f(files, rate):\n    return open(files['vocab']).read()\n", "assets/vocab.txt": "one"})
+    params = {"files": {"vocab": written.format(folder=tmp_path)}, "rate": 0.5}
+    one = capture("m.py:f", tmp_path, params=params)
+    write(tmp_path, {"assets/vocab.txt": "two"})
+    two = capture("m.py:f", tmp_path, params=params)
+    assert one.digest != two.digest
+    elsewhere = pickle.loads(pickle.dumps(one))
+    assert elsewhere.load()(**elsewhere.located(params)) == "one"
+    assert two.function()(**params) == "two"
+
+
+def test_a_file_that_params_of_installed_code_name_counts_and_is_found(tmp_path: Path) -> None:
+    write(tmp_path, {"words.txt": "one"})
+    params = {"input": "words.txt", "no": "x" * 5000 + "/."}
+    one = capture("json:loads", tmp_path, params=params)
+    write(tmp_path, {"words.txt": "two"})
+    assert capture("json:loads", tmp_path, params=params).digest != one.digest
+    assert one.located(params)["input"] == str(tmp_path / "words.txt")
+
+
+def test_a_file_of_params_that_is_too_large_to_travel_is_named_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usercode, "SHIPPED_DATA_BYTES", 2)
+    write(tmp_path, {"m.py": "def f(vocab): ...\n", "vocab.txt": "one"})
+    code = capture("m.py:f", tmp_path, params={"vocab": "vocab.txt", "mode": "train", "other": "no/such.txt"})
+    assert code.located({"vocab": "vocab.txt", "mode": "train"}) == {"vocab": str(tmp_path / "vocab.txt"), "mode": "train"}
+    assert code.files.keys() == {"m.py"}
+
+
+@pytest.mark.parametrize(
+    ("read", "limit"),
+    [
+        ("os.environ['RATE']", "m.py:3: the environment variable RATE"),
+        ("os.environ.get('RATE', 1)", "m.py:3: the environment variable RATE"),
+        ("os.getenv('RATE')", "m.py:3: the environment variable RATE"),
+        ("dict(os.environ)", "m.py:3: environment variables"),
+        ("open(x).read()", "m.py:3: the file that `open(x)` reads"),
+        ("(HERE / x).read_text()", "m.py:3: the file that `(HERE / x).read_text()` reads"),
+        ("HERE.joinpath(x).open('rb')", "m.py:3: the file that `HERE.joinpath(x).open('rb')` reads"),
+    ],
+)
+def test_what_only_a_run_can_tell_is_named_as_a_limit(tmp_path: Path, read: str, limit: str) -> None:
+    source = f"import os; from pathlib import Path; HERE = Path(__file__).parent\ndef f(x):\n    return {read}\n"
+    assert capture("m.py:f", write(tmp_path, {"m.py": source})).limits == (limit,)
+
+
+def test_an_editable_install_counts_by_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "repo", {"mylib_e/__init__.py": "from .net import W\n", "mylib_e/net.py": "W = 1\n"})
+    info = {"METADATA": "Metadata-Version: 2.1\nName: mylib-e\nVersion: 0.1\n", "top_level.txt": "mylib_e\n"}
+    write(
+        tmp_path / "site" / "mylib_e-0.1.dist-info",
+        info | {"direct_url.json": '{"dir_info": {"editable": true}, "url": "file:///r"}'},
+    )
+    write(tmp_path / "project", {"m.py": "from mylib_e import W\ndef f():\n    return W\n"})
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(tmp_path / "repo"))
+
+    def captured() -> UserCode:
+        usercode._distributions.cache_clear()
+        usercode._source_digest.cache_clear()
+        return capture("m.py:f", tmp_path / "project")
+
+    try:
+        before = captured()
+        write(tmp_path / "repo", {"mylib_e/net.py": "W = 2\n"})
+        assert before.versions["mylib-e"].startswith("0.1+source.")
+        assert captured().digest != before.digest
+    finally:
+        usercode._distributions.cache_clear()
+        usercode._source_digest.cache_clear()

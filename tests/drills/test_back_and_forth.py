@@ -1,0 +1,57 @@
+"""Settings and held-out rows go back and forth: what is trained once is never trained again, and plans say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.drills.project import Command, make_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(1500)]
+
+OTHER = ["--set", "train.batch_rows=128"]
+TESTED = ["--set", "data.test=data/test.parquet"]
+AFTER = {"train", "evaluate", "register"}
+
+
+def command(verb: str, file: Path, *words: str) -> dict[str, Any]:
+    return Command(verb, str(file), "--json", *words).finish()
+
+
+def stages(answer: dict[str, Any], word: str) -> dict[str, str]:
+    return {stage["name"]: stage[word] for stage in answer["stages"]}
+
+
+def test_what_was_trained_once_is_found_again(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", epochs=2, files=2)
+    part = pq.read_table(file.parent / "data" / "train" / "part-1.parquet")
+    (file.parent / "data" / "train" / "part-1.parquet").unlink()
+    test = file.parent / "data" / "test.parquet"
+    pq.write_table(part, test)
+
+    first = command("run", file, *TESTED)
+    other = command("run", file, *TESTED, *OTHER)
+    assert other["run"] != first["run"]
+    assert set(stages(command("plan", file, *TESTED), "action").values()) == {"reuse"}
+    again = command("run", file, *TESTED)
+    assert set(stages(again, "outcome").values()) == {"reused"}
+    assert (again["run"], again["model_uri"]) == (first["run"], first["model_uri"])
+
+    labels = part.column("label").to_numpy().copy()
+    labels[0] = (labels[0] + 1) % 10
+    pq.write_table(part.set_column(part.column_names.index("label"), "label", pa.array(labels)), test)
+    planned = stages(command("plan", file, *TESTED), "action")
+    assert {name for name, action in planned.items() if action == "depends"} == AFTER
+    corrected = command("run", file, *TESTED)
+    assert {name: stages(corrected, "outcome")[name] for name in AFTER} == {
+        "train": "reused", "evaluate": "ran", "register": "reused",
+    }  # fmt: skip
+    assert corrected["model_uri"] == first["model_uri"]
+
+    command("run", file, *TESTED, *OTHER, "--set", "data.validation=null", "--until", "materialize")
+    elsewhere = ["--set", "data.train=./data/../data/train"]
+    assert set(stages(command("run", file, *TESTED, *elsewhere), "outcome").values()) == {"reused"}
