@@ -333,7 +333,7 @@ def test_bad_rows_of_all_units_are_counted_and_the_first_is_named(tmp_path: Path
     with pytest.raises(DataError) as caught:
         source.materialize()
     message = str(caught.value)
-    assert "data.invalid: error: 3 rows have NaN or an infinity in z" in message
+    assert "data.invalid: error: 3 rows have a null in z" in message
     assert "train/part-01.parquet, row 1 (from 0)" in message
     assert "imputer: {columns: [z]}" in message
     assert "data.invalid: drop" in message

@@ -1,0 +1,157 @@
+"""Whatever a table holds, rows arrive as pyarrow reads them or are refused; no added file moves a row to another split."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from penstock.errors import DataError
+from penstock.ingest.preprocess.chain import split_rows
+from tests.ingest.preparing import transform_table
+from tests.ingest.reading import read_rows, read_snapshot, write_files
+
+FEW = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+
+SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.null(): st.none(),
+    pa.bool_(): st.booleans(),
+    pa.int8(): st.integers(-128, 127),
+    pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float32(): st.floats(width=32),
+    pa.float64(): st.floats(),
+    pa.string(): st.text(st.characters(exclude_categories=["Cs"]), max_size=3),
+    pa.large_binary(): st.binary(max_size=3),
+    pa.binary(2): st.binary(min_size=2, max_size=2),
+    pa.date32(): st.integers(-700_000, 2_900_000),
+    pa.timestamp("us"): st.integers(-(2**40), 2**40),
+    pa.timestamp("ns", "Europe/Rome"): st.integers(0, 2**60),
+    pa.time64("us"): st.integers(0, 86_399_999_999),
+    pa.duration("ms"): st.integers(-(2**31), 2**31),
+    pa.decimal128(10, 2): st.decimals(-1000, 1000, places=2),
+}
+
+
+def _of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """A value of the type, or None."""
+    if pa.types.is_struct(kind):
+        value: Any = st.fixed_dictionaries({field.name: _of(field.type) for field in kind})
+    elif pa.types.is_fixed_size_list(kind):
+        value = st.lists(_of(kind.value_type), min_size=kind.list_size, max_size=kind.list_size)
+    elif pa.types.is_nested(kind):
+        value = st.lists(_of(kind.value_type), max_size=3)
+    else:
+        value = SCALARS[kind]
+    return st.none() | value
+
+
+KINDS = st.recursive(
+    st.sampled_from(list(SCALARS)),
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        inner.map(lambda kind: pa.list_(kind, 2)),
+        inner.map(lambda kind: pa.struct({"a": kind, "b": pa.int8()})),
+    ),
+    max_leaves=2,
+)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> pa.Array:
+    kind = draw(KINDS)
+    whole = draw(st.booleans())
+    values = draw(st.lists(_of(kind), min_size=1, max_size=5))
+    array = pa.array([value for value in values if value is not None] if whole else values, kind)
+    if draw(st.booleans()) and (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+        array = array.dictionary_encode()
+    return array if len(array) else reject()
+
+
+def _write(path: Path, table: pa.Table) -> pa.Table:
+    """Write the table; what pyarrow reads back."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+        return pq.read_table(path)
+    with ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    return ipc.open_file(path).read_all()
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@FEW
+@given(column=columns())
+def test_rows_are_what_pyarrow_reads_or_are_refused_by_name(format: str, column: pa.Array) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"a.{format}")
+        try:
+            expected = _write(path, pa.table({"column": column})).column("column").to_pylist()
+        except pa.ArrowException:
+            reject()
+        try:
+            read = read_rows(Path(folder), format)
+            assert repr(read.column("column").to_pylist()) == repr(expected)
+            prepared = transform_table(read)
+        except DataError as error:
+            assert "column" in str(error) and error.next_step
+            return
+    made = prepared.column("column").combine_chunks()
+    made = made.to_numpy_ndarray() if isinstance(made.type, pa.FixedShapeTensorType) else made.to_numpy()
+    plain = [list(value) if isinstance(value, bytes) else value for value in expected]
+    assert repr(made.tolist()) == repr(plain) or made.tolist() == plain  # False == 0
+
+
+CELLS = {
+    "csv": st.sampled_from(["", '""', "NA", "null", "1", "007", "1.5", "x", "true", "2020-01-01", "2020-01-01 10:00:00"]),
+    "jsonl": st.sampled_from([None, 1, 1.5, "x", True, [], [1], [1.5], [None], {"a": 1}, {"a": None, "b": 2}, {"a": [1]}]),
+}
+
+
+def _split_of(folder: Path, format: str) -> dict[int, str]:
+    """The split of each row of file `m`."""
+    data, snapshot = read_snapshot(folder, format, validation={"fraction": 0.3}, test={"fraction": 0.3})
+    return {
+        int(row): split
+        for split, _, origin in split_rows(data, snapshot, snapshot.files, 4096)
+        for row in origin.rows
+        if Path(origin.names[0]).stem == "m"
+    }
+
+
+@pytest.mark.parametrize("extension", list(CELLS))
+@FEW
+@given(data=st.data())
+def test_an_added_file_of_any_cells_moves_no_row_of_another(extension: str, data: st.DataObject) -> None:
+    format = extension.removesuffix("l")
+
+    def write(folder: Path, name: str, rows: int) -> None:
+        # A column of one kind is more likely to be read at all.
+        kinds = [data.draw(st.lists(CELLS[extension], min_size=1, max_size=2)) for _ in range(2)]
+        cells = [[kind[row % len(kind)] for kind in kinds] for row in range(rows)]
+        lines = [",".join(["id", "p", "q"]), *(f"{row},{p},{q}" for row, (p, q) in enumerate(cells))]
+        if extension == "jsonl":
+            lines = [json.dumps({"id": row, "p": p, "q": q}) for row, (p, q) in enumerate(cells)]
+        write_files(folder, {f"{name}.{extension}": "".join(f"{line}\n" for line in lines)})
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, "m", 30)
+        try:
+            before = _split_of(folder, format)
+        except DataError:
+            reject()
+        write(folder, "b", 2)
+        try:
+            after = _split_of(folder, format)
+        except DataError:
+            return
+        assert after == before
