@@ -76,7 +76,7 @@ def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: 
     assert [problem.split(": ", 1)[1] for problem in found] == [
         "data.validation: 3: input should be a valid string",
         "data.test.fraction: missing; this key is needed",
-        "data.test.part: unknown key; known here: by, fraction",
+        "data.test.part: unknown key; known here: by, fraction, pattern",
     ]
 
 

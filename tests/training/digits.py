@@ -67,6 +67,7 @@ def write_digits(storage: Storage) -> DatasetManifest:
         shards=tuple(shards),
         units=(),
         content_digest=digest_of([shard.digest for shard in shards]),
+        split_digests={split: digest_of([shard.digest for shard in shards if shard.split == split]) for split in SPLITS},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from penstock.errors import PenstockError
+from penstock.errors import LeaseHeldError
 from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.events import CheckpointCommitted, Event, Point, Warned
@@ -82,7 +82,7 @@ class CheckpointWriter:
         name = self._store.write(snapshot, seal).name
         try:
             self._store.prune()
-        except PenstockError:
+        except LeaseHeldError:
             raise
         except Exception as error:  # every store has errors of its own
             if not self._warned:

@@ -284,7 +284,7 @@ def test_words_that_name_no_secret_are_let_through(tmp_path: Path) -> None:
 
 def test_the_pipelines_data_counts_but_does_not_travel(tmp_path: Path) -> None:
     write(tmp_path, {"m.py": "def f():\n    return 'train.csv', 'words.txt'\n", "train.csv": "a", "words.txt": "b"})
-    code = capture("m.py:f", tmp_path, lambda file: file == (tmp_path / "train.csv").resolve())
+    code = capture("m.py:f", tmp_path, is_source=lambda file: file == (tmp_path / "train.csv").resolve())
     assert code.shipped.keys() == {"m.py", "words.txt"}
     assert code.reached.keys() == {"m.py", "words.txt", "train.csv"}
 
