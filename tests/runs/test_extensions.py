@@ -95,10 +95,10 @@ print(json.dumps({"predicted": len(answer), "needs": open(model.metadata.flavors
 
 def parts_project(folder: Path) -> Path:
     """Two files of 60 rows to train on and one to look at, in which the class can be told from the height."""
-    for name in ("data/part-0", "data/part-1", "held/part-0"):
+    for part, name in enumerate(("data/part-0", "data/part-1", "held/part-0")):
         file = (folder / name).with_suffix(".fw")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(f"{150 + row:6d}{50 + row / 4:8.2f}{row // 30:2d}\n" for row in range(60)))
+        file.write_text("".join(f"{150 + row:6d}{50 + part + row / 4:8.2f}{row // 30:2d}\n" for row in range(60)))
     (folder / "model.py").write_text(SIZE)
     data = code_of("format.md", "yaml").replace("{fraction: 0.2}", "held/")
     (folder / "pipeline.yaml").write_text(PARTS.format(data=data))
