@@ -46,7 +46,7 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
 
-test: $(READY) ## the tests of everything that is promised (17 minutes), and the 15 slowest of them
+test: $(READY) ## the tests of everything that is promised (11 minutes), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
 drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (20 minutes)
