@@ -21,7 +21,7 @@ from penstock.errors import ServiceError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
 from penstock.redact import redact_text
-from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder, mlflow_uri
+from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW, database_of, follow_its_folder, mlflow_uri
 
 __all__ = ["serve_ui"]
 
@@ -143,7 +143,7 @@ def _list_of_runs(url: str, pipeline: str | None) -> str:
     ids.pop("Default", None)  # MLflow's own, which penstock never uses
     only = next(iter(ids)) if len(ids) == 1 else None
     chosen = ids.get(pipeline or only or "")
-    return f"{url}/#/experiments" + (f"/{chosen}/runs" if chosen else "")
+    return f"{url}/#/experiments" + (f"/{chosen}/runs" if chosen else "") + TRAINING_VIEW
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

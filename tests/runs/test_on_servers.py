@@ -143,6 +143,8 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     assert continued["exactness"] == "bit-exact"
     assert continued["weights_digest"] == calm["weights_digest"]
     assert continued["metrics"] == calm["metrics"]
+    page = f"{servers.environment['MLFLOW_TRACKING_URI']}/#/experiments/"
+    assert continued["url"].startswith(page) and f"/runs/{continued['mlflow_run_id']}?" in continued["url"]
     assert not (file.parent / ".penstock").exists(), "everything is in the store and on the servers"
     assert listening_elsewhere(servers.environment["RAY_ADDRESS"]) == []
 

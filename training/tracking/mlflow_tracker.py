@@ -18,7 +18,7 @@ from penstock.redact import redact_text
 from penstock.training.tracking import mlflow_backend
 from penstock.training.tracking.mlflow_limits import fit_key
 from penstock.training.tracking.queued_tracker import OpenRun, QueuedTracker
-from penstock.training.tracking.relocate_mlflow import mlflow_uri
+from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW, mlflow_uri
 
 __all__ = ["MlflowTracker"]
 
@@ -81,7 +81,9 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
         """The run's page on the MLflow server; None in embedded mode."""
         if not self.tracking_uri.startswith("http"):
             return None
-        return f"{redact_text(self.tracking_uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return (
+            f"{redact_text(self.tracking_uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}{TRAINING_VIEW}"
+        )
 
     def fit_key(self, key: str) -> str:
         """In MLflow's alphabet."""

@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["artifacts_beside", "database_of", "follow_its_folder", "mlflow_uri"]
+__all__ = ["TRAINING_VIEW", "artifacts_beside", "database_of", "follow_its_folder", "mlflow_uri"]
 
 
 _ADDRESSES = {
@@ -31,6 +31,10 @@ _PATHS = {
     "model_version_tags": ("value",),
 }
 """Columns in which penstock notes paths below the state directory."""
+
+
+TRAINING_VIEW = "?workflowType=machine_learning"
+"""Ends the address of a page. Without it MLflow shows the one for language model applications, until a user changes that."""
 
 
 def mlflow_uri(state_dir: Path) -> str:

@@ -98,7 +98,7 @@ def listening_hosts(processes: list[psutil.Process]) -> set[str]:
 def test_both_pages_open_show_the_state_and_close_with_ctrl_c(started: Ui) -> None:
     page, prefect = started.pages["MLflow"], started.pages["Prefect"]
     mlflow, _, place = page.partition("/#")
-    assert place == "/experiments/1/runs"
+    assert place == "/experiments/1/runs?workflowType=machine_learning"
     assert "<html" in get(mlflow).lower()
     assert "<html" in get(prefect).lower()
     runs = post(f"{mlflow}/api/2.0/mlflow/runs/search", {"experiment_ids": ["1"]})["runs"]
