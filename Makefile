@@ -49,7 +49,7 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 test: $(READY) ## the tests of everything that is promised (11 minutes), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
-drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (20 minutes)
+drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (26 minutes)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, make test
