@@ -31,7 +31,6 @@ from penstock.tasks.keys import StageKey, stage_keys
 from penstock.tasks.ledger import Attempt, Ledger, Run, utc_now
 from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
-from penstock.tasks.register import STAGE as REGISTER
 from penstock.tasks.stage import VerifyContext
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN
@@ -73,8 +72,6 @@ def open_attempt(
         repair_run(ledger, current, loaded.state_dir)  # of the same run: the one that followed it so far is told how it ended
     if (before := ledger.load_run(run.run)) is not None:
         close_attempts(ledger, before)
-    if current is not None and current.run != run.run:
-        project.storage.delete(REGISTER.record_path(run.run, run.keys["register"].key))  # the alias is the other run's now
     attempt = ledger.new_attempt(run.run, flow_run.get_id())
     tracker = _open_tracker(ledger, run, attempt, loaded)
     return RunContext(

@@ -52,8 +52,6 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     context = VerifyContext(project, run_id, deep=False, state_dir=loaded.state_dir, upstream=upstream)
     for stage in ALL_STAGES:
         entry, output = _plan_stage(stage, context, ledger, keys, continued or current, reached, will_run)
-        if stage.name == "register" and continued and current and continued.run != current.run and entry["action"] == "reuse":
-            entry.update(action="run", because=[f"the alias may be with run {current.run}"])
         stages.append(entry)
         upstream[stage.name] = output
         if entry["action"] != "reuse":

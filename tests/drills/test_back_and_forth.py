@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mlflow.tracking import MlflowClient
 
 from tests.drills.project import Command, make_project
 
@@ -37,15 +36,10 @@ def test_what_was_trained_once_is_found_again(tmp_path: Path) -> None:
     first = command("run", file, *TESTED)
     other = command("run", file, *TESTED, *OTHER)
     assert other["run"] != first["run"]
-    planned = stages(command("plan", file, *TESTED), "action")
-    assert planned.pop("register") == "run" and set(planned.values()) == {"reuse"}
+    assert set(stages(command("plan", file, *TESTED), "action").values()) == {"reuse"}
     again = command("run", file, *TESTED)
-    outcomes = stages(again, "outcome")
-    assert outcomes.pop("register") == "ran" and set(outcomes.values()) == {"reused"}
+    assert set(stages(again, "outcome").values()) == {"reused"}
     assert (again["run"], again["model_uri"]) == (first["run"], first["model_uri"])
-    # The same version as before, and it has the alias again.
-    client = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
-    assert again["model_uri"] == f"models:/drill/{client.get_model_version_by_alias('drill', 'candidate').version}"
 
     labels = part.column("label").to_numpy().copy()
     labels[0] = (labels[0] + 1) % 10
