@@ -16,6 +16,7 @@ __all__ = [
     "Failure",
     "Notice",
     "Point",
+    "Printed",
     "Resumed",
     "Saving",
     "StopAsked",
@@ -109,6 +110,13 @@ class Warned(Section):
     message: str
 
 
+class Printed(Section):
+    """Lines that user code has printed on a rank."""
+
+    rank: int
+    lines: tuple[str, ...]
+
+
 class Failure(Section):
     """A rank is about to die from an exception. `error` is set where it is an error a user can act on."""
 
@@ -133,6 +141,7 @@ Event = (
     | WorkersLost
     | Notice
     | Warned
+    | Printed
     | Failure
 )
 
