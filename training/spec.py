@@ -75,6 +75,9 @@ class TrainSpec(Section):
     """What a loss or a weight that is not a number means: `stop` fails the run and saves nothing that came after it."""
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Validate also every so many steps; the end of each epoch always does."""
+    callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
+    """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, `json_lines`, `tensorboard`, or
+    `file.py:Name`; with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When training saves itself."""
     retries: Annotated[NonNegativeInt, OnResume.FREE] = 3
@@ -82,6 +85,18 @@ class TrainSpec(Section):
     wait_s: Annotated[PositiveFloat, OnResume.FREE] = 900.0
     """Seconds that a start or a restart of the workers waits for CPUs and GPUs that the cluster lacks, such as for a lost node
     to come back. Then the command ends, and the same command continues."""
+
+    @field_validator("callbacks")
+    @classmethod
+    def _one_name_each(cls, callbacks: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
+        if any(isinstance(each, dict) and len(each) != 1 for each in callbacks):
+            raise ValueError("an entry is a name, or one name with its options: `- early_stopping: {patience: 3}`")
+        return callbacks
+
+    @property
+    def named_callbacks(self) -> list[tuple[str, dict[str, Any]]]:
+        """Name and options of each callback, in order."""
+        return [(each, {}) if isinstance(each, str) else next(iter(each.items())) for each in self.callbacks]
 
 
 class TrackingSpec(Section):

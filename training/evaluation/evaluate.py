@@ -116,12 +116,12 @@ class Findings:
 
     def add(self, columns: dict[str, Tensor], output: Tensor) -> None:
         """Count in a batch of predictions."""
-        if self._kind == "none":
+        if self._kind in ("none", "multilabel"):
             return
         prediction = prepare_predictions(output, self._schema, self._predicts).cpu().numpy()
         target = prepare_target(columns[str(self._schema.label)], self._schema).cpu().numpy()
         if self._kind == "regression":
-            self._keep(prediction, target)
+            self._keep(prediction.reshape(-1), target.reshape(-1))
             return
         finite = np.isfinite(prediction).all(axis=1)  # as in `_kept`
         prediction, target = prediction[finite], target[finite]
@@ -136,7 +136,7 @@ class Findings:
 
     def figures(self, split: str) -> dict[str, bytes]:
         """PNG by name."""
-        if self._kind == "none":
+        if self._kind in ("none", "multilabel"):
             return {}
         # Here, because matplotlib and scikit-learn would cost every command a second and a half.
         from penstock.training.evaluation import figures as draw

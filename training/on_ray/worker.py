@@ -16,6 +16,8 @@ import ray.train.torch
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.redact import hiding_secrets
+from penstock.training.callbacks.callback import Training
+from penstock.training.callbacks.loading import load_callbacks
 from penstock.training.checkpoint.exactness import (
     BIT_EXACT,
     check_identity,
@@ -107,7 +109,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
         feed.augment_with(in_deterministic_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
-    learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed)
+    callbacks = load_callbacks(job.callbacks)
+    learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed, callbacks)
     metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
     _check_validates(job, validation)
     seed_rng(job.seed, group.rank)
@@ -116,6 +119,18 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     checkpoint, warnings = _agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
+    seen = Training(
+        learner.model,
+        learner.made_optimizer,
+        group.rank,
+        group.world_size,
+        group.device,
+        validation is not None,
+        job.run_storage,
+        state.step,
+        state.epoch,
+    )
+    callbacks.begin(seen)
     resumed_from = state.step if checkpoint is not None else None
     name = checkpoint.name if checkpoint is not None else None
     start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
@@ -158,7 +173,10 @@ def _continue_from(
         training = training_of(checkpoint.storage)
         same_code = then[RECIPE_CODE] == settings[RECIPE_CODE]
         made_with = then[OPTIMIZER]
-        changed = learner.restore(weights_of(checkpoint.storage), training, state, made_with, same_code=same_code)
+        same_callbacks = all(then.get(name) == settings.get(name) for name in {*then, *settings} if "callback" in name)
+        changed = learner.restore(
+            weights_of(checkpoint.storage), training, state, made_with, same_code=same_code, same_callbacks=same_callbacks
+        )
         if changed:
             told = ", ".join(told_changes(changed, made_with, learner.hyperparameters))
             warnings.append(f"from step {state.step:,} on the optimizer is the recipe's of now: {told}")
