@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.flows.run.repair import TRACKED_STATUS
+from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
 from penstock.tasks.ledger import Status, utc_now
@@ -44,7 +45,8 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
         ctx.reporter.warn("the Prefect server is away: it was not told how this attempt ended; the next run or status tells it")
     unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
-        ctx.reporter.warn(f"{unsent} metric points wait for the tracking server; the next penstock run or status sends them")
+        waits = counted(unsent, "record waits", "records wait")
+        ctx.reporter.warn(f"{waits} for the tracking server; the next penstock run or status sends what is left")
     if unrecorded is None:
         # Last: an attempt that is still marked as running is what a later command repairs.
         unrecorded = _failure_of(lambda: ctx.ledger.save_attempt(ctx.run.run, ctx.attempt))

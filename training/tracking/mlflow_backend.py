@@ -142,9 +142,16 @@ def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
             next_step="correct MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
         )
     return ServiceError(
-        f"MLflow at {tracking_uri} does not answer: {reason}",
+        f"MLflow at {tracking_uri} does not answer: {_first_cause(error)}",
         next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
     )
+
+
+def _first_cause(error: BaseException) -> str:
+    """What the first of a chain of exceptions says: each library around it only quotes it, in ever longer words."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return first_line(error)
 
 
 def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
