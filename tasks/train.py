@@ -93,6 +93,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points(points)
+            ctx.on_points(points)
         for event in events:
             if isinstance(event, CheckpointCommitted):
                 with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
