@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -20,6 +20,7 @@ from penstock.tasks.ledger import Attempt, Ledger, Run
 from penstock.tasks.project import Project
 
 if TYPE_CHECKING:
+    from penstock.training.events import Point
     from penstock.training.job import FeedOpener
     from penstock.training.tracking.tracker import Tracker
 
@@ -68,6 +69,7 @@ class RunContext:
         on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
+        on_points: hears the metric points of training, in order.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
     """
 
@@ -84,6 +86,7 @@ class RunContext:
     on_cluster: bool = False
     will_train: bool = True
     open_feeds: FeedOpener | None = None
+    on_points: Callable[[Sequence[Point]], None] = lambda _points: None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

@@ -31,7 +31,7 @@ from penstock.tasks.keys import StageKey
 from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
 
-__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_path", "utc_now"]
+__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_of", "lease_path", "sweep_lease_path", "utc_now"]
 
 
 _ATTEMPT = re.compile(r"(\d+)\.json")
@@ -43,6 +43,11 @@ Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"
 def lease_path(pipeline: str) -> str:
     """Where the lease of a pipeline lies: its holder alone may begin or continue a run."""
     return f"pipelines/{pipeline}/lease"
+
+
+def sweep_lease_path(pipeline: str) -> str:
+    """Where the lease of a pipeline's sweep lies: its holder alone works on the sweep and on the runs of its trials."""
+    return f"pipelines/{pipeline}/sweep-lease"
 
 
 def utc_now() -> str:
@@ -99,6 +104,8 @@ class Run(Section):
     """Stage keys of the newest attempt."""
     tracking_runs: dict[str, str] = Field(default_factory=dict)
     """Name of a tracker -> its id of the run; the pipeline file may name another one in a later attempt."""
+    sweep: str | None = None
+    """The sweep that it is a trial of, or that it is itself: see tasks/tune/record.py."""
     status: Status = "running"
     """Of the newest attempt: one before it may have come to the end."""
     done_key: str | None = None
@@ -110,6 +117,11 @@ class Run(Section):
     def tracker(self) -> str:
         """Name of the newest attempt's tracker."""
         return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
+
+
+def lease_of(run: Run) -> str:
+    """The lease that whoever works on `run` holds."""
+    return lease_path(run.pipeline) if run.sweep is None else sweep_lease_path(run.pipeline)
 
 
 class Ledger:
@@ -150,6 +162,10 @@ class Ledger:
     def make_current(self, run: Run) -> None:
         """Point the pipeline at `run`, and its training's key, where it is known, too; its record must be saved first."""
         self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
+        self.note_training(run)
+
+    def note_training(self, run: Run) -> None:
+        """Let `run_with_training` find the run by its training's key, where that is known; its record must be saved first."""
         if run.keys and run.keys["train"].key:
             self.storage.write_json(f"pipelines/{run.pipeline}/trainings/{run.keys['train'].key}.json", {"run": run.run})
 

@@ -26,7 +26,7 @@ from penstock.tasks.ledger import StageRecord, utc_now
 from penstock.tasks.prefect_away import AWAY, prefect_answers
 from penstock.tasks.project import Project
 
-__all__ = ["Stage", "VerifyContext", "stage_task"]
+__all__ = ["Stage", "VerifyContext", "perform", "stage_task"]
 
 Facts = tuple[tuple[str, str], ...]
 

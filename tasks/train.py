@@ -94,6 +94,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points(points)
+            ctx.on_points(points)
         for event in events:
             if isinstance(event, MachineLoad):
                 ctx.tracker.log_machine(event.t_ms, event.values)

@@ -60,6 +60,7 @@ _OWN_TAGS = {
     "description": "mlflow.note.content",
     "user": "mlflow.user",
     "source": "mlflow.source.name",
+    "parent": "mlflow.parentRunId",
 }
 """Tags that MLflow's pages show under a name of their own."""
 
