@@ -64,7 +64,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
-    "mlflow": ("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
+    "mlflow": (
+        *("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
+        "training/users_mlflow.py",
+    ),
     "typer": ("flows/",),
 }
 """Library -> the files (or folders, with a slash) that may import it."""

@@ -17,6 +17,7 @@ __all__ = [
     "MachineLoad",
     "Notice",
     "Point",
+    "Printed",
     "Resumed",
     "Saving",
     "StopAsked",
@@ -118,6 +119,13 @@ class Warned(Section):
     message: str
 
 
+class Printed(Section):
+    """Lines that user code has printed on a rank."""
+
+    rank: int
+    lines: tuple[str, ...]
+
+
 class Failure(Section):
     """A rank is about to die from an exception. `error` is set where it is an error a user can act on."""
 
@@ -143,6 +151,7 @@ Event = (
     | WorkersLost
     | Notice
     | Warned
+    | Printed
     | Failure
 )
 
