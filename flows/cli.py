@@ -157,6 +157,26 @@ def run(
 
 
 @app.command()
+def tune(
+    file: File = _HERE,
+    overrides: Set = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new sweep instead of continuing the last one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Try other values of some keys, as the section `tune` says, or continue; the best becomes a pipeline file and a model."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.tune import tune as tune_pipeline
+
+        result = tune_pipeline(file, overrides or [], fresh=fresh)
+        page = result["url"] or shlex.join(["penstock", "ui", str(file)])
+        _err.print(f"see the trials: {page}", markup=False, soft_wrap=True)
+        return result
+
+    _answer(work, as_json, again=run_command(file, overrides or [], verb="tune"))
+
+
+@app.command()
 def status(
     file: Annotated[
         Path | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,6 +22,7 @@ from penstock.tasks.project import Project
 from penstock.usercode.definitions import Definitions
 
 if TYPE_CHECKING:
+    from penstock.training.events import Point
     from penstock.training.job import FeedOpener
     from penstock.training.tracking.tracker import Tracker
 
@@ -74,6 +75,7 @@ class RunContext:
         before: the pipeline's newest run as it was before this attempt: what this one is held against.
         code: source of what the user's code reaches, by target.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
+        on_points: hears the metric points of training, in order.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
     """
 
@@ -92,6 +94,7 @@ class RunContext:
     before: Before | None = None
     code: dict[str, Definitions] = field(default_factory=dict)
     open_feeds: FeedOpener | None = None
+    on_points: Callable[[Sequence[Point]], None] = lambda _points: None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

@@ -4,6 +4,7 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
 
     pipelines/<name>/current.json        the run that the next command continues
     pipelines/<name>/trainings/<key>.json  the run whose training has that key: a command that goes back finds it
+    pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
     runs/<run>/code.json                 source of the user's definitions that its newest attempt reaches
     runs/<run>/answers/<split>.arrow     the model's answer on each held-out row
@@ -26,6 +27,7 @@ import pyarrow as pa
 from pydantic import Field, ValidationError
 
 from penstock.config import Section
+from penstock.digest import digest_of
 from penstock.errors import ResumeError
 from penstock.ingest.materialize.profile import Profile
 from penstock.ingest.schema import Split
@@ -37,7 +39,7 @@ from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
 from penstock.usercode.definitions import Definitions
 
-__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_path", "utc_now"]
+__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_of", "lease_path", "sweep_lease_path", "utc_now"]
 
 
 _ATTEMPT = re.compile(r"(\d+)\.json")
@@ -49,6 +51,11 @@ Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"
 def lease_path(pipeline: str) -> str:
     """Where the lease of a pipeline lies: its holder alone may begin or continue a run."""
     return f"pipelines/{pipeline}/lease"
+
+
+def sweep_lease_path(pipeline: str) -> str:
+    """Where the lease of a pipeline's sweep lies: its holder alone works on the sweep and on the runs of its trials."""
+    return f"pipelines/{pipeline}/sweep-lease"
 
 
 def utc_now() -> str:
@@ -111,6 +118,8 @@ class Run(Section):
     """Stage keys of the newest attempt."""
     tracking_runs: dict[str, str] = Field(default_factory=dict)
     """Name of a tracker -> its id of the run; the pipeline file may name another one in a later attempt."""
+    sweep: str | None = None
+    """The sweep that it is a trial of, or that it is itself: see tasks/tune/record.py."""
     status: Status = "running"
     """Of the newest attempt: one before it may have come to the end."""
     done_key: str | None = None
@@ -122,6 +131,11 @@ class Run(Section):
     def tracker(self) -> str:
         """Name of the newest attempt's tracker."""
         return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
+
+
+def lease_of(run: Run) -> str:
+    """The lease that whoever works on `run` holds."""
+    return lease_path(run.pipeline) if run.sweep is None else sweep_lease_path(run.pipeline)
 
 
 class Ledger:
@@ -162,6 +176,10 @@ class Ledger:
     def make_current(self, run: Run) -> None:
         """Point the pipeline at `run`, and its training's key, where it is known, too; its record must be saved first."""
         self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
+        self.note_training(run)
+
+    def note_training(self, run: Run) -> None:
+        """Let `run_with_training` find the run by its training's key, where that is known; its record must be saved first."""
         if run.keys and run.keys["train"].key:
             self.storage.write_json(f"pipelines/{run.pipeline}/trainings/{run.keys['train'].key}.json", {"run": run.run})
 
@@ -172,6 +190,20 @@ class Ledger:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
         return run if run is not None and run.keys["train"].key == key else None
+
+    def note_alias(self, run: Run, model: str, alias: str) -> None:
+        """Note that `run` gives `alias` to its version of `model`: before it does, because a kill may come between the two."""
+        self.storage.write_json(self._alias_path(run.pipeline, model, alias), {"run": run.run})
+
+    def run_with_alias(self, pipeline: str, model: str, alias: str) -> str | None:
+        """Id of the pipeline's run that gave `alias` to its version of `model` last, if that is known."""
+        try:
+            return str(self.storage.read_json(self._alias_path(pipeline, model, alias))["run"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def _alias_path(self, pipeline: str, model: str, alias: str) -> str:
+        return f"pipelines/{pipeline}/aliases/{digest_of([model, alias])}.json"
 
     def load_run(self, run_id: str) -> Run | None:
         """A run's record; None if there is none that can be read."""

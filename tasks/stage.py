@@ -28,7 +28,7 @@ from penstock.tasks.prefect_away import AWAY, prefect_answers
 from penstock.tasks.project import Project
 from penstock.tasks.stages import StageName
 
-__all__ = ["Stage", "VerifyContext", "stage_task"]
+__all__ = ["Stage", "VerifyContext", "perform", "stage_task"]
 
 Facts = tuple[tuple[str, str], ...]
 

@@ -23,6 +23,7 @@ from penstock.training.evaluation.validation import run_over
 from penstock.training.job import TrainJob
 from penstock.training.model import ClassScores, TrainedModel
 from penstock.training.open_feeds import open_job_feed
+from penstock.training.own_values import OwnValues, collecting
 
 __all__ = ["EvaluationResult", "Findings", "evaluate"]
 
@@ -97,10 +98,11 @@ def evaluate(
             rows.add(batch.row_ids, batch.columns, output, schema, model.predicts)
             progress(done, total, "rows")
 
-        loss, count = run_over(model, feed, measured, observe)
+        with collecting(OwnValues(None, split)) as own:
+            loss, count = run_over(model, feed, measured, observe)
         result.rows[split] = rows.columns()
         values = {"loss": loss / count, **measured.compute()}
-        result.metrics.update({f"{split}/{name}": value for name, value in values.items()})
+        result.metrics.update({**own.totals(), **{f"{split}/{name}": value for name, value in values.items()}})
         if figures and model.can_predict:
             result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
             result.tables.update({f"{split}-{name}": table for name, table in findings.tables().items()})

@@ -37,6 +37,7 @@ from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
 from penstock.training.on_ray.mailbox import RayMailboxClient, say_in_log
+from penstock.training.on_ray.printed import sending_prints
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
@@ -44,6 +45,7 @@ from penstock.training.rng import restore_rng, seed_rng
 from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
+from penstock.training.users_mlflow import take_over_mlflow
 
 __all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
 
@@ -73,7 +75,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     )
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
-        with hiding_secrets():
+        with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
             return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
         if isinstance(error, LeaseHeldError):  # the driver that could tell it may be out of reach
@@ -100,6 +102,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     if job.manifest.rows.get("validation"):
         validation = open_job_feed(job, "validation", group.rank, group.world_size, group.device)
     # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
+    take_over_mlflow(job.code)
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
