@@ -36,7 +36,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
     if unrecorded is not None and error is None:
         raise unrecorded
-    ended = {name: result[name] for name in ("status", "stages", "exactness")}
+    ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics")}
     ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
@@ -74,7 +74,8 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "attempt": ctx.attempt.number,
         "exactness": trained.get("exactness") or ctx.attempt.exactness,
         "stages": [
-            {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3)} for o in ctx.outcomes.values()
+            {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3), "because": list(o.because)}
+            for o in ctx.outcomes.values()
         ],
         "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},
         # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.
