@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointCommitted",
     "Event",
     "Failure",
+    "MachineLoad",
     "Notice",
     "Point",
     "Printed",
@@ -37,6 +38,14 @@ class Point(NamedTuple):
     step: int
     """Optimizer steps done."""
     values: Mapping[str, float]
+
+
+class MachineLoad(Section):
+    """How busy the machine of rank 0 was: `system/<name>` to value."""
+
+    t_ms: int
+    """Wall clock, milliseconds since 1970."""
+    values: dict[str, float]
 
 
 class TrainProgress(Section):
@@ -131,6 +140,7 @@ class Failure(Section):
 
 Event = (
     Point
+    | MachineLoad
     | TrainProgress
     | Saving
     | CheckpointCommitted

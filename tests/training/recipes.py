@@ -37,8 +37,12 @@ class Digits:
 class Scheduled(Digits):
     """With an optimizer, a scheduler and augmentation of its own."""
 
+    def __init__(self, rate=0.05, **more):
+        super().__init__(**more)
+        self.rate = rate
+
     def optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.9)
 
     def scheduler(self, optimizer):
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)

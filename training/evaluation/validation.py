@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.ingest.feed.batch import Feed
+from penstock.ingest.feed.batch import Batch, Feed
 from penstock.training.evaluation.metrics import MetricSet
 from penstock.training.model import TrainedModel
 from penstock.training.own_values import OwnValues, collecting, logged_rows
@@ -19,7 +19,7 @@ from penstock.training.step.learner import Learner
 __all__ = ["run_over", "validate"]
 
 
-BatchObserver = Callable[[dict[str, Tensor], Tensor], None]
+BatchObserver = Callable[[Batch, Tensor], None]
 """Called per batch with (batch, predictions)."""
 
 
@@ -65,5 +65,5 @@ def run_over(model: TrainedModel, feed: Feed, metrics: MetricSet, observe: Batch
             output = model.predict(columns, batch.rows)
             metrics.update(output, columns)
             if observe:
-                observe(columns, output)
+                observe(batch, output)
     return float(total), rows

@@ -34,7 +34,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure
-from penstock.training.job import RECIPE_CODE, TrainJob
+from penstock.training.job import RECIPE_CODE, RECIPE_PARAMS, TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
@@ -80,8 +80,6 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
         with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
             return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
-        if isinstance(error, LeaseHeldError):  # the driver that could tell it may be out of reach
-            say_in_log(error.message)
         client.put([_failure(group.rank, error)])
         raise
 
@@ -145,9 +143,14 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
             if learner.model.training:  # what validation does changes no weight
                 observer.chance(operation)
 
-        with reporting_nondeterminism(tell):
-            end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
-        written = observer.finish()
+        try:
+            with reporting_nondeterminism(tell):
+                end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
+            written = observer.finish()
+        except LeaseHeldError as error:
+            # Now: the driver that could tell it may be out of reach, and the observer's end waits for it.
+            say_in_log(error.message)
+            raise
     exactness = observer.exactness or start.exactness
     return replace(start, status=end.status, state=end.state, exactness=exactness, checkpoint=written or start.checkpoint)
 
@@ -171,7 +174,7 @@ def _continue_from(
         exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
         state, then = checkpoint.state, checkpoint.manifest.settings
         training = training_of(checkpoint.storage)
-        same_code = then[RECIPE_CODE] == settings[RECIPE_CODE]
+        same_code = all(then.get(name) == settings[name] for name in (RECIPE_CODE, RECIPE_PARAMS))
         made_with = then[OPTIMIZER]
         same_callbacks = all(then.get(name) == settings.get(name) for name in {*then, *settings} if "callback" in name)
         changed = learner.restore(
