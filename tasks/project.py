@@ -13,7 +13,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec
-from penstock.training.callbacks.registry import CallbackCode
+from penstock.training.callback_code import CallbackCode
 from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES

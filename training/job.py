@@ -16,7 +16,7 @@ from penstock.training.spec import TrainSpec
 
 if TYPE_CHECKING:
     from penstock.ingest.feed.batch import Feed
-    from penstock.training.callbacks.registry import CallbackCode
+    from penstock.training.callback_code import CallbackCode
     from penstock.usercode.capture import UserCode
 from typing import Literal
 

@@ -11,8 +11,8 @@ import torch
 
 from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.storage import Storage
+from penstock.training.callback_code import CallbackCode
 from penstock.training.callbacks.loading import load_callbacks
-from penstock.training.callbacks.registry import CallbackCode
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import SpecError
+from penstock.training.callback_code import CallbackCode
 from penstock.training.callbacks.callback import HOOKS, Callbacks
-from penstock.training.callbacks.registry import CALLBACKS, CallbackCode
+from penstock.training.callbacks.registry import CALLBACKS
 
 __all__ = ["load_callbacks"]
 

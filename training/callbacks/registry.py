@@ -1,14 +1,12 @@
-"""Which callbacks can be asked for by name, and what is an entry of `train.callbacks` to a worker? Loads no torch."""
+"""Which callbacks can be asked for by name?"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.plugins import Plugins
-from penstock.usercode.capture import UserCode
 
-__all__ = ["CALLBACKS", "CallbackCode"]
+__all__ = ["CALLBACKS"]
 
 _HERE = "penstock.training.callbacks"
 
@@ -23,14 +21,3 @@ CALLBACKS: Plugins[Any] = Plugins(
         "tensorboard": f"{_HERE}.files:TensorBoard",
     },
 )
-
-
-@dataclass(frozen=True)
-class CallbackCode:
-    """One entry of `train.callbacks`."""
-
-    name: str
-    """Of one of penstock's own or of a package's, or `file.py:Name`."""
-    params: dict[str, Any]
-    code: UserCode | None = None
-    """Of `file.py:Name`."""

@@ -49,7 +49,7 @@ from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
 from penstock.training.users_mlflow import take_over_mlflow
 
-__all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
+__all__ = ["RankResult", "agree_on_checkpoint", "run_rank", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """Entry point of Ray Train on every rank.
 
     Args:
-        config: `job` (TrainJob) and `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox).
+        config: `job` (TrainJob), `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox), `work` (None is `run_rank`).
     """
     job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
@@ -78,7 +78,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
-            return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
+            return (config["work"] or run_rank)(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
@@ -114,7 +114,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed, group.rank)
 
     store = job_checkpoints(job)
-    checkpoint, warnings = _agree_on_checkpoint(store, Writer(job.attempt, restart), group)
+    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
     seen = Training(
@@ -207,7 +207,7 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
         )
 
 
-def _agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
+def agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
     """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
 
     def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:
