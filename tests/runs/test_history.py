@@ -14,9 +14,11 @@ from penstock.flows.cli import app
 from penstock.flows.verbs.compare.compare import compare_runs
 from penstock.flows.verbs.explain import explain_run
 from penstock.flows.verbs.log import collect_log
+from penstock.flows.verbs.pages.comparison import comparison_page
+from penstock.flows.verbs.rows import rows_of_step
 from penstock.flows.verbs.which_run import RunNames
 from tests.drills.project import Command
-from tests.runs.nights import ADDED
+from tests.runs.nights import ADDED, FIRST
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +96,34 @@ def test_runs_are_found_by_every_name_of_theirs(nights_file: Path, nights: dict[
         names.find("nigthly")
     with pytest.raises(SpecError, match="are both the run"):
         compare_runs(nights_file, "last", second)
+
+
+def test_the_rows_of_a_step_are_named_by_file_line_and_values(nights_file: Path, nights: dict[str, Any]) -> None:
+    steps = [rows_of_step(nights_file, "last", step) for step in range(10, 19)]  # the second epoch
+    assert {step["epoch"] for step in steps} == {2}
+    rows = [row for step in steps for row in step["rows"]]
+    assert len({(row["file"], row["row"]) for row in rows}) == len(rows) == 281, "an epoch is every row of train once"
+    text = {name: (nights_file.parent / "data" / "train" / name).read_text().splitlines() for name in (FIRST, ADDED)}
+    for row in rows:
+        line = text[row["file"].removeprefix("train/")][row["line"] - 1]
+        assert row["values"]["diagnosis"] == line.split(",")[-1]
+        assert row["values"]["mean radius"] == float(line.split(",")[0])
+    assert [len(rows_of_step(nights_file, "last", 10, limit=3)["rows"]), steps[0]["num_rows"]] == [3, 32]
+    with pytest.raises(SpecError, match="there is no step 109: the run has 1 to 108"):
+        rows_of_step(nights_file, "last", 109)
+    assert f"train/{rows[0]['file'].removeprefix('train/')}:{rows[0]['line']}  mean radius=" in said(
+        "rows", "last", "--step", "10", "--file", nights_file
+    )
+
+
+def test_the_page_of_a_comparison_needs_no_network_and_escapes_what_it_is_given(
+    nights_file: Path, nights: dict[str, Any], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    said("compare", "previous", "--file", nights_file, "--html", page)
+    text = page.read_text()
+    assert ADDED in text and "The model contradicts the labels" in text and text.count("<svg") == 4
+    assert "http" not in text and "<script" not in text
+    compared = compare_runs(nights_file, "previous", "last")
+    compared["data"]["files"][0]["name"] = "<script>alert(1)</script>.csv"
+    assert "&lt;script&gt;alert(1)" in comparison_page(compared) and "<script" not in comparison_page(compared)
