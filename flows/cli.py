@@ -234,7 +234,7 @@ def compare(
         result = compare_runs(file, before, after)
         show_comparison(result, _out)
         if html is not None:
-            from penstock.flows.verbs.pages.comparison import comparison_page
+            from penstock.flows.verbs.compare.page import comparison_page
 
             html.write_text(comparison_page(result), encoding="utf-8")
             _err.print(f"see it: {html}", markup=False, soft_wrap=True)
@@ -258,6 +258,25 @@ def rows(
 
         result = rows_of_step(file, name, step, limit)
         show_rows(result, _out)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def report(
+    name: RunName = "last",
+    output: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="RUN.html")] = None,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page of a run that needs no network: data, stages, losses, throughput, figures, environment."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.report import write_report
+
+        result = write_report(file, name, output)
+        _out.print(result["page"], markup=False, soft_wrap=True)
         return result
 
     _answer(work, as_json)

@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 220, 56, 26, 12
 
 def render(template: str, **values: Any) -> str:
     """Fill in a template of this folder; whatever is put in is escaped."""
-    folder = files("penstock.flows.verbs.pages")
+    folder = files("penstock.flows.history")
     sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".html")}
     environment = Environment(
         loader=DictLoader(sources), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -51,7 +51,7 @@ def line_chart(curves: Mapping[str, Curve], x_label: str = "step") -> Markup:
         value = low_y + share * (high_y - low_y)
         _, at = place(low_x, value)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 10}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
         along, _ = place(low_x + share * (high_x - low_x), low_y)
         anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
         tick = f"{low_x + share * (high_x - low_x):,.4g}"
@@ -76,7 +76,16 @@ def _thinned(curve: Curve) -> list[tuple[float, float]]:
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    apart = abs(low) / 10 or 0.5
+    return (low, high) if high > low else (low - apart, high + apart)
+
+
+def _tick(value: float) -> str:
+    """Short enough to stand beside the axis."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 def _number(value: Any) -> str:

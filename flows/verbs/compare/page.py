@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.flows.verbs.pages.render import render
+from penstock.flows.history.render import render
 
 __all__ = ["comparison_page"]
 
