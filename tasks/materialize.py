@@ -9,6 +9,8 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, untried_classes
+from penstock.ingest.materialize.idle_steps import idle_steps
+from penstock.ingest.materialize.profile import Profile
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import SPLITS
@@ -73,7 +75,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             ctx.warn(f"materialize: {said}")
     extra = dict(manifest.extra)
     # Beside the record, for it may be large, and a manifest goes to every worker.
-    ctx.ledger.save_profile(ctx.keys["materialize"].key, extra.pop("profile"))
+    profile = Profile.model_validate(extra.pop("profile"))
+    ctx.ledger.save_profile(ctx.keys["materialize"].key, profile.model_dump(mode="json"))
+    for said in idle_steps(ctx.project.spec.preprocess, ctx.snapshot, profile):
+        ctx.warn(f"materialize: {said}")
     return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
 
 
