@@ -17,7 +17,7 @@ from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.registry.registry import ModelRegistry
-from penstock.usercode.capture import UserCode, capture
+from penstock.usercode.capture import NO_CODE, UserCode, capture
 
 __all__ = ["Project"]
 
@@ -76,7 +76,9 @@ class Project:
 
     @cached_property
     def recipe(self) -> UserCode:
-        """The user's code that the framework trains. Raises SpecError if it cannot be found."""
+        """The user's code that the framework trains, if the spec names any. Raises SpecError if it cannot be found."""
+        if self.spec.train.recipe is None:
+            return NO_CODE
         return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
 
     @cached_property

@@ -66,6 +66,10 @@ class TrainedModel(Predicts, Protocol):
         """The mean loss over the batch's rows, a scalar."""
         raise NotImplementedError
 
+    def importance(self) -> dict[str, float]:
+        """How much each column counts for the predictions, as shares of 1 by name; empty where nothing is known of it."""
+        return {}
+
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
         """Predictions, rows first: scores [rows, classes], or [rows] of two classes, as `predicts` says; values [rows].
 

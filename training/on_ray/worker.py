@@ -7,7 +7,7 @@ import socket
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import ray
 import ray.train
@@ -45,7 +45,7 @@ from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
 
-__all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
+__all__ = ["RankResult", "RunRank", "agree_on_checkpoint", "run_rank", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,18 @@ class RankResult:
     checkpoint: str | None
 
 
+class RunRank(Protocol):
+    """What one rank does from its start to the end of training. A collective, picklable; `run_rank` is torch's."""
+
+    def __call__(self, job: TrainJob, group: Group, client: MailboxClient, *, stop: bool, restart: int) -> RankResult:
+        """Arguments as of `run_rank`."""
+
+
 def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """Entry point of Ray Train on every rank.
 
     Args:
-        config: `job` (TrainJob) and `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox).
+        config: `job` (TrainJob), `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox) and `run_rank` (RunRank).
     """
     job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
@@ -74,7 +81,8 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets():
-            return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
+            result: RankResult = config["run_rank"](job, group, client, stop=greeting["stop"], restart=greeting["restart"])
+            return result
     except BaseException as error:
         if isinstance(error, LeaseHeldError):  # the driver that could tell it may be out of reach
             say_in_log(error.message)
@@ -110,7 +118,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     seed_rng(job.seed, group.rank)
 
     store = job_checkpoints(job)
-    checkpoint, warnings = _agree_on_checkpoint(store, Writer(job.attempt, restart), group)
+    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
     resumed_from = state.step if checkpoint is not None else None
@@ -183,8 +191,14 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
         )
 
 
-def _agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
-    """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
+def agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
+    """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later.
+
+    A collective. Rank 0 is `writer` from here on.
+
+    Returns:
+        (checkpoint, warnings): None where training begins.
+    """
 
     def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:
         if not group.is_first:
