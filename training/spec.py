@@ -45,7 +45,7 @@ class TrainSpec(Section):
     recipe: Annotated[str | None, OnResume.WARN] = None
     """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md). Boosted trees need none; for them
     it names an objective."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Annotated[dict[str, Any], OnResume.WARN] = Field(default_factory=dict)
     """Constructor arguments of the recipe; the parameters of boosted trees."""
     epochs: Annotated[PositiveInt, OnResume.FREE] = 1
     """Passes over the train split. A round of boosting is one."""
