@@ -38,7 +38,7 @@ def test_the_wheel_holds_every_template_file_and_the_licence(wheel: Path) -> Non
         names = set(archive.namelist())
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "flows" / "templates").rglob("*") if path.is_file()}
     templates = {f"penstock/{name}" for name in templates if "__pycache__" not in name}
-    assert {"images", "tabular", "text"} <= {name.split("/")[3] for name in templates}
+    assert {"boosted", "images", "tabular", "text"} <= {name.split("/")[3] for name in templates}
     assert templates <= names
     assert any(name.endswith("/LICENSE") for name in names)
 

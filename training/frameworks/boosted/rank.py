@@ -35,10 +35,12 @@ from penstock.training.frameworks.boosted.model import BoostedPredicts
 from penstock.training.frameworks.boosted.rounds import PATIENCE, PROGRESS, FirstRank, Parts, Progress, run_rounds
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.on_ray.worker import RankResult, RunRank, agree_on_checkpoint
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState
+from penstock.training.users_mlflow import take_over_mlflow
 
 __all__ = ["rank_of", "run_boosted_rank", "without_patience"]
 
@@ -66,6 +68,7 @@ def run_boosted_rank(
         job, group, client, stop, restart: as of `penstock.training.on_ray.worker.run_rank`.
     """
     make_deterministic(job.spec.cpus_per_worker)
+    take_over_mlflow(job.code)
     stop = group.from_first(stop)
     schema, params = job.manifest.feed_schema, without_patience(job.spec.params)
     task = Task(schema, params, job.seed, max(1, int(job.spec.cpus_per_worker)), job.code)
@@ -94,7 +97,7 @@ def run_boosted_rank(
         if group.is_first:
             store.check_not_replaced()
             truncate_journal(job.run_storage, facts.step)
-            courier = closes.enter_context(closing(Courier(client)))
+            courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
             writer = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)
             closes.enter_context(closing(writer))
             first = FirstRank(job, courier, writer, facts, library.file)

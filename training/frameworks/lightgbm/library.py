@@ -154,10 +154,11 @@ class LightgbmTrees:
         self._own, self._seed = task.own, task.seed
         rows = _dataset(train, params)
         if content is not None:  # as lightgbm.train does for its init_model
-            rows._set_predictor(_InnerPredictor.from_booster(lightgbm.Booster(model_str=content.decode()), pred_parameter={}))
+            self._begun = lightgbm.Booster(model_str=content.decode())  # kept: the predictor has no more than its address
+            rows._set_predictor(_InnerPredictor.from_booster(self._begun, pred_parameter={}))
         self._booster = lightgbm.Booster(params, rows)
         if validation is not None:
-            self._booster.add_valid(_dataset(validation, params, reference=rows), "validation")
+            self._booster.add_valid(_dataset(validation, params).set_reference(rows), "validation")  # its first scores, too
         self._labels = np.asarray(rows.get_label(), np.float32)
         self._draws = any(params.get(name, 1) not in (1, 1.0, False) or params.get(name) is True for name in _FEATURE_DRAWS)
 
@@ -208,13 +209,13 @@ class LightgbmForest:
 _SEEDS = ("feature_fraction_seed", "extra_seed")
 
 
-def _dataset(shard: ShardTable, params: dict[str, Any], reference: lightgbm.Dataset | None = None) -> lightgbm.Dataset:
+def _dataset(shard: ShardTable, params: dict[str, Any]) -> lightgbm.Dataset:
     labels = np.concatenate([part for _, part in shard.batches()])
     matrix, first = np.empty((len(labels), len(shard.names)), np.float32), 0
     for part, _ in shard.batches():
         matrix[first : first + len(part)] = part
         first += len(part)
-    return lightgbm.Dataset(matrix, labels, reference=reference, feature_name=shard.names, params=params)
+    return lightgbm.Dataset(matrix, labels, feature_name=shard.names, params=params)
 
 
 @contextmanager

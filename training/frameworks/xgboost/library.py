@@ -99,7 +99,10 @@ class XgboostLibrary:
             return
         address = group.from_first(_start_tracker(group.world_size, host) if group.is_first else None)
         # The task's id puts the ranks into the same order.
-        with CommunicatorContext(dmlc_communicator="rabit", dmlc_task_id=f"{group.rank:08d}", **address):
+        with (
+            xgboost.config_context(verbosity=0),
+            CommunicatorContext(dmlc_communicator="rabit", dmlc_task_id=f"{group.rank:08d}", **address),
+        ):
             yield {}
 
     def trees(
