@@ -13,6 +13,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec
+from penstock.training.callback_code import CallbackCode
 from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
@@ -95,3 +96,17 @@ class Project:
             if (target := step.transform.function) is not None:
                 params.setdefault(target, []).append(step.transform.options.model_dump())
         return {target: capture(target, self.base_dir, given, self._is_source) for target, given in params.items()}
+
+    @cached_property
+    def callbacks(self) -> tuple[CallbackCode, ...]:
+        """What `train.callbacks` names; entries with a colon are the user's code. Raises SpecError if it cannot be found."""
+        return tuple(
+            CallbackCode(name, options, capture(name, self.base_dir, options, self._is_source) if ":" in name else None)
+            for name, options in self.spec.train.named_callbacks
+        )
+
+    @property
+    def codes(self) -> tuple[UserCode, ...]:
+        """All the user's code."""
+        theirs = (each.code for each in self.callbacks)
+        return (self.recipe, *self.transforms.values(), *(code for code in theirs if code is not None))

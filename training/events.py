@@ -108,7 +108,7 @@ class WorkersLost(Section):
 
 
 class Notice(Section):
-    """Something worth a line: where it trains, or what is known while no step is done. Made by the driver itself."""
+    """Something worth a line: where it trains, why it ends early, or what is known while no step is done."""
 
     message: str
 

@@ -79,6 +79,9 @@ def evaluate(
     names = None if metrics is None else list(metrics)
     make_metrics(names, schema, model)  # before any work: a typo should not cost a pass over the rows
     result = EvaluationResult()
+    has_loss = getattr(model, "has_loss", True)
+    if not has_loss and not model.can_predict:
+        return result
     total = sum(rows_of.get(split, 0) for split in splits)
     done = 0
     for split in splits:
@@ -101,7 +104,8 @@ def evaluate(
         with collecting(OwnValues(None, split)) as own:
             loss, count = run_over(model, feed, measured, observe)
         result.rows[split] = rows.columns()
-        values = {"loss": loss / count, **measured.compute()}
+        values = {"loss": loss / count} if has_loss else {}
+        values |= measured.compute()
         result.metrics.update({**own.totals(), **{f"{split}/{name}": value for name, value in values.items()}})
         if figures and model.can_predict:
             result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
@@ -131,12 +135,12 @@ class Findings:
 
     def add(self, columns: dict[str, Tensor], output: Tensor) -> None:
         """Count in a batch of predictions."""
-        if self._kind == "none":
+        if self._kind in ("none", "multilabel"):
             return
         prediction = prepare_predictions(output, self._schema, self._predicts).cpu().numpy()
         target = prepare_target(columns[str(self._schema.label)], self._schema).cpu().numpy()
         if self._kind == "regression":
-            self._keep(prediction, target)
+            self._keep(prediction.reshape(-1), target.reshape(-1))
             return
         finite = np.isfinite(prediction).all(axis=1)  # as in `_kept`
         prediction, target = prediction[finite], target[finite]
@@ -151,7 +155,7 @@ class Findings:
 
     def figures(self, split: str) -> dict[str, bytes]:
         """PNG by name."""
-        if self._kind == "none":
+        if self._kind in ("none", "multilabel"):
             return {}
         # Here, because matplotlib and scikit-learn would cost every command a second and a half.
         from penstock.training.evaluation import figures as draw

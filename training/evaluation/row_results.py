@@ -37,10 +37,11 @@ class RowResults:
     def add(
         self, ids: NDArray[np.int64], columns: dict[str, Tensor], output: Tensor, schema: FeedSchema, predicts: ClassScores
     ) -> None:
-        """Take in a batch of predictions; of a label that is neither class nor quantity nothing is kept."""
+        """Take in a batch of predictions; of a label that is neither one class nor one quantity nothing is kept."""
         kind = label_kind(schema)
         kept = ids < MAX_ROWS
-        if kind == "none" or not kept.any():
+        several = schema.label is not None and schema[schema.label].shape
+        if kind == "none" or several or not kept.any():
             return
         prediction = prepare_predictions(output, schema, predicts).float().cpu().numpy()
         target = prepare_target(columns[str(schema.label)], schema).cpu().numpy()

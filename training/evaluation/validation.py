@@ -33,7 +33,7 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
     learner.sync_buffers()
     learner.model.eval()
     try:
-        with learner.autocast(), collecting(OwnValues(group, "val")) as own:
+        with learner.callbacks.showing(learner.model), learner.autocast(), collecting(OwnValues(group, "val")) as own:
             loss, rows = run_over(RecipeModel(recipe, learner.callee, group.device), feed, metrics)
         total, count = group.sum([loss, float(rows)])
         values = {"loss": total / max(count, 1.0), **metrics.compute()}

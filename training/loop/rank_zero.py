@@ -14,7 +14,7 @@ from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.state_files import torch_snapshot, training_file
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.events import Point, Resumed, Saving, TrainProgress, Warned, now_ms
+from penstock.training.events import Notice, Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
 from penstock.training.loop.machine_load import MachineSampler
@@ -115,6 +115,10 @@ class FirstRank(RankObserver):
         """Turn a validation into a point."""
         self._add(Point(now_ms(), step, metrics))
 
+    def ended(self, step: int, reason: str) -> None:
+        """Tell the driver."""
+        self._courier.post(Notice(message=f"ends at step {step:,}: {reason}"))
+
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Copy this rank's part to memory and have it written in the background. A collective.
 
@@ -152,6 +156,7 @@ class FirstRank(RankObserver):
     def _add(self, point: Point) -> None:
         self._unsealed.append(point)
         self._courier.post(point)
+        self._learner.callbacks.call("logged", point.step, dict(point.values))
 
 
 @contextmanager

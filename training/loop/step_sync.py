@@ -33,6 +33,8 @@ class Decision:
 
     stop: bool
     save: bool
+    end: bool
+    """A callback of any rank wants training to be finished."""
     losses: list[float]
     """Global mean loss of each step since the last exchange."""
     own: list[dict[str, float]]
@@ -78,8 +80,8 @@ class Exchange:
         """Whether the steps until the next exchange are done; the same on every rank."""
         return len(self._losses) >= self._distance
 
-    def meet(self) -> Decision:
-        """Exchange. A collective."""
+    def meet(self, *, ends: bool = False) -> Decision:
+        """Exchange; `ends` says that a callback of this rank wants training to be finished. A collective."""
         steps = len(self._losses)
         stop, save, distance = 0.0, 0.0, 0.0
         if self._group.is_first:
@@ -88,9 +90,9 @@ class Exchange:
         losses = torch.stack(self._losses).double().cpu().tolist() if steps else []
         ranks = [0.0] * (2 * self._group.world_size)
         ranks[2 * self._group.rank : 2 * self._group.rank + 2] = [seconds / max(steps, 1) for seconds in self._seconds]
-        head = [stop, save, distance, float(self._own.new_names), *ranks]
+        head = [stop, save, distance, float(ends), float(self._own.new_names), *ranks]
         summed = self._group.sum([*head, *losses, *[0.0] * (MAX_STEPS - steps)])
-        stop, save, distance, new_names, *ranks = summed[: len(head)]
+        stop, save, distance, end, new_names, *ranks = summed[: len(head)]
         self._losses.clear()
         self._seconds = [0.0, 0.0]
         self._distance = int(distance)
@@ -99,6 +101,7 @@ class Exchange:
         return Decision(
             stop=stop > 0,
             save=save > 0,
+            end=end > 0,
             losses=summed[len(head) : len(head) + steps],
             own=self._own.add_up(steps),
             ranks=list(zip(ranks[::2], ranks[1::2], strict=True)),

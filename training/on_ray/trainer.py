@@ -25,7 +25,7 @@ from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.mailbox import start_mailbox
 from penstock.training.on_ray.one_worker import needs_of_one_worker
 from penstock.training.on_ray.silence import Silence
-from penstock.training.on_ray.worker import RankResult, RunRank, run_rank, train_loop_per_worker
+from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
 
@@ -69,7 +69,7 @@ def train(
     stop: threading.Event,
     listener: Callable[[list[Event]], None],
     own_cluster: bool = False,
-    run_rank: RunRank = run_rank,
+    work: Callable[..., RankResult] | None = None,
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
@@ -82,7 +82,7 @@ def train(
         stop: when set, the workers save at the next step and the outcome is `interrupted`.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
         own_cluster: nothing else uses the cluster and it will not grow, so that its autoscaler need not be asked.
-        run_rank: what every worker does; torch's by default.
+        work: what each worker does, a module's function; None is `penstock.training.on_ray.worker.run_rank`.
 
     Raises:
         TrainingError: the retries are used up; the first cause is shown.
@@ -94,7 +94,7 @@ def train(
     attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)
     attempt.hear(chosen)
-    trainer = _trainer(job, mailbox, need, run_rank)
+    trainer = _trainer(job, mailbox, need, work)
     trainer.own_cluster = own_cluster
     fit, silence = _Fit(trainer), Silence(job.spec, need)
     stopping = _Stopping(stop, mailbox)
@@ -139,10 +139,12 @@ _NOT_NEEDED = {
 }
 
 
-def _trainer(job: TrainJob, mailbox: Any, need: dict[str, float], run_rank: RunRank) -> _LeanTrainer:
+def _trainer(
+    job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None = None
+) -> _LeanTrainer:
     return _LeanTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
-        train_loop_config={"job": job, "mailbox": mailbox, "run_rank": run_rank},
+        train_loop_config={"job": job, "mailbox": mailbox, "work": work},
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
         scaling_config=ScalingConfig(num_workers=job.spec.workers, use_gpu="GPU" in need, resources_per_worker=need),
         run_config=RunConfig(

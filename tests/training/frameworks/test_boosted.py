@@ -137,11 +137,12 @@ def test_what_lightgbm_cannot_put_back_is_not_called_bit_exact(tmp_path: Path) -
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS.get(name)
-    spec: dict[str, Any] = {"framework": name, "params": {"n_estimators": 5, "early_stopping_rounds": 3}}
+    spec: dict[str, Any] = {"framework": name, "learning_rate": 0.1, "params": {"n_estimators": 5, "early_stopping_rounds": 3}}
     with pytest.raises(SpecError) as raised:
         framework.check(NO_CODE, TrainSpec(**spec))
     said = " ".join(raised.value.problems)
     assert "train.params.n_estimators: train.epochs says how many rounds" in said
+    assert f"train.learning_rate: {name} does not read it" in said
     assert "train.epochs is not there" in said and "early_stopping_rounds needs checkpoint.best" in said
     job = boosted(tmp_path, name, "run")
     batch = next(open_job_feed(job, "train", 0, 1, CPU).batches(0))

@@ -37,6 +37,8 @@ _DECIDED = {
     "metric": "train.checkpoint.best and `evaluate.metrics` say what is measured",
 }
 
+_OF_OTHERS = ("callbacks", "precision", "compile", "accumulate", "clip_norm", "learning_rate")
+
 BYTES_PER_LEAF = 120
 """In a file, with the node above it."""
 
@@ -65,6 +67,8 @@ class BoostedFramework:
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Refuse parameters that the pipeline file has another word for, and import an own objective."""
         problems = [f"params.{name}: {why}" for name, why in _DECIDED.items() if name in spec.params]
+        unread = [name for name in _OF_OTHERS if name in spec.model_fields_set]
+        problems += [f"{name}: {self._library.name} does not read it; its own settings are in params" for name in unread]
         if ".py:" in str(spec.params.get("objective", "")):
             problems.append("params.objective: an objective of your own is named by train.recipe")
         if "epochs" not in spec.model_fields_set and spec.max_steps is None:
@@ -109,7 +113,7 @@ class BoostedFramework:
     ) -> TrainOutcome:
         """Train on Ray Train workers."""
         on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
-        return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, run_rank=rank_of(self._library))
+        return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=rank_of(self._library))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ from penstock.training.frameworks.boosted.rounds import PATIENCE, PROGRESS, Firs
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
 from penstock.training.loop.machine_load import MachineSampler
-from penstock.training.on_ray.worker import RankResult, RunRank, agree_on_checkpoint
+from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState
@@ -48,7 +48,7 @@ READ_BYTES = 16 << 20
 """About so many bytes of features are read at once, by each rank."""
 
 
-def rank_of(library: Library) -> RunRank:
+def rank_of(library: Library) -> Callable[..., RankResult]:
     """What every worker does with this library."""
     return partial(run_boosted_rank, library)
 
