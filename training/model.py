@@ -59,8 +59,8 @@ class Predicts(Protocol):
         return False
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Count one batch's predictions into its own metrics."""
-        raise NotImplementedError
+        """Count one batch's predictions into its own metrics. Called where `can_measure` says so."""
+        return None
 
 
 class TrainedModel(Predicts, Protocol):

@@ -171,6 +171,8 @@ def test_columns_become_named_features_and_lists_are_refused() -> None:
     ragged = columns[1].model_copy(update={"shape": (), "ragged": "packed"})
     with pytest.raises(SpecError, match="those of pixels differ"):
         FeatureTable(FeedSchema(columns=(ragged, columns[2]), label="label", num_classes=2))
+    with pytest.raises(SpecError, match="trees learn one label"):
+        FeatureTable(FeedSchema(columns=columns, label="pixels"))
 
 
 def test_a_library_that_is_not_installed_is_one_clear_line_and_none_is_loaded_unasked() -> None:

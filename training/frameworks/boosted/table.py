@@ -26,7 +26,7 @@ class FeatureTable:
     """The matrix behind a dataset's columns: float32 [rows, features], a column of k numbers as k features.
 
     Raises:
-        SpecError: a column's rows differ in length, or there is no feature or no label.
+        SpecError: a column's rows differ in length, or there is no feature, or not one label.
     """
 
     def __init__(self, schema: FeedSchema) -> None:
@@ -38,6 +38,11 @@ class FeatureTable:
             )
         if schema.label is None or not schema.features:
             raise SpecError("trees learn a label from features; the data has none", next_step="set data.label")
+        if schema[schema.label].shape:
+            raise SpecError(
+                f"trees learn one label; a row of {schema.label!r} holds {schema[schema.label].type_text}",
+                next_step="name a column of one class or one number in data.label",
+            )
         self.schema, self.label = schema, schema.label
 
     @cached_property
