@@ -83,6 +83,7 @@ class Template(StrEnum):
     tabular = "tabular"
     images = "images"
     text = "text"
+    boosted = "boosted"
 
 
 @app.command()

@@ -164,7 +164,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
-            f"code.{train.recipe}": project.recipe.reached,
+            **({f"code.{train.recipe}": project.recipe.reached} if train.recipe else {}),
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
             **{f"code.{each.name}": each.code.reached for each in project.callbacks if each.code is not None},
             **{f"version.{n}": v for each in project.callbacks if each.code is not None for n, v in each.code.versions.items()},

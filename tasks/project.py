@@ -18,7 +18,7 @@ from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.registry.registry import ModelRegistry
-from penstock.usercode.capture import UserCode, capture
+from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.definitions import Definitions, definitions_of
 
 __all__ = ["Project"]
@@ -78,12 +78,14 @@ class Project:
 
     @cached_property
     def recipe(self) -> UserCode:
-        """The user's code that the framework trains. Raises SpecError if it cannot be found."""
+        """The user's code that the framework trains, if the spec names any. Raises SpecError if it cannot be found."""
+        if self.spec.train.recipe is None:
+            return NO_CODE
         return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
 
     def definitions(self) -> dict[str, Definitions]:
         """The source of all that the user's code reaches, by target as the pipeline file has it."""
-        codes = {**self.transforms, self.spec.train.recipe: self.recipe}
+        codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
         return {target: definitions_of(code) for target, code in codes.items()}
 
     @cached_property

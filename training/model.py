@@ -59,8 +59,8 @@ class Predicts(Protocol):
         return False
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Count one batch's predictions into its own metrics."""
-        raise NotImplementedError
+        """Count one batch's predictions into its own metrics. Called where `can_measure` says so."""
+        return None
 
 
 class TrainedModel(Predicts, Protocol):
@@ -74,6 +74,10 @@ class TrainedModel(Predicts, Protocol):
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """The mean loss over the batch's rows, a scalar."""
         raise NotImplementedError
+
+    def importance(self) -> dict[str, float]:
+        """How much each column counts for the predictions, as shares of 1 by name; empty where nothing is known of it."""
+        return {}
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
         """Predictions, rows first: scores [rows, classes], or [rows] of two classes, as `predicts` says; values [rows].

@@ -70,7 +70,8 @@ def _attach_report(ctx: RunContext) -> None:
 
 def _description(ctx: RunContext) -> str:
     """Data, training and result, a paragraph each, in the words of the stages."""
-    named = {"materialize": "Data", "train": f"Training of {ctx.project.spec.train.recipe}", "evaluate": "Result"}
+    train = ctx.project.spec.train
+    named = {"materialize": "Data", "train": f"Training of {train.recipe or train.framework}", "evaluate": "Result"}
     parts = [(title, ctx.outcomes[stage].facts) for stage, title in named.items() if stage in ctx.outcomes]
     return "\n\n".join(f"{title}: " + ", ".join(f"{label} {value}" for label, value in facts) for title, facts in parts)
 
