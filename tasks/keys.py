@@ -31,6 +31,7 @@ OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "t
 
 # Fields that change how training is run, not what comes out of it.
 _NOT_IN_TRAIN_KEY = (
+    "start_from",  # by its content
     "retries",
     "on_nan",
     "checkpoint.every_steps",
@@ -165,6 +166,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             **({f"code.{train.recipe}": project.recipe.reached} if train.recipe else {}),
+            **({"start_from": project.start_from.digest} if project.start_from is not None else {}),
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
             **{f"code.{each.name}": each.code.reached for each in project.callbacks if each.code is not None},
             **{f"version.{n}": v for each in project.callbacks if each.code is not None for n, v in each.code.versions.items()},
