@@ -5,6 +5,7 @@ What a program of your own may import from here; each is loaded on first use, so
     open_feed, FeedDataset    batches of prepared rows, for any training loop (docs/feed.md)
     FeedOptions               what `open_feed` may be given
     run, load_spec            a pipeline file, run or read (docs/spec.md)
+    load_model                a registered model, to be asked for predictions from raw rows (docs/model.md)
     errors                    what the functions above raise
 """
 
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
     from penstock.flows.verbs.run import run
     from penstock.ingest.feed.options import FeedOptions
     from penstock.ingest.open_feed import FeedDataset, open_feed
+    from penstock.training.registry.load import load_model
 
 __version__ = "0.1.0"
-__all__ = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_spec", "open_feed", "run"]
+__all__ = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_model", "load_spec", "open_feed", "run"]
 
 _PLACES = {
     "FeedDataset": "penstock.ingest.open_feed",
     "FeedOptions": "penstock.ingest.feed.options",
     "open_feed": "penstock.ingest.open_feed",
+    "load_model": "penstock.training.registry.load",
     "load_spec": "penstock.flows.spec_file",
     "run": "penstock.flows.verbs.run",
 }

@@ -193,18 +193,18 @@ def split_rows(
                 yield split, rows.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
-def decodes_images(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
+def decodes_images(data: DataSpec, source: pa.Schema, steps: Sequence[PreprocessStep]) -> bool:
     """Whether rows hold images that the steps decode."""
-    images = any(holds_images(field.type) for field in snapshot.arrow_schema())
+    images = any(holds_images(field.type) for field in source)
     formats = bool(format_of(data).encoded_images)
     return images or formats or any(step.transform.decodes_images for step in steps)
 
 
-def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> int:
-    """How many rows are prepared together; what they become does not depend on it."""
-    if decodes_images(data, snapshot, steps):
+def rows_at_once(data: DataSpec, source: pa.Schema, steps: Sequence[PreprocessStep]) -> int:
+    """How many rows of the source are prepared together; what they become does not depend on it."""
+    if decodes_images(data, source, steps):
         return IMAGE_BATCH_ROWS
-    types = [field.type for field in snapshot.arrow_schema()]
+    types = [field.type for field in source]
     widens = any(step.transform.widens_rows for step in steps)
     if widens or not all(is_number(kind) for kind in types):
         return BATCH_ROWS
@@ -235,7 +235,7 @@ class Preparation:
     def rows(self) -> Iterator[tuple[Split, Rows]]:
         """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too."""
         chain = Chain(self.data, self.steps, self.fitted, self.code)
-        batch_rows = rows_at_once(self.data, self.snapshot, self.steps)
+        batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
         for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
             yield split, chain.prepare(table, origin)
 
