@@ -19,7 +19,7 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
 
-__all__ = ["STAGE", "feed_opener"]
+__all__ = ["STAGE", "feed_opener", "preparation_of"]
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -43,13 +43,14 @@ def feed_opener(ctx: RunContext) -> FeedOpener | None:
     return ctx.open_feeds
 
 
-def _preparation(ctx: RunContext) -> Preparation:
+def preparation_of(ctx: RunContext) -> Preparation:
+    """How the run's rows become rows to train on."""
     spec = ctx.project.spec
     return Preparation(spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.transforms))
 
 
 def _source(ctx: RunContext) -> RowSource:
-    return RowSource(_preparation(ctx), ctx.project.spec.materialize)
+    return RowSource(preparation_of(ctx), ctx.project.spec.materialize)
 
 
 def _put(ctx: RunContext) -> DatasetManifest:
@@ -85,7 +86,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
 def _put_on_disk(ctx: RunContext) -> DatasetManifest:
     return materialize_dataset(
         key=ctx.keys["materialize"].key,
-        preparation=_preparation(ctx),
+        preparation=preparation_of(ctx),
         spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),

@@ -68,7 +68,7 @@ def model_spec(ctx: RunContext) -> ModelSpec:
         feed_schema=ctx.manifest.feed_schema,
         loader=project.framework.loader,
         requires=framework_versions(project),
-        fitted=ctx.output("preprocess"),
+        batch_rows=project.spec.train.batch_rows,
     )
 
 

@@ -119,7 +119,7 @@ def unit_key(job: UnitJob) -> str:
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
-            "pillow": PIL.__version__ if decodes_images(data, of.snapshot, of.steps) else "",
+            "pillow": PIL.__version__ if decodes_images(data, of.snapshot.arrow_schema(), of.steps) else "",
             "shard_bytes": job.shard_bytes,
         }
     )
