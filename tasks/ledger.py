@@ -4,6 +4,7 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
 
     pipelines/<name>/current.json        the run that the next command continues
     pipelines/<name>/trainings/<key>.json  the run whose training has that key: a command that goes back finds it
+    pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
     runs/<run>/attempts/<n>.json         who worked on it, when, and how it ended
     runs/<run>/stages/<stage>.json       outputs that belong to this run (train, evaluate, register)
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from penstock.config import Section
+from penstock.digest import digest_of
 from penstock.errors import ResumeError
 from penstock.machine.process import ProcessIdentity
 from penstock.redact import first_line
@@ -174,6 +176,20 @@ class Ledger:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
         return run if run is not None and run.keys["train"].key == key else None
+
+    def note_alias(self, run: Run, model: str, alias: str) -> None:
+        """Note that `run` gives `alias` to its version of `model`: before it does, because a kill may come between the two."""
+        self.storage.write_json(self._alias_path(run.pipeline, model, alias), {"run": run.run})
+
+    def run_with_alias(self, pipeline: str, model: str, alias: str) -> str | None:
+        """Id of the pipeline's run that gave `alias` to its version of `model` last, if that is known."""
+        try:
+            return str(self.storage.read_json(self._alias_path(pipeline, model, alias))["run"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def _alias_path(self, pipeline: str, model: str, alias: str) -> str:
+        return f"pipelines/{pipeline}/aliases/{digest_of([model, alias])}.json"
 
     def load_run(self, run_id: str) -> Run | None:
         """A run's record; None if there is none that can be read."""

@@ -19,6 +19,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
     CheckpointCommitted,
     Event,
+    MachineLoad,
     Notice,
     Point,
     Resumed,
@@ -95,7 +96,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             ctx.tracker.points(points)
             ctx.on_points(points)
         for event in events:
-            if isinstance(event, CheckpointCommitted):
+            if isinstance(event, MachineLoad):
+                ctx.tracker.log_machine(event.t_ms, event.values)
+            elif isinstance(event, CheckpointCommitted):
                 with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
                     ctx.tracker.checkpoint(store.get(event.name))
             elif isinstance(event, Resumed):

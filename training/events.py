@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointCommitted",
     "Event",
     "Failure",
+    "MachineLoad",
     "Notice",
     "Point",
     "Resumed",
@@ -36,6 +37,14 @@ class Point(NamedTuple):
     step: int
     """Optimizer steps done."""
     values: Mapping[str, float]
+
+
+class MachineLoad(Section):
+    """How busy the machine of rank 0 was: `system/<name>` to value."""
+
+    t_ms: int
+    """Wall clock, milliseconds since 1970."""
+    values: dict[str, float]
 
 
 class TrainProgress(Section):
@@ -123,6 +132,7 @@ class Failure(Section):
 
 Event = (
     Point
+    | MachineLoad
     | TrainProgress
     | Saving
     | CheckpointCommitted

@@ -6,6 +6,7 @@ import threading
 from typing import Protocol
 
 from penstock.training.events import Event, TrainProgress, Warned
+from penstock.training.loop.machine_load import MachineSampler
 
 __all__ = ["Courier", "MailboxClient"]
 
@@ -22,12 +23,21 @@ class MailboxClient(Protocol):
 
 
 class Courier:
-    """Collects rank 0's events and delivers them from a background thread, so that no step waits for the network."""
+    """Collects rank 0's events and delivers them from a background thread, so that no step waits for the network.
 
-    def __init__(self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S) -> None:
+    Args:
+        client: how rank 0 reaches the driver.
+        interval_s: between two deliveries.
+        sampler: its samples travel along.
+    """
+
+    def __init__(
+        self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S, sampler: MachineSampler | None = None
+    ) -> None:
         self.stop_requested = threading.Event()
         self._client = client
         self._interval_s = interval_s
+        self._sampler = sampler
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._closing = threading.Event()
@@ -50,6 +60,8 @@ class Courier:
         closing = False
         while not closing:
             closing = self._closing.wait(self._interval_s)
+            for event in self._sampler.take() if self._sampler is not None else ():
+                self.post(event)
             self._deliver()
 
     def _deliver(self) -> None:

@@ -17,6 +17,7 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.loop.observer import RankObserver, StepTimes
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState
@@ -170,7 +171,7 @@ def rank_observer(
         store.check_not_replaced()
         # What was sealed beyond the checkpoint belongs to steps that are now executed again.
         truncate_journal(job.run_storage, facts.step)
-        courier = closes.enter_context(closing(Courier(client)))
+        courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
         saving = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)
         closes.enter_context(closing(saving))
         yield FirstRank(job, group, courier, saving, learner, facts, rows_file)

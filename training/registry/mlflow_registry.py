@@ -31,9 +31,7 @@ class MlflowRegistry:
 
         if isinstance(tracker, MlflowTracker):
             return register_model(tracker, trained)
-        own = MlflowTracker.open(
-            uri, trained.experiment, trained.run_name, tags=trained.tags, attempt=2, system_metrics_every_s=None
-        )
+        own = MlflowTracker.open(uri, trained.experiment, trained.run_name, tags=trained.tags, attempt=2)
         try:
             registered = register_model(own, trained)
         except BaseException:

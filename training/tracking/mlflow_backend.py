@@ -24,7 +24,6 @@ import mlflow
 import numpy as np
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
@@ -46,7 +45,6 @@ __all__ = [
     "load_sqlite",
     "open_client",
     "patiently",
-    "probe",
     "version_exists",
 ]
 
@@ -177,21 +175,6 @@ def describe_run(client: MlflowClient, run: Run) -> OpenRun:
     last_step = {metric.key: metric.step for metric in run.data._metric_objs}
     ended_ms = run.info.end_time if run.info.status == "FINISHED" else None
     return OpenRun(client, run.info.run_id, run.info.experiment_id, dict(run.data.params), last_step, ended_ms)
-
-
-def probe(run_id: str, tracking_uri: str) -> Callable[[], dict[str, float]]:
-    """MLflow's own probes of CPU, memory, disk, network and GPUs, as a callable that takes one sample."""
-    logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
-    monitor = SystemMetricsMonitor(run_id, tracking_uri=tracking_uri)
-
-    def sample() -> dict[str, float]:
-        monitor.collect_metrics()
-        values = monitor.aggregate_metrics()
-        for part in monitor.monitors:
-            part.clear_metrics()
-        return {f"system/{name}": float(value) for name, value in values.items()}
-
-    return sample
 
 
 def dataset_schema(schema: FeedSchema) -> str:
