@@ -12,6 +12,7 @@ from typing import Any, Literal
 import ray
 import ray.train
 import ray.train.torch
+import torch
 
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
@@ -45,7 +46,7 @@ from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
 
-__all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
+__all__ = ["RankResult", "run_rank", "train_alone", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,22 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     Args:
         config: `job` (TrainJob) and `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox).
     """
-    job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
-    context = ray.get_runtime_context()
-    greeting = ray.get(
-        mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), context.current_actor, context.get_node_id())
-    )
+    return _as_rank(config["job"], group, config["mailbox"], ray.get_runtime_context().current_actor)
+
+
+def train_alone(job: TrainJob, mailbox: Any) -> RankResult:
+    """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again where its process died."""
+    ray.get(mailbox.starting.remote())
+    return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None)
+
+
+def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any) -> RankResult:
+    """Greet the driver, train, and leave it what went wrong. `actor` is None in a task."""
+    node = ray.get_runtime_context().get_node_id()
+    greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), actor, node))
+    if actor is None and greeting["restart"]:
+        mailbox.lost.remote([group.rank])  # Ray Train's controller would have said so
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets():
