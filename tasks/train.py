@@ -22,6 +22,7 @@ from penstock.training.events import (
     MachineLoad,
     Notice,
     Point,
+    Printed,
     Resumed,
     StopAsked,
     TrainProgress,
@@ -55,6 +56,7 @@ def make_job(ctx: RunContext) -> TrainJob:
         },
         open_feeds=feed_opener(ctx),
         one_of_many=ctx.run.sweep is not None,
+        callbacks=ctx.project.callbacks,
     )
 
 
@@ -120,6 +122,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                     ctx.warn(f"train: a worker was lost: {event.who}; all are started again ({restart})")
             elif isinstance(event, Notice):
                 ctx.reporter.say(f"train: {event.message}")
+            elif isinstance(event, Printed):
+                for line in event.lines:
+                    ctx.reporter.say(f"train: rank {event.rank}: {line}")
             elif isinstance(event, Warned):
                 ctx.warn(f"train: {event.message}")
             elif isinstance(event, TrainProgress):

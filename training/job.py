@@ -16,6 +16,7 @@ from penstock.training.spec import TrainSpec
 
 if TYPE_CHECKING:
     from penstock.ingest.feed.batch import Feed
+    from penstock.training.callback_code import CallbackCode
     from penstock.usercode.capture import UserCode
 from typing import Literal
 
@@ -23,14 +24,14 @@ from pydantic import Field
 
 from penstock.config import Section
 
-__all__ = ["RECIPE_CODE", "FeedOpener", "TrainJob", "TrainOutcome"]
+__all__ = ["RECIPE_CODE", "RECIPE_PARAMS", "FeedOpener", "TrainJob", "TrainOutcome"]
 
 
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
 """(job, split, rank, world size) -> feed. Picklable: it is called in the workers, at every start of a worker group."""
 
-RECIPE_CODE = "the recipe's code"
-"""The name among a checkpoint's settings."""
+RECIPE_CODE, RECIPE_PARAMS = "the recipe's code", "train.params"
+"""Names among a checkpoint's settings."""
 
 _MEASURED = ("train.workers", "train.gpus", "train.cpus_per_worker")
 """Settings whose effect on the bits is read from what was really used, not from the spec."""
@@ -51,6 +52,7 @@ class TrainJob:
         one_of_many: other trainings come before and after it on the same cluster, as in a sweep.
         record_rows: write every step's row ids to `rows/`, for tests and audits.
         open_feeds: None reads the shards from disk.
+        callbacks: what `train.callbacks` names.
     """
 
     run_storage: Storage
@@ -66,6 +68,7 @@ class TrainJob:
     one_of_many: bool = False
     record_rows: bool = False
     open_feeds: FeedOpener | None = None
+    callbacks: tuple[CallbackCode, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -73,7 +76,8 @@ class TrainJob:
         values = self.spec.model_dump(mode="json")
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
         settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
-        return {**settings, RECIPE_CODE: {**self.code.reached, **self.code.versions}}
+        theirs = {f"code of {each.name}": {**each.code.reached, **each.code.versions} for each in self.callbacks if each.code}
+        return {**settings, **theirs, RECIPE_CODE: {**self.code.reached, **self.code.versions}}
 
     @property
     def total_steps(self) -> int | None:

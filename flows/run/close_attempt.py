@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.flows.run.repair import TRACKED_STATUS
+from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
 from penstock.tasks.ledger import Status, utc_now
@@ -35,7 +36,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
     if unrecorded is not None and error is None:
         raise unrecorded
-    ended = {name: result[name] for name in ("status", "stages", "exactness")}
+    ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics")}
     ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
@@ -45,7 +46,8 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
         ctx.reporter.warn("the Prefect server is away: it was not told how this attempt ended; the next run or status tells it")
     unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
-        ctx.reporter.warn(f"{unsent} metric points wait for the tracking server; the next penstock run or status sends them")
+        waits = counted(unsent, "record waits", "records wait")
+        ctx.reporter.warn(f"{waits} for the tracking server; the next penstock run or status sends what is left")
     if unrecorded is None:
         # Last: an attempt that is still marked as running is what a later command repairs.
         unrecorded = _failure_of(lambda: ctx.ledger.save_attempt(ctx.run.run, ctx.attempt))
@@ -72,7 +74,8 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "attempt": ctx.attempt.number,
         "exactness": trained.get("exactness") or ctx.attempt.exactness,
         "stages": [
-            {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3)} for o in ctx.outcomes.values()
+            {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3), "because": list(o.because)}
+            for o in ctx.outcomes.values()
         ],
         "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},
         # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.

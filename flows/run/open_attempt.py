@@ -27,6 +27,7 @@ from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.redact import redact_text
+from penstock.tasks.changes import Before, changes
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.keys import StageKey, stage_keys
 from penstock.tasks.ledger import Attempt, Ledger, Run, utc_now
@@ -53,8 +54,12 @@ def open_attempt(
     reporter: Reporter,
     stopping: StopRequest,
     need_ray: RayOnDemand,
+    before: Before | None = None,
 ) -> RunContext:
     """Choose the run, check what it needs, and open the records of a new attempt at it. The lease must be held.
+
+    Args:
+        before: what the attempt is held against, where it is not the pipeline's newest run.
 
     Raises:
         PenstockError: the run cannot begin or continue, or cannot succeed.
@@ -63,6 +68,8 @@ def open_attempt(
     keys = stage_keys(project, ledger.stage_output)
     check_recipe(project)
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
+    if before is None and current is not None:
+        before = Before.of(ledger, current)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
     on_cluster = ray_address() is not None
@@ -71,7 +78,7 @@ def open_attempt(
         reporter.warn(warning)
     if current is not None and (current.run, current.tracker) != (run.run, run.tracker):
         repair_run(ledger, current, loaded.state_dir)  # of the same run: the one that followed it so far is told how it ended
-    return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=will_train)
+    return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=will_train, before=before)
 
 
 def begin_attempt(
@@ -86,15 +93,22 @@ def begin_attempt(
     *,
     will_train: bool,
     tags: Mapping[str, str] | None = None,
+    before: Before | None = None,
 ) -> RunContext:
     """Close what an earlier attempt at `run` left open, and open the records of a new one, here and at the tracker.
 
     Args:
         tags: more of them for the tracked run.
+        before: what the attempt is held against, if there is something.
     """
-    if (before := ledger.load_run(run.run)) is not None:
-        close_attempts(ledger, before)
-    attempt = ledger.new_attempt(run.run, flow_run.get_id())
+    if (known := ledger.load_run(run.run)) is not None:
+        close_attempts(ledger, known)
+    code = project.definitions()
+    now = Before(run=run.run, spec=run.spec, keys=keys, code=code)
+    changed = changes(before, now).lines() if before is not None else []
+    attempt = ledger.new_attempt(run.run, flow_run.get_id()).model_copy(update={"changed": changed})
+    ledger.save_attempt(run.run, attempt)
+    ledger.save_code(run.run, code)
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
         project=project,
@@ -109,6 +123,8 @@ def begin_attempt(
         on_cluster=ray_address() is not None,
         stopping=stopping,
         will_train=will_train,
+        before=before,
+        code=code,
     )
 
 

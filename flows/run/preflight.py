@@ -154,12 +154,19 @@ def check_machine(spec: PipelineSpec) -> None:
 
 
 def check_recipe(project: Project) -> None:
-    """Let the framework load what it will train, and import the steps' functions, so that their first error costs nothing.
+    """Load what the framework will train, callbacks and the steps' functions, so that their first error costs nothing.
 
     Raises:
         SpecError: naming the target and what is wrong.
     """
     project.framework.check(project.recipe, project.spec.train)
+    if project.callbacks and not getattr(project.framework, "takes_callbacks", False):
+        framework = project.spec.train.framework
+        raise SpecError(f"train.callbacks: {framework} calls none", next_step="remove them, or take train.framework: torch")
+    if project.callbacks:
+        from penstock.training.callbacks.loading import load_callbacks  # loads torch, which most commands do without
+
+        load_callbacks(project.callbacks)
     for target, code in project.transforms.items():
         if not callable(code.load()):
             raise SpecError(f"preprocess: map_batches: {target} is not a function")

@@ -55,7 +55,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     if loaded.spec.tune is not None:
         check_space(loaded)
         say(f"tune       ok   up to {loaded.spec.tune.limit} trials over {', '.join(loaded.spec.tune.space)}")
-    for code in (project.recipe, *project.transforms.values()):
+    for code in project.codes:
         warnings += [
             f"{limit} is known only when the code runs, so that a change of it is not noticed" for limit in code.limits
         ]
@@ -63,7 +63,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     _check_one_step(project, snapshot)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
     ships: dict[str, int] = {}
-    for code in (project.recipe, *project.transforms.values()):
+    for code in project.codes:
         ships |= code.shipped
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items()))}")
     batch = try_one_batch(project, snapshot)

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.servers.probes import ray_address
-from penstock.flows.servers.services import prefect_api, ray_ahead, telemetry_off
+from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
@@ -44,6 +44,8 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
     telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
     _refuse_if_held(loaded)
+    if loaded.spec.tracking.tracker == "mlflow":
+        check_mlflow_answers()
     # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
     threading.Thread(target=load_ahead, args=[loaded], daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
+from penstock.messages import counted
 from penstock.training.events import Event, TrainProgress, Warned
 from penstock.training.loop.machine_load import MachineSampler
 
@@ -73,7 +74,7 @@ class Courier:
         except Exception as error:  # of whatever class: without this thread a stop would never be heard of again
             kept: list[Event] = [event for event in events if isinstance(event, Warned)]
             if lost := len(events) - len(kept):
-                text = f"{lost} events of training could not be passed on to the driver: {type(error).__name__}: {error}"
-                kept.append(Warned(message=text))
+                text = f"{counted(lost, 'event')} of training could not be passed on to the driver"
+                kept.append(Warned(message=f"{text}: {type(error).__name__}: {error}"))
             with self._lock:
                 self._events[:0] = kept

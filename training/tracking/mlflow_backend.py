@@ -46,6 +46,7 @@ __all__ = [
     "open_client",
     "patiently",
     "version_exists",
+    "version_of_alias",
 ]
 
 
@@ -143,9 +144,16 @@ def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
             next_step="correct MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
         )
     return ServiceError(
-        f"MLflow at {tracking_uri} does not answer: {reason}",
+        f"MLflow at {tracking_uri} does not answer: {_first_cause(error)}",
         next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
     )
+
+
+def _first_cause(error: BaseException) -> str:
+    """What the first of a chain of exceptions says: each library around it only quotes it, in ever longer words."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return first_line(error)
 
 
 def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
@@ -299,6 +307,14 @@ def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> b
         return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
     except MlflowException as error:
         return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
+
+
+def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
+    """The version that an alias of a model points to; None where there is none, or the registry does not answer."""
+    try:
+        return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
+    except MlflowException:
+        return None
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
