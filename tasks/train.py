@@ -55,6 +55,7 @@ def make_job(ctx: RunContext) -> TrainJob:
             "batch_rows": str(spec.train.batch_rows),
         },
         open_feeds=feed_opener(ctx),
+        one_of_many=ctx.run.sweep is not None,
         callbacks=ctx.project.callbacks,
     )
 

@@ -184,7 +184,7 @@ def _chosen_run(
     reporter: Reporter,
 ) -> Run:
     """The run that this attempt belongs to, as it is to be recorded."""
-    spec = loaded.spec.model_dump(mode="json", by_alias=True)
+    spec = loaded.spec.model_dump(mode="json", by_alias=True, exclude={"tune"})
     # With --fresh the checkpoints are not even looked at: they may be the reason for it.
     fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
     decision = fresh or decide(ledger, current, spec["train"], keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import ray
 import ray.train
 import ray.train.torch
+import torch
 
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
@@ -50,7 +52,7 @@ from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
 from penstock.training.users_mlflow import take_over_mlflow
 
-__all__ = ["RankResult", "agree_on_checkpoint", "run_rank", "train_loop_per_worker"]
+__all__ = ["RankResult", "agree_on_checkpoint", "run_rank", "train_alone", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,27 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     Args:
         config: `job` (TrainJob), `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox), `work` (None is `run_rank`).
     """
-    job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
-    context = ray.get_runtime_context()
-    greeting = ray.get(
-        mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), context.current_actor, context.get_node_id())
-    )
+    actor = ray.get_runtime_context().current_actor
+    return _as_rank(config["job"], group, config["mailbox"], actor, config["work"] or run_rank)
+
+
+def train_alone(job: TrainJob, mailbox: Any) -> RankResult:
+    """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again where its process died."""
+    ray.get(mailbox.starting.remote())
+    return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, run_rank)
+
+
+def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any, work: Callable[..., RankResult]) -> RankResult:
+    """Greet the driver, train, and leave it what went wrong. `actor` is None in a task."""
+    node = ray.get_runtime_context().get_node_id()
+    greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), actor, node))
+    if actor is None and greeting["restart"]:
+        mailbox.lost.remote([group.rank])  # Ray Train's controller would have said so
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
-            return (config["work"] or run_rank)(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
+            return work(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
