@@ -22,7 +22,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
-from penstock.ingest.read.splits import split_codes
+from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import UserCode
@@ -232,11 +232,17 @@ class Preparation:
         """The same of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
-    def rows(self) -> Iterator[tuple[Split, Rows]]:
-        """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too."""
+    def rows(self, *, hashed: bool = False) -> Iterator[tuple[Split, Rows]]:
+        """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too.
+
+        Args:
+            hashed: whether each result's `origin` gets the rows' hashes.
+        """
         chain = Chain(self.data, self.steps, self.fitted, self.code)
         batch_rows = rows_at_once(self.data, self.snapshot, self.steps)
         for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
+            if hashed:
+                origin.hashes = row_hashes(self.data, table)
             yield split, chain.prepare(table, origin)
 
     def tables(self) -> Iterator[tuple[Split, pa.Table]]:
