@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["shorten"]
+__all__ = ["counted", "shorten"]
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """`1 file`, `1,200 files`: with `many` where it is more than an s, as in `file is` and `files are`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def shorten(value: object, limit: int = 60) -> str:

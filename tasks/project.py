@@ -18,6 +18,7 @@ from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.registry.registry import ModelRegistry
 from penstock.usercode.capture import UserCode, capture
+from penstock.usercode.definitions import Definitions, definitions_of
 
 __all__ = ["Project"]
 
@@ -78,6 +79,11 @@ class Project:
     def recipe(self) -> UserCode:
         """The user's code that the framework trains. Raises SpecError if it cannot be found."""
         return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
+
+    def definitions(self) -> dict[str, Definitions]:
+        """The source of all that the user's code reaches, by target as the pipeline file has it."""
+        codes = {**self.transforms, self.spec.train.recipe: self.recipe}
+        return {target: definitions_of(code) for target, code in codes.items()}
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:

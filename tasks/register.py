@@ -16,6 +16,7 @@ from penstock.ingest.spec import ShuffleSpec
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
+from penstock.tasks.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import make_job, model_spec, other_weights, trusted_checkpoint
 from penstock.training.open_feeds import open_job_feed
@@ -29,6 +30,8 @@ EXAMPLE_ROWS = 4
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     name = spec.register_.name or spec.name
+    if spec.register_.alias is not None:
+        ctx.ledger.note_alias(ctx.run, name, spec.register_.alias)
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     manifest = ctx.manifest
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +84,14 @@ def _example(ctx: RunContext) -> dict[str, Any]:
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     registry = context.project.registry
-    return registry.missing(registry.default_uri(context.state_dir), output) or other_weights(context, output)
+    missing = registry.missing(registry.default_uri(context.state_dir), output) or other_weights(context, output)
+    if missing is not None or output["alias"] is None:
+        return missing
+    # Only what penstock moved is moved back: a person who gave the alias to another version keeps it there.
+    newest = Ledger(context.project.storage).run_with_alias(context.project.spec.name, output["name"], output["alias"])
+    if newest in (None, context.run_id):
+        return None
+    return f"run {newest} has given alias {output['alias']!r} to its own version since"
 
 
 def _facts(output: dict[str, Any]) -> Facts:

@@ -19,8 +19,10 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
     CheckpointCommitted,
     Event,
+    MachineLoad,
     Notice,
     Point,
+    Printed,
     Resumed,
     StopAsked,
     TrainProgress,
@@ -93,8 +95,11 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points(points)
+            ctx.on_points(points)
         for event in events:
-            if isinstance(event, CheckpointCommitted):
+            if isinstance(event, MachineLoad):
+                ctx.tracker.log_machine(event.t_ms, event.values)
+            elif isinstance(event, CheckpointCommitted):
                 with contextlib.suppress(CheckpointError):  # the retention rule was faster: a newer one is on its way
                     ctx.tracker.checkpoint(store.get(event.name))
             elif isinstance(event, Resumed):
@@ -115,6 +120,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                     ctx.warn(f"train: a worker was lost: {event.who}; all are started again ({restart})")
             elif isinstance(event, Notice):
                 ctx.reporter.say(f"train: {event.message}")
+            elif isinstance(event, Printed):
+                for line in event.lines:
+                    ctx.reporter.say(f"train: rank {event.rank}: {line}")
             elif isinstance(event, Warned):
                 ctx.warn(f"train: {event.message}")
             elif isinstance(event, TrainProgress):

@@ -51,7 +51,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/servers": (),
     "flows/run": ("flows/spec_file.py", "flows/servers"),
     "flows/pipeline.py": ("flows/spec_file.py", "flows/servers", "flows/run"),
-    "flows/verbs": ("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),
+    "flows/tune": ("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),
+    "flows/verbs": ("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py", "flows/tune"),
     "flows/cli.py": ("flows/spec_file.py", "flows/run", "flows/verbs"),
     "penstock": (),
     "penstock/lease.py": ("penstock", "penstock/machine"),
@@ -63,7 +64,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
-    "mlflow": ("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
+    "mlflow": (
+        *("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
+        "training/users_mlflow.py",
+    ),
     "typer": ("flows/",),
 }
 """Library -> the files (or folders, with a slash) that may import it."""

@@ -14,8 +14,10 @@ __all__ = [
     "CheckpointCommitted",
     "Event",
     "Failure",
+    "MachineLoad",
     "Notice",
     "Point",
+    "Printed",
     "Resumed",
     "Saving",
     "StopAsked",
@@ -36,6 +38,14 @@ class Point(NamedTuple):
     step: int
     """Optimizer steps done."""
     values: Mapping[str, float]
+
+
+class MachineLoad(Section):
+    """How busy the machine of rank 0 was: `system/<name>` to value."""
+
+    t_ms: int
+    """Wall clock, milliseconds since 1970."""
+    values: dict[str, float]
 
 
 class TrainProgress(Section):
@@ -109,6 +119,13 @@ class Warned(Section):
     message: str
 
 
+class Printed(Section):
+    """Lines that user code has printed on a rank."""
+
+    rank: int
+    lines: tuple[str, ...]
+
+
 class Failure(Section):
     """A rank is about to die from an exception. `error` is set where it is an error a user can act on."""
 
@@ -123,6 +140,7 @@ class Failure(Section):
 
 Event = (
     Point
+    | MachineLoad
     | TrainProgress
     | Saving
     | CheckpointCommitted
@@ -133,6 +151,7 @@ Event = (
     | WorkersLost
     | Notice
     | Warned
+    | Printed
     | Failure
 )
 

@@ -23,14 +23,14 @@ from pydantic import Field
 
 from penstock.config import Section
 
-__all__ = ["RECIPE_CODE", "FeedOpener", "TrainJob", "TrainOutcome"]
+__all__ = ["RECIPE_CODE", "RECIPE_PARAMS", "FeedOpener", "TrainJob", "TrainOutcome"]
 
 
 FeedOpener = Callable[["TrainJob", Split, int, int], "Feed"]
 """(job, split, rank, world size) -> feed. Picklable: it is called in the workers, at every start of a worker group."""
 
-RECIPE_CODE = "the recipe's code"
-"""The name among a checkpoint's settings."""
+RECIPE_CODE, RECIPE_PARAMS = "the recipe's code", "train.params"
+"""Names among a checkpoint's settings."""
 
 _MEASURED = ("train.workers", "train.gpus", "train.cpus_per_worker")
 """Settings whose effect on the bits is read from what was really used, not from the spec."""

@@ -5,7 +5,8 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
     class Classifier:
         def __init__(self, hidden=256): ...
         def build_model(self, schema) -> nn.Module        # required; schema: penstock.ingest.schema.FeedSchema
-        def loss(self, model, batch) -> Tensor            # required; scalar, the mean over the batch's rows
+        def loss(self, model, batch) -> Tensor | dict     # required; scalar, the mean over the batch's rows; or a dict with
+                                                          #   it as "loss" and other means over rows, which are charted
         def predict(self, model, batch) -> Tensor         # for metrics: logits [rows, classes], or [rows] of a two-class label,
                                                           #   or values [rows] of a regression
         predicts = "logits"                               # or "probabilities"
@@ -44,6 +45,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ClassScores, are_probabilities
+from penstock.training.own_values import record
 from penstock.training.ranks import is_lost_peer
 
 if TYPE_CHECKING:
@@ -162,10 +164,16 @@ class Recipe:
         """The mean loss over the batch's rows, a scalar."""
         with self._blame("loss"):
             loss = self._user.loss(model, batch)
+            if isinstance(loss, Mapping):
+                for name, value in loss.items():
+                    if name != "loss":
+                        record(name, value)
+                loss = loss.get("loss")
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise TrainingError(
-                f"{self._target}.loss returned {found}; it must return a scalar: the mean over the batch's rows"
+                f"{self._target}.loss returned {found}; it must return a scalar: the mean over the batch's rows",
+                next_step='return the scalar, or a dict with it as "loss" and the other values to chart',
             )
         return loss.reshape(())
 

@@ -43,7 +43,7 @@ class TrainSpec(Section):
     """The training framework: `torch`, or the name that an installed package adds (docs/extend/framework.md)."""
     recipe: Annotated[str, OnResume.WARN]
     """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md)."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Annotated[dict[str, Any], OnResume.WARN] = Field(default_factory=dict)
     """Constructor arguments of the recipe."""
     epochs: Annotated[PositiveInt, OnResume.FREE] = 1
     """Passes over the train split."""

@@ -140,10 +140,18 @@ def _field_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[OnRes
     for path, rule in resume_rules(TrainSpec):
         if path == "recipe":
             continue
-        before, after = _at(old, path), _at(new, path)
-        if before != after:
-            found[rule].append(f"train.{path}: {before} -> {after}")
+        found[rule] += _told(f"train.{path}", _at(old, path), _at(new, path))
     return found
+
+
+def _told(name: str, before: Any, after: Any) -> list[str]:
+    """What differs between two values, entry by entry."""
+    if before == after:
+        return []
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = dict.fromkeys([*before, *after])
+        return [told for each in names for told in _told(f"{name}.{each}", before.get(each), after.get(each))]
+    return [f"{name}: {before} -> {after}"]
 
 
 def _already_beyond(train: Mapping[str, Any], reached: TrainState) -> list[str]:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,12 +25,13 @@ from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, ray_address, ray_refusal
 from penstock.ingest.ray_tasks import import_ahead
 from penstock.own_code import IMPORT_ROOT
+from penstock.redact import redact_text
 
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
 
-__all__ = ["PrefectService", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
+__all__ = ["PrefectService", "check_mlflow_answers", "prefect_api", "ray_ahead", "ray_cluster", "telemetry_off"]
 
 
 _QUIET = {
@@ -43,6 +45,10 @@ _LOOK_EVERY_S = 1.0
 
 _BOOT_S = 120.0
 """A first start creates the database: 15 s were seen on two busy cores."""
+
+
+_ROOM_BYTES = 4 << 20
+"""With less the server, whose empty database has 2 MB, ends without a word: its log lies on the same disk."""
 
 
 class PrefectService(NamedTuple):
@@ -124,6 +130,12 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
                     meanwhile()
                 return info
             time.sleep(0.05)
+    free = shutil.disk_usage(files.home).free
+    if free < _ROOM_BYTES:
+        raise ServiceError(
+            f"the embedded Prefect server cannot start: the disk of {files.home} is full ({free / 1e6:.1f} MB are free)",
+            next_step="make room there, or set PREFECT_API_URL to a running server",
+        )
     ended = child is not None and child.poll() is not None
     raise ServiceError(
         "the embedded Prefect server ended while it started"
@@ -225,6 +237,17 @@ def _check_api(url: str) -> None:
         raise ServiceError(
             f"PREFECT_API_URL={url} does not answer",
             next_step="start that server (prefect server start), or unset PREFECT_API_URL to use the embedded one",
+        )
+
+
+def check_mlflow_answers() -> None:
+    """Raise ServiceError for an MLflow server that is away, before anything is started; the tracker would try it for longer."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if uri.startswith(("http://", "https://")) and not _answers(f"{uri.rstrip('/')}/health"):
+        raise ServiceError(
+            f"MLFLOW_TRACKING_URI={redact_text(uri)} does not answer",
+            next_step="start that server (mlflow server), or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline "
+            "file",
         )
 
 

@@ -23,6 +23,7 @@ from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, check_split_rules
+from penstock.messages import counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
@@ -189,7 +190,7 @@ def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:
     dangling = [f"{full} leads to {info['leads_nowhere']}" for full, info in sorted(found.items()) if "leads_nowhere" in info]
     if dangling:
         raise DataError(
-            f"{len(dangling)} source files are links to nothing",
+            counted(len(dangling), "source file is a link to nothing", "source files are links to nothing"),
             problems=capped(dangling),
             next_step="fetch what they stand for (git annex get, dvc pull), or remove the links",
         )
@@ -231,8 +232,9 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
         if first.location != file.location:
             shared.append(f"{file.uri} is in data.{first.location} and in data.{file.location}")
     if shared:
+        found = counted(len(shared), "source file is", "source files are")
         raise DataError(
-            f"{len(shared)} source files are in two splits: the model would be judged on rows it has seen",
+            f"{found} in two splits: the model would be judged on rows it has seen",
             problems=capped(shared),
             next_step="give each split a folder of its own, or a glob that leaves the others out",
         )

@@ -1,7 +1,6 @@
 """Which rows of validation and test does another split hold too? Found by the hashes of their content that units keep.
 
-Held-out rows are looked for a part at a time, so memory stays bounded however many there are: 8 bytes for each of a part, and as
-much again to pass over the rows of the other split that none of them equals.
+Held-out rows are looked for a part at a time, so that memory stays bounded however many there are.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
+from penstock.messages import counted
 from penstock.progress import Progress
 from penstock.stores import is_local
 
@@ -143,8 +144,9 @@ def _refuse_copies(files: Sequence[SourceFile]) -> None:
             if first.location != file.location:
                 copies.append(f"{file.uri} in data.{file.location} is {first.uri} in data.{first.location}")
     if copies:
+        found = counted(len(copies), "source file is a copy", "source files are copies")
         raise DataError(
-            f"{len(copies)} source files are copies of one in another split: the model would be judged on rows it has seen",
+            f"{found} of one in another split: the model would be judged on rows it has seen",
             problems=capped(copies),
             next_step="leave the copies out of one split, or take held-out rows by a rule (data.test: {fraction: 0.1})",
         )

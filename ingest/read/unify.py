@@ -16,6 +16,7 @@ from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import PATH, DataSpec, SplitRule
+from penstock.messages import counted
 
 __all__ = ["UnifiedColumn", "given_types", "unify"]
 
@@ -32,7 +33,7 @@ def given_types(data: DataSpec) -> dict[str, pa.DataType]:
         except ValueError as error:
             problems.append(f"data.types.{name}: {error}")
     if problems:
-        raise SpecError(f"{len(problems)} types of data.types cannot be read", problems=problems)
+        raise SpecError(f"{counted(len(problems), 'type')} of data.types cannot be read", problems=problems)
     return types
 
 
@@ -131,7 +132,7 @@ def _check_names(data: DataSpec, present: list[str]) -> None:
             problems.append(f"{where}: column {name!r} is not among data.columns")
     if problems:
         raise SpecError(
-            f"{len(problems)} columns named in the pipeline file cannot be used",
+            f"{counted(len(problems), 'column')} named in the pipeline file cannot be used",
             problems=problems,
             next_step=f"the files have: {', '.join(capped(present, 40))}",
         )

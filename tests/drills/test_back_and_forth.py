@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mlflow.tracking import MlflowClient
 
 from tests.drills.project import Command, make_project
 
@@ -36,10 +37,15 @@ def test_what_was_trained_once_is_found_again(tmp_path: Path) -> None:
     first = command("run", file, *TESTED)
     other = command("run", file, *TESTED, *OTHER)
     assert other["run"] != first["run"]
-    assert set(stages(command("plan", file, *TESTED), "action").values()) == {"reuse"}
+    planned = stages(command("plan", file, *TESTED), "action")
+    assert planned.pop("register") == "run" and set(planned.values()) == {"reuse"}
     again = command("run", file, *TESTED)
-    assert set(stages(again, "outcome").values()) == {"reused"}
+    outcomes = stages(again, "outcome")
+    assert outcomes.pop("register") == "ran" and set(outcomes.values()) == {"reused"}
     assert (again["run"], again["model_uri"]) == (first["run"], first["model_uri"])
+    # The same version as before, and it has the alias again.
+    client = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
+    assert again["model_uri"] == f"models:/drill/{client.get_model_version_by_alias('drill', 'candidate').version}"
 
     labels = part.column("label").to_numpy().copy()
     labels[0] = (labels[0] + 1) % 10

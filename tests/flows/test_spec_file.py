@@ -129,7 +129,7 @@ def test_every_train_field_has_a_rule_for_resume() -> None:
     assert rules["learning_rate"] is OnResume.WARN
     assert rules["workers"] is OnResume.WARN
     assert rules["batch_rows"] is OnResume.FORBIDDEN
-    assert rules["params"] is OnResume.FORBIDDEN
+    assert rules["params"] is OnResume.WARN
 
 
 def test_a_secret_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> None:

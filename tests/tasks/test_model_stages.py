@@ -10,13 +10,17 @@ from typing import Any, cast
 import pytest
 from mlflow.tracking import MlflowClient
 
+from penstock.storage import Storage
 from penstock.tasks.evaluate import STAGE as EVALUATE
+from penstock.tasks.ledger import Ledger, Run
 from penstock.tasks.project import Project
 from penstock.tasks.register import STAGE as REGISTER
 from penstock.tasks.stage import VerifyContext
 from penstock.training.registry.mlflow_registry import MLFLOW
 
-PROJECT = cast("Project", SimpleNamespace(registry=MLFLOW))
+STORAGE = Storage("memory://model-stages")
+
+PROJECT = cast("Project", SimpleNamespace(registry=MLFLOW, storage=STORAGE, spec=SimpleNamespace(name="p")))
 """Neither stage looks at more of the project."""
 
 
@@ -38,7 +42,14 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     client.create_registered_model("m")
     run_id = client.create_run(client.create_experiment("e", (tmp_path_factory.getbasetemp() / "e").as_uri())).info.run_id
     version = client.create_model_version("m", "file:///nowhere", run_id).version
-    return {"name": "m", "version": str(version), "run_id": run_id, "tracking_uri": uri, "weights_digest": "w1"}
+    return {
+        "name": "m",
+        "version": str(version),
+        "run_id": run_id,
+        "alias": "candidate",
+        "tracking_uri": uri,
+        "weights_digest": "w1",
+    }
 
 
 def test_they_are_believed_while_all_is_as_it_was(context: Callable[..., VerifyContext], registered: dict[str, Any]) -> None:
@@ -58,6 +69,20 @@ def test_other_weights_are_evaluated_and_registered_again(
     doubt = "it is of weights w1, and training now ends with w2"
     assert EVALUATE.verify(context("", "w2"), {"weights_digest": "w1"}) == doubt
     assert REGISTER.verify(context(registered["tracking_uri"], "w2"), registered) == doubt
+
+
+def test_a_model_whose_alias_went_to_another_run_is_registered_again(
+    context: Callable[..., VerifyContext], registered: dict[str, Any]
+) -> None:
+    ledger, uri = Ledger(STORAGE), registered["tracking_uri"]
+    own, other = (Run(run=name, pipeline="p", created="", spec={}) for name in ("r", "o"))
+    for run, model, alias in ((own, "m", "candidate"), (other, "m", "tried"), (other, "n", "candidate")):
+        ledger.note_alias(run, model, alias)
+    assert REGISTER.verify(context(uri), registered) is None
+    ledger.note_alias(other, "m", "candidate")
+    assert REGISTER.verify(context(uri), registered) == "run o has given alias 'candidate' to its own version since"
+    assert REGISTER.verify(context(uri), {**registered, "alias": None}) is None
+    ledger.note_alias(own, "m", "candidate")
 
 
 def test_another_mlflow_or_a_deleted_version_is_registered_again(

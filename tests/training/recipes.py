@@ -37,8 +37,12 @@ class Digits:
 class Scheduled(Digits):
     """With an optimizer, a scheduler and augmentation of its own."""
 
+    def __init__(self, rate=0.05, **more):
+        super().__init__(**more)
+        self.rate = rate
+
     def optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.9)
 
     def scheduler(self, optimizer):
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
@@ -74,6 +78,7 @@ class Slow(Digits):
         import time
 
         if model.training:
+            print("rows:", len(batch["label"]))
             time.sleep(self.seconds)  # a step of a network this small is over before a test can act
         return super().loss(model, batch)
 
@@ -249,3 +254,22 @@ class NanWeights(Linear):
 
     def optimizer(self, model):
         return _Breaks(model.parameters())
+
+
+class Logging(Digits):
+    """Charts values of its own in four ways, and prints."""
+
+    def loss(self, model, batch):
+        import mlflow
+
+        import penstock
+
+        rows = len(batch["label"])
+        penstock.log("rows", rows, reduce="sum")
+        penstock.log("mean_label", batch["label"].float().mean())
+        if torch.rand(()) < 0.5:
+            penstock.log("mine/sometimes", 1.0)
+        mlflow.log_metric("from_mlflow", rows, step=7)
+        print("label of the first row:", int(batch["label"][0]))
+        loss = super().loss(model, batch)
+        return {"loss": loss, "twice": 2 * loss}

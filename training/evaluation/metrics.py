@@ -179,8 +179,10 @@ class MetricSet:
         """The values over all rows of all ranks; resets the accumulators. A collective: torchmetrics gathers over the ranks."""
         values: dict[str, float] = {}
         for name, metric in self.metrics.items():
-            value = metric.compute()
-            values.update(_scalars(name, value))
+            measured = _scalars(name, metric.compute())
+            if not self.raw and name in CLASSIFICATION:  # a mean over classes in float32 may come to 1.0000001
+                measured = {key: min(value, 1.0) for key, value in measured.items()}
+            values.update(measured)
             metric.reset()
         return values
 

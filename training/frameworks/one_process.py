@@ -26,6 +26,7 @@ from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.evaluation.validation import run_over
 from penstock.training.events import Event, Point, Resumed, Saving, TrainProgress, now_ms
 from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.model import LearningModel
 from penstock.training.not_a_number import not_a_number
 from penstock.training.open_feeds import open_job_feed
@@ -110,6 +111,7 @@ class _Run:
             exactness=judge(checkpoint.manifest, 1, job.settings, environment) if checkpoint is not None else BIT_EXACT,
         )
         truncate_journal(job.run_storage, self.state.step)
+        self._sampler = MachineSampler()
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._unsealed: list[Point] = []
@@ -149,7 +151,7 @@ class _Run:
             total = self._job.total_steps
             self._post(TrainProgress(step=self.state.step, total_steps=total, epoch=epoch, rows_per_s=rows_per_s))
             self._told_s = time.monotonic()
-            self._listener(self.take())
+            self._listener([*self.take(), *self._sampler.take()])
 
     def save(self) -> None:
         """Copy the model and have it written in the background."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
+from penstock.messages import counted
 from penstock.training.events import Event, TrainProgress, Warned
+from penstock.training.loop.machine_load import MachineSampler
 
 __all__ = ["Courier", "MailboxClient"]
 
@@ -22,12 +24,21 @@ class MailboxClient(Protocol):
 
 
 class Courier:
-    """Collects rank 0's events and delivers them from a background thread, so that no step waits for the network."""
+    """Collects rank 0's events and delivers them from a background thread, so that no step waits for the network.
 
-    def __init__(self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S) -> None:
+    Args:
+        client: how rank 0 reaches the driver.
+        interval_s: between two deliveries.
+        sampler: its samples travel along.
+    """
+
+    def __init__(
+        self, client: MailboxClient, interval_s: float = PUT_INTERVAL_S, sampler: MachineSampler | None = None
+    ) -> None:
         self.stop_requested = threading.Event()
         self._client = client
         self._interval_s = interval_s
+        self._sampler = sampler
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._closing = threading.Event()
@@ -50,6 +61,8 @@ class Courier:
         closing = False
         while not closing:
             closing = self._closing.wait(self._interval_s)
+            for event in self._sampler.take() if self._sampler is not None else ():
+                self.post(event)
             self._deliver()
 
     def _deliver(self) -> None:
@@ -61,7 +74,7 @@ class Courier:
         except Exception as error:  # of whatever class: without this thread a stop would never be heard of again
             kept: list[Event] = [event for event in events if isinstance(event, Warned)]
             if lost := len(events) - len(kept):
-                text = f"{lost} events of training could not be passed on to the driver: {type(error).__name__}: {error}"
-                kept.append(Warned(message=text))
+                text = f"{counted(lost, 'event')} of training could not be passed on to the driver"
+                kept.append(Warned(message=f"{text}: {type(error).__name__}: {error}"))
             with self._lock:
                 self._events[:0] = kept

@@ -22,6 +22,7 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.observer import Observer, StepTimes
 from penstock.training.loop.step_sync import Exchange
 from penstock.training.not_a_number import not_a_number
+from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.state import TrainState
@@ -54,8 +55,13 @@ class LoopEnd:
 
 def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
     """Train from `state` to the end of the spec, or until the observer wants to stop. A collective."""
+    with collecting(OwnValues(parts.group, "train")) as own:
+        return _run_loop(parts, state, own)
+
+
+def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
     spec, feed, learner, observer = parts.job.spec, parts.feed, parts.learner, parts.observer
-    exchange = Exchange(parts.group, observer.wants)
+    exchange = Exchange(parts.group, observer.wants, own=own)
     times: list[StepTimes] = []
 
     while not _finished(parts.job, state):
@@ -65,7 +71,7 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
             got_s = time.perf_counter()
             observer.batch(state.step, state.epoch, batch)
             learning_rate = learner.learning_rate
-            exchange.record(_learn(parts, batch))
+            exchange.record(_learn(parts, batch), got_s - asked_s, learner.loss_s)
 
             epoch = state.epoch
             state = state.after_batch(batch.position)
@@ -89,7 +95,7 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
                 continue
 
             decision = exchange.meet()
-            observer.steps(state.step, times, decision.losses)
+            observer.steps(state.step, times, decision)
             # Every rank has the same losses, and nothing has been saved since the last time they were looked at.
             _check_finite(parts.job, state, decision.losses)
             times.clear()

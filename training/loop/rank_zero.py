@@ -17,7 +17,9 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.loop.observer import RankObserver, StepTimes
+from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState
 from penstock.training.step.learner import Learner
@@ -83,11 +85,12 @@ class FirstRank(RankObserver):
         due = every_s is not None and self._clock() - self._saved_s >= every_s
         return self._courier.stop_requested.is_set(), due and not self._writer.busy
 
-    def steps(self, last_step: int, times: list[StepTimes], losses: list[float]) -> None:
+    def steps(self, last_step: int, times: list[StepTimes], met: Decision) -> None:
         """Turn steps into points and progress."""
         first = last_step - len(times) + 1
-        for step, (time_, loss) in enumerate(zip(times, losses, strict=True), start=first):
+        for step, (time_, loss, own) in enumerate(zip(times, met.losses, met.own, strict=True), start=first):
             values = {
+                **own,
                 "train/loss": loss,
                 "train/lr": time_.learning_rate,
                 "train/rows_per_s": time_.global_rows / max(time_.step_s, 1e-9),
@@ -95,6 +98,9 @@ class FirstRank(RankObserver):
                 "train/data_wait_s": time_.data_wait_s,
                 "train/epoch": float(time_.epoch),
             }
+            if step == last_step and len(met.ranks) > 1:
+                for rank, (wait_s, loss_s) in enumerate(met.ranks):
+                    values |= {f"ranks/{rank}/data_wait_s": wait_s, f"ranks/{rank}/loss_s": loss_s}
             self._add(Point(time_.t_ms, step, values))
             warns = self._job.spec.on_nan == "warn"
             if warns and not math.isfinite(loss) and not self._warned_not_finite:
@@ -170,7 +176,7 @@ def rank_observer(
         store.check_not_replaced()
         # What was sealed beyond the checkpoint belongs to steps that are now executed again.
         truncate_journal(job.run_storage, facts.step)
-        courier = closes.enter_context(closing(Courier(client)))
+        courier = closes.enter_context(closing(Courier(client, sampler=MachineSampler())))
         saving = CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post)
         closes.enter_context(closing(saving))
         yield FirstRank(job, group, courier, saving, learner, facts, rows_file)

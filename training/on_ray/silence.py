@@ -239,7 +239,7 @@ class Silence:
         silent = self.cluster.silent(nodes) if len(nodes) > 1 else []
         if silent:
             return f"waiting for the workers for {still_s:.0f} s; {_names(silent)}"
-        up = f"{len(self._up)} of {self.spec.workers} workers have started after {still_s:.0f} s"
+        up = f"waiting for the workers for {still_s:.0f} s; {len(self._up)} of {self.spec.workers} have started"
         free = self.cluster.free()
         there = {name: sum(node.resources.get(name, 0.0) for node in nodes) for name in self.need}
         has = ", ".join(f"{free.get(name, 0.0):g} of the cluster's {there[name]:g} {name}s free" for name in self.need)

@@ -32,11 +32,12 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure
-from penstock.training.job import RECIPE_CODE, TrainJob
+from penstock.training.job import RECIPE_CODE, RECIPE_PARAMS, TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
 from penstock.training.on_ray.mailbox import RayMailboxClient, say_in_log
+from penstock.training.on_ray.printed import sending_prints
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
@@ -44,6 +45,7 @@ from penstock.training.rng import restore_rng, seed_rng
 from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
+from penstock.training.users_mlflow import take_over_mlflow
 
 __all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
 
@@ -73,11 +75,9 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     )
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
-        with hiding_secrets():
+        with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
             return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
-        if isinstance(error, LeaseHeldError):  # the driver that could tell it may be out of reach
-            say_in_log(error.message)
         client.put([_failure(group.rank, error)])
         raise
 
@@ -100,6 +100,7 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     if job.manifest.rows.get("validation"):
         validation = open_job_feed(job, "validation", group.rank, group.world_size, group.device)
     # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
+    take_over_mlflow(job.code)
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
@@ -127,9 +128,14 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
             if learner.model.training:  # what validation does changes no weight
                 observer.chance(operation)
 
-        with reporting_nondeterminism(tell):
-            end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
-        written = observer.finish()
+        try:
+            with reporting_nondeterminism(tell):
+                end = run_loop(Parts(job, group, recipe, learner, feed, validation, metrics, observer), state)
+            written = observer.finish()
+        except LeaseHeldError as error:
+            # Now: the driver that could tell it may be out of reach, and the observer's end waits for it.
+            say_in_log(error.message)
+            raise
     exactness = observer.exactness or start.exactness
     return replace(start, status=end.status, state=end.state, exactness=exactness, checkpoint=written or start.checkpoint)
 
@@ -153,7 +159,7 @@ def _continue_from(
         exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
         state, then = checkpoint.state, checkpoint.manifest.settings
         training = training_of(checkpoint.storage)
-        same_code = then[RECIPE_CODE] == settings[RECIPE_CODE]
+        same_code = all(then.get(name) == settings[name] for name in (RECIPE_CODE, RECIPE_PARAMS))
         made_with = then[OPTIMIZER]
         changed = learner.restore(weights_of(checkpoint.storage), training, state, made_with, same_code=same_code)
         if changed:

@@ -22,6 +22,7 @@ from penstock.ingest.feed.lists import batch_rows_of
 from penstock.training.checkpoint.host_copy import after_copy, copied
 from penstock.training.checkpoint.packed import pack
 from penstock.training.checkpoint.weights import tensors_of
+from penstock.training.own_values import logged_rows
 from penstock.training.ranks import Group
 from penstock.training.recipe import Columns, Recipe
 from penstock.training.spec import TrainSpec
@@ -65,6 +66,8 @@ class Learner:
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
         kind = MeanGradients if group.world_size > 1 else Gradients
         self._gradients = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
+        self.loss_s = 0.0
+        """Seconds that the recipe's loss took in the last step, on this rank."""
 
     def autocast(self) -> Any:
         """The context of the forward pass."""
@@ -90,17 +93,22 @@ class Learner:
         Raises:
             TrainingError: the user's code fails.
         """
+        before_s = self._gradients.loss_s
         with self._recipe.blaming("a step of training"):
-            return self._step(batch, rows, global_rows)
+            loss = self._step(batch, rows, global_rows)
+        self.loss_s = self._gradients.loss_s - before_s
+        return loss
 
     def _step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
         self.model.train()
         parts = _micro_batches(batch, rows, self._spec.accumulate, self._packed)
         total = torch.zeros((), device=self._group.device)
         for index, (part, part_rows) in enumerate(parts):
+            logged_rows(part_rows)
             weight = part_rows * self._group.world_size / global_rows
             loss = self._gradients.add(part, weight, last=index == len(parts) - 1)
             total += loss * (part_rows / global_rows)
+        logged_rows(1)
         if self._spec.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self._spec.clip_norm)

@@ -24,7 +24,6 @@ import mlflow
 import numpy as np
 from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
@@ -46,8 +45,8 @@ __all__ = [
     "load_sqlite",
     "open_client",
     "patiently",
-    "probe",
     "version_exists",
+    "version_of_alias",
 ]
 
 
@@ -62,6 +61,7 @@ _OWN_TAGS = {
     "description": "mlflow.note.content",
     "user": "mlflow.user",
     "source": "mlflow.source.name",
+    "parent": "mlflow.parentRunId",
 }
 """Tags that MLflow's pages show under a name of their own."""
 
@@ -144,9 +144,16 @@ def _refusal(tracking_uri: str, error: Exception) -> ServiceError:
             next_step="correct MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
         )
     return ServiceError(
-        f"MLflow at {tracking_uri} does not answer: {reason}",
+        f"MLflow at {tracking_uri} does not answer: {_first_cause(error)}",
         next_step="start the server, or unset MLFLOW_TRACKING_URI to keep the records beside the pipeline file",
     )
+
+
+def _first_cause(error: BaseException) -> str:
+    """What the first of a chain of exceptions says: each library around it only quotes it, in ever longer words."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return first_line(error)
 
 
 def ensure_run(client: MlflowClient, experiment_id: str, run_name: str, run_id: str | None, *, begun: bool) -> OpenRun:
@@ -176,21 +183,6 @@ def describe_run(client: MlflowClient, run: Run) -> OpenRun:
     last_step = {metric.key: metric.step for metric in run.data._metric_objs}
     ended_ms = run.info.end_time if run.info.status == "FINISHED" else None
     return OpenRun(client, run.info.run_id, run.info.experiment_id, dict(run.data.params), last_step, ended_ms)
-
-
-def probe(run_id: str, tracking_uri: str) -> Callable[[], dict[str, float]]:
-    """MLflow's own probes of CPU, memory, disk, network and GPUs, as a callable that takes one sample."""
-    logging.getLogger("mlflow.system_metrics").setLevel(logging.ERROR)
-    monitor = SystemMetricsMonitor(run_id, tracking_uri=tracking_uri)
-
-    def sample() -> dict[str, float]:
-        monitor.collect_metrics()
-        values = monitor.aggregate_metrics()
-        for part in monitor.monitors:
-            part.clear_metrics()
-        return {f"system/{name}": float(value) for name, value in values.items()}
-
-    return sample
 
 
 def dataset_schema(schema: FeedSchema) -> str:
@@ -315,6 +307,14 @@ def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> b
         return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
     except MlflowException as error:
         return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
+
+
+def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
+    """The version that an alias of a model points to; None where there is none, or the registry does not answer."""
+    try:
+        return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
+    except MlflowException:
+        return None
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:

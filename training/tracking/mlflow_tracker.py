@@ -8,7 +8,6 @@ the experiment has: a list shows the beginning of a name only.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,10 +87,6 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
     def fit_key(self, key: str) -> str:
         """In MLflow's alphabet."""
         return fit_key(key)
-
-    def system_probe(self) -> Callable[[], dict[str, float]]:
-        """MLflow's own probes."""
-        return mlflow_backend.probe(self.run_id, self.tracking_uri)
 
 
 def _described(run: mlflow_backend.OpenRun, status: str) -> _MlflowRun:

@@ -17,7 +17,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -29,7 +29,6 @@ from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
 from penstock.training.tracking.flat import flatten
 from penstock.training.tracking.sender import Operation, Outbox, Sender, Transport
-from penstock.training.tracking.system_metrics import Sampler
 from penstock.training.tracking.tracker import RunStatus
 
 __all__ = ["OpenRun", "QueuedTracker"]
@@ -68,7 +67,6 @@ class QueuedTracker(Generic[R]):
         self.run_id = run.run_id
         self.attempt = attempt
         self._sender = sender
-        self._sampler: Sampler | None = None
         self._lock = threading.Lock()
         self._last_step = dict(run.last_step)
         self._latest: dict[str, tuple[int, int, float]] = {}
@@ -110,10 +108,6 @@ class QueuedTracker(Generic[R]):
         """The name of a metric as the service takes it."""
         return key
 
-    def system_probe(self) -> Callable[[], dict[str, float]] | None:
-        """What takes one sample of the machine, `system/<name>` to value; None for no such metrics."""
-        return None
-
     @classmethod
     def open(
         cls,
@@ -126,7 +120,6 @@ class QueuedTracker(Generic[R]):
         params: Mapping[str, Any] | None = None,
         attempt: int = 1,
         outbox: Storage | None = None,
-        system_metrics_every_s: float | None = 10.0,
     ) -> Self:
         """Create the run, or reopen `run_id`, with status RUNNING.
 
@@ -139,7 +132,6 @@ class QueuedTracker(Generic[R]):
             params: the spec, nested or flat.
             attempt: 1 for the first try of this run.
             outbox: where unsent records wait for the next attempt or `penstock status`.
-            system_metrics_every_s: sampling interval of CPU, memory, disk, network and GPU; None for none.
 
         Raises:
             ServiceError: the service does not answer or refuses.
@@ -154,8 +146,6 @@ class QueuedTracker(Generic[R]):
         tracker.set_tags({"penstock.attempt": str(attempt), **(tags or {})})
         if params:
             tracker.log_params(params)
-        if system_metrics_every_s is not None:
-            tracker._sample_system(system_metrics_every_s)
         return tracker
 
     @classmethod
@@ -218,6 +208,12 @@ class QueuedTracker(Generic[R]):
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Queue values measured now by the driver, such as those of an evaluation."""
         self.points([Point(time.time_ns() // 1_000_000, step, values)])
+
+    def log_machine(self, t_ms: int, values: Mapping[str, float]) -> None:
+        """Queue a sample of the machine that trains, as one more than the last one the service has."""
+        with self._lock:
+            sample = 1 + max((step for key, step in self._last_step.items() if key.startswith("system/")), default=-1)
+        self.points([Point(t_ms, sample, values)])
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags on the run; values that are no strings become JSON."""
@@ -314,8 +310,6 @@ class QueuedTracker(Generic[R]):
         if self._closed:
             return 0
         self._closed = True
-        if self._sampler is not None:
-            self._sampler.stop()
         if status is None:
             self._sender.abandon()
             return 0
@@ -351,15 +345,3 @@ class QueuedTracker(Generic[R]):
 
     def _put(self, kind: str, any_order: bool = False, **args: Any) -> None:
         self._sender.put(Operation(kind=kind, args=args, any_order=any_order))
-
-    def _sample_system(self, interval_s: float) -> None:
-        try:
-            sample = self.system_probe()
-        except Exception as error:  # a probe of the machine is no reason to end a run
-            _log.warning("no system metrics: %s", error)
-            return
-        if sample is None:
-            return
-        first = 1 + max((step for key, step in self._last_step.items() if key.startswith("system/")), default=-1)
-        self._sampler = Sampler(sample, self.points, first_step=first, interval_s=interval_s)
-        self._sampler.start()

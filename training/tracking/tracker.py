@@ -114,8 +114,20 @@ class Tracker(Protocol):
         """Take values measured now by the driver, such as those of an evaluation."""
         ...
 
+    def log_machine(self, t_ms: int, values: Mapping[str, float]) -> None:
+        """Take a sample of the machine that trains, `system/<name>` to value. Samples are counted over all attempts.
+
+        Args:
+            t_ms: when it was taken; wall clock, milliseconds since 1970.
+            values: what was measured.
+        """
+        ...
+
     def set_tags(self, tags: Mapping[str, Any]) -> None:
-        """Set tags on the run. Those without a dot are for people: `description` (markdown), `source` and `user`."""
+        """Set tags on the run. Those without a dot are for people: `description` (markdown), `source`, `user`, and `parent`.
+
+        `parent` is the `run_id` of the run that this one is a part of.
+        """
         ...
 
     def log_json(self, name: str, value: Any) -> None:

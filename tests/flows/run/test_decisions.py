@@ -100,6 +100,13 @@ def test_a_changed_learning_rate_goes_on_with_a_warning() -> None:
     assert decision.warnings == ("train.learning_rate: 0.001 -> 0.5",)
 
 
+def test_changed_params_go_on_as_changed_code_does_and_each_is_named() -> None:
+    then, now = ({"rate": rate, "sizes": {"hidden": 8, "out": out}, "same": 1} for rate, out in ((0.1, 2), (None, 3)))
+    decision = decide(run("killed", train(params=then)), train(params=now))
+    assert isinstance(decision, Continue)
+    assert decision.warnings == ("train.params.rate: 0.1 -> None", "train.params.sizes.out: 2 -> 3")
+
+
 def test_a_changed_recipe_goes_on_with_a_warning_that_names_the_file() -> None:
     before, after = ({"code.m.py:M": {"m.py": "1", "words.txt": words}, "format": words} for words in "12")
     decision = decide(run("killed", train(), train=before), train(), train=after)

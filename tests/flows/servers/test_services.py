@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import ServiceError
-from penstock.flows.servers.services import prefect_api, telemetry_off
+from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
+from tests import ROOT
 
 
 def test_telemetry_is_off_and_a_users_own_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +51,26 @@ def test_a_configured_prefect_api_that_is_not_there_is_named(tmp_path: Path, mon
     with pytest.raises(ServiceError, match=r"PREFECT_API_URL=http://127\.0\.0\.1:9/api does not answer"), prefect_api(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configured_mlflow_server_that_is_not_there_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hunter2@127.0.0.1:9")
+    with pytest.raises(ServiceError, match=r"MLFLOW_TRACKING_URI=http://\S+@127\.0\.0\.1:9 does not answer") as told:
+        check_mlflow_answers()
+    assert "hunter2" not in str(told.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///nowhere.db")
+    check_mlflow_answers()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
+def test_a_full_disk_is_no_server_that_ended_without_a_word(tmp_path: Path) -> None:
+    run = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api as api\n"
+    run += "with api(Path(sys.argv[1])): pass"
+    small = 'mount -t tmpfs -o size=3m none "$1" && head -c 2900000 /dev/zero > "$1/other" && exec "$PYTHON" -c "$RUN" "$1"'
+    words = ["unshare", "-m", "sh", "-c", small, "sh", str(tmp_path)]
+    environment = {**os.environ, "RUN": run, "PYTHON": sys.executable}
+    environment.pop("PREFECT_API_URL", None)
+    ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "unshare:" in ended.stderr or "mount:" in ended.stderr:
+        pytest.skip(ended.stderr.strip())
+    assert f"cannot start: the disk of {tmp_path}/prefect is full (0." in ended.stderr, ended.stderr

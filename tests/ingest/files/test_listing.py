@@ -107,7 +107,7 @@ def test_a_link_to_nothing_is_named_unless_it_is_clutter(tmp_path: Path, train: 
     (tmp_path / "set/.#a.csv").symlink_to("editor@host")
     assert names(tmp_path, train=train) == ["a.csv"]
     (tmp_path / "set/b.csv").symlink_to("../blobs/gone")
-    with pytest.raises(DataError, match="1 source files are links to nothing") as caught:
+    with pytest.raises(DataError, match="1 source file is a link to nothing") as caught:
         names(tmp_path, train=train)
     assert caught.value.problems == (f"{tmp_path}/set/b.csv leads to ../blobs/gone",)
 

@@ -110,6 +110,13 @@ def test_logits_and_probabilities_measure_the_same() -> None:
     assert from_logits["f1"] == pytest.approx(f1_score(target, logits.argmax(1), average="macro"), abs=1e-6)
 
 
+def test_no_share_is_above_one() -> None:
+    target = torch.arange(10)
+    perfect = [(100 * nn.functional.one_hot(target, 10).float(), target)]
+    assert torchmetrics.F1Score("multiclass", num_classes=10, average="macro")(*perfect[0]) > 1, "in float32 its mean is"
+    assert measure(["f1", "precision", "recall"], 10, perfect) == {"f1": 1, "precision": 1, "recall": 1}
+
+
 def test_logits_that_sum_to_one_are_logits_whatever_else_is_in_the_batch() -> None:
     made, scores = schema(3), torch.tensor([[0.2, 0.3, 0.5], [4.0, -1.0, 0.0]])
     assert torch.equal(prepare_predictions(scores[:1], made), prepare_predictions(scores, made)[:1])

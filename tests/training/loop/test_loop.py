@@ -215,6 +215,21 @@ def test_the_end_is_saved_even_if_nothing_asks_for_it(tmp_path: Path) -> None:
     assert [c.manifest.step for c in CheckpointStore(Storage(str(tmp_path / "run"))).committed()] == [4]
 
 
+def test_a_changed_rate_in_params_is_applied_with_its_schedule_and_told(tmp_path: Path) -> None:
+    def rates(run: str, **more: Any) -> dict[int, float]:
+        client = ListClient()
+        train_alone(make_job(tmp_path, run=run, recipe="Scheduled", max_steps=6, **more), client)
+        for event in client.events:
+            if isinstance(event, Resumed):
+                assert event.exactness.endswith(", train.params (rate)")
+                assert event.warnings == ("from step 3 on the optimizer is the recipe's of now: lr 0.05 -> 0.01",)
+        return {point.step: point.values["train/lr"] for point in points(client) if "train/lr" in point.values}
+
+    train_alone(make_job(tmp_path, run="changed", recipe="Scheduled", max_steps=3, params={"rate": 0.05}))
+    changed, whole = (rates(run, attempt=2, params={"rate": 0.01}) for run in ("changed", "whole"))
+    assert changed == {step: whole[step] for step in (4, 5, 6)}
+
+
 def test_a_changed_learning_rate_is_applied_and_told(tmp_path: Path) -> None:
     train_alone(make_job(tmp_path, max_steps=3, learning_rate=1e-2))
     client = ListClient()

@@ -77,7 +77,7 @@ def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> N
     courier.post(Saving(step=3))
     assert courier.stop_requested.wait(10)
     courier.close()
-    said = "1 events of training could not be passed on to the driver: RayError: of a new kind"
+    said = "1 event of training could not be passed on to the driver: RayError: of a new kind"
     assert delivered == [Warned(message=said)]
 
 

@@ -94,7 +94,7 @@ def arguments(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def run_register(uri: str, arguments: dict[str, Any], run_id: str | None = None) -> Registered:
-    tracker = MlflowTracker.open(uri, "demo", "run", run_id=run_id, system_metrics_every_s=None)
+    tracker = MlflowTracker.open(uri, "demo", "run", run_id=run_id)
     try:
         return register_model(tracker, TrainedVersion(**arguments))
     finally:
@@ -207,7 +207,7 @@ def test_a_kill_between_any_two_steps_leads_to_one_version(
             original(*args, **kwargs)
         raise Killed
 
-    tracker = MlflowTracker.open(uri, "demo", "run", system_metrics_every_s=None)
+    tracker = MlflowTracker.open(uri, "demo", "run")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(MlflowClient, moment, dying)
         register_model(tracker, TrainedVersion(**arguments))

@@ -73,7 +73,7 @@ def server(tmp_path: Path) -> Iterator[MlflowServer]:
 
 
 def open_tracker(server: MlflowServer, folder: Path, **more: object) -> MlflowTracker:
-    options = {"outbox": Storage(str(folder / "run")), "system_metrics_every_s": None, **more}
+    options = {"outbox": Storage(str(folder / "run")), **more}
     return MlflowTracker.open(server.uri, "demo", "run", **options)  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def open_tracker(uri: str, **more: Any) -> MlflowTracker:
-    return MlflowTracker.open(uri, "demo", "run-1", **{"system_metrics_every_s": None, **more})
+    return MlflowTracker.open(uri, "demo", "run-1", **more)
 
 
 def history(uri: str, run_id: str, key: str) -> list[tuple[int, float]]:
@@ -84,7 +84,6 @@ def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view
         uri,
         "pages",
         "pages-20261123-a1",
-        system_metrics_every_s=None,
         tags={"source": "shop/pipeline.yaml", "user": "ada", "description": "Data: 9 rows"},
         params={"train": {"epochs": 3, "max_steps": None}, "preprocess": [{"label_encoder": {}, "imputer": None}]},
     )
@@ -256,18 +255,16 @@ def test_artifacts_lie_beside_the_database(uri: str) -> None:
     assert sorted(str(path.relative_to(root)) for path in root.rglob("*.*")) == ["data/manifest.json", "figures/confusion.png"]
 
 
-def test_system_metrics_go_on_counting_in_the_next_attempt(uri: str) -> None:
+def test_samples_of_the_machine_go_on_counting_in_the_next_attempt(uri: str) -> None:
     run_id = None
     for attempt in (1, 2):
-        tracker = open_tracker(uri, run_id=run_id, attempt=attempt, system_metrics_every_s=0.01)
+        tracker = open_tracker(uri, run_id=run_id, attempt=attempt)
         run_id = tracker.run_id
-        wanted = 3 * attempt
-        for _ in range(2000):
-            if tracker.drain(0.05) == 0 and len(history(uri, run_id, "system/cpu_utilization_percentage")) >= wanted:
-                break
+        for load in (1.0, 2.0):
+            tracker.log_machine(1_000_000, {"system/cpu_utilization_percentage": load})
         assert tracker.close("KILLED") == 0
-    steps = [step for step, _ in history(uri, str(run_id), "system/cpu_utilization_percentage")]
-    assert len(steps) >= 6 and steps == list(range(len(steps)))
+    found = history(uri, str(run_id), "system/cpu_utilization_percentage")
+    assert found == [(0, 1.0), (1, 2.0), (2, 1.0), (3, 2.0)]
 
 
 def test_a_run_deleted_in_between_is_replaced_by_a_new_one(uri: str) -> None:

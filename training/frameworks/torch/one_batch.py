@@ -12,6 +12,7 @@ from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.own_values import OwnValues, collecting
 from penstock.training.recipe import Recipe, load_recipe
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
@@ -30,6 +31,11 @@ def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch,
     Raises:
         TrainingError: what is wrong, naming the user's file and line where there is one.
     """
+    with collecting(OwnValues(None, "train")):  # what is wrong with a logged value shows here, too
+        return _try_batch(code, spec, schema, batch, seed)
+
+
+def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
     seed_rng(seed)  # as a worker does: the weights that training begins with
     recipe = load_recipe(code, spec.params)
     device = torch.device("cuda" if spec.gpus != 0 and torch.cuda.is_available() else "cpu")
