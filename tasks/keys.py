@@ -141,7 +141,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     # Where the files lie does not count: their listing does.
-    elsewhere = {"label", "invalid", *(split for split in SPLITS if isinstance(getattr(data, split), str))}
+    elsewhere = {"label", "invalid", "duplicates", *(split for split in SPLITS if isinstance(getattr(data, split), str))}
     read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in elsewhere}
     return {
         "read": {
@@ -161,6 +161,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "version.numpy": _version("numpy"),
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
+        | {"data.duplicates": data.duplicates}
         | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {

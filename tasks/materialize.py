@@ -11,6 +11,7 @@ from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, untried_classes
 from penstock.ingest.materialize.idle_steps import idle_steps
 from penstock.ingest.materialize.profile import Profile
+from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import SPLITS
@@ -71,6 +72,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
     if unseen := manifest.extra.get("unseen_categories"):
         ctx.warn(f"materialize: one_hot made zeros of values that train does not have, rows by column: {unseen}")
+    for found in _shared(manifest):
+        ctx.warn(f"materialize: {found}, so the model is judged on rows it has seen")
     for said in (untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
         if said:
             ctx.warn(f"materialize: {said}")
@@ -81,6 +84,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     for said in idle_steps(ctx.project.spec.preprocess, ctx.snapshot, profile):
         ctx.warn(f"materialize: {said}")
     return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
+
+
+def _shared(manifest: DatasetManifest) -> list[SharedRows]:
+    return [SharedRows.model_validate(found) for found in manifest.extra.get("shared_rows", ())]
 
 
 def _put_on_disk(ctx: RunContext) -> DatasetManifest:
@@ -110,6 +117,7 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
+        *(("rows in two splits", str(found)) for found in _shared(manifest)),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),

@@ -23,7 +23,7 @@ from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.preprocess.transforms.request import request_of, table_of
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
-from penstock.ingest.read.splits import split_codes
+from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import UserCode
@@ -248,16 +248,21 @@ class Preparation:
         """The same of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
-    def rows(self, read: Callable[[Split, pa.Table], None] = lambda _split, _rows: None) -> Iterator[tuple[Split, Rows]]:
+    def rows(
+        self, read: Callable[[Split, pa.Table], None] = lambda _split, _rows: None, *, hashed: bool = False
+    ) -> Iterator[tuple[Split, Rows]]:
         """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too.
 
         Args:
             read: is given all rows as they were read.
+            hashed: whether each result's `origin` gets the rows' hashes.
         """
         chain = Chain(self.data, self.steps, self.fitted, self.code)
         batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
         for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
             read(split, table)
+            if hashed:
+                origin.hashes = row_hashes(self.data, table)
             yield split, chain.prepare(table, origin)
 
     def tables(self) -> Iterator[tuple[Split, pa.Table]]:
