@@ -64,6 +64,19 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
 
 
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run: its id or a part of it, last, previous, best, a version of its model (3, models:/name/3) or an alias.",
+    ),
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder"),
+]
+
+
 class Template(StrEnum):
     """The projects `init` can make."""
 
@@ -144,6 +157,26 @@ def run(
 
 
 @app.command()
+def tune(
+    file: File = _HERE,
+    overrides: Set = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new sweep instead of continuing the last one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Try other values of some keys, as the section `tune` says, or continue; the best becomes a pipeline file and a model."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.tune import tune as tune_pipeline
+
+        result = tune_pipeline(file, overrides or [], fresh=fresh)
+        page = result["url"] or shlex.join(["penstock", "ui", str(file)])
+        _err.print(f"see the trials: {page}", markup=False, soft_wrap=True)
+        return result
+
+    _answer(work, as_json, again=run_command(file, overrides or [], verb="tune"))
+
+
+@app.command()
 def status(
     file: Annotated[
         Path | None,
@@ -162,6 +195,62 @@ def status(
 
         result = collect_status(file, overrides or [])
         show_status(result, _out)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def log(
+    file: File = _HERE,
+    last: Annotated[int | None, typer.Option(help="Only so many of the newest attempts.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List a pipeline's runs by date: what had changed, how it ended, how good it was, why it failed."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.log import collect_log, show_log
+
+        result = collect_log(file, last)
+        show_log(result, _out)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def compare(
+    before: RunName,
+    after: RunName = "last",
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Say how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.compare.compare import compare_runs, show_comparison
+
+        result = compare_runs(file, before, after)
+        show_comparison(result, _out)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def explain(
+    name: RunName = "last",
+    stage: Annotated[str | None, typer.Argument(help="Only this stage.")] = None,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Say why each stage of a run was reused or run, down to the file and the function."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.explain import explain_run, show_explanation
+
+        result = explain_run(file, name, stage)
+        show_explanation(result, _out)
         return result
 
     _answer(work, as_json)

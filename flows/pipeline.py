@@ -56,8 +56,10 @@ def pipeline(request: RunRequest) -> State[Any]:
         check_storage(project.storage)
         stack.enter_context(hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.give_up))
         need_ray = RayOnDemand(loaded, project, reporter, stopping, stack)
+        before = None
         while True:
-            ctx = open_attempt(request, loaded, project, reporter, stopping, need_ray)
+            ctx = open_attempt(request, loaded, project, reporter, stopping, need_ray, before)
+            before = ctx.before
             try:
                 end = _attempt(ctx, request)
             except BaseException as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,8 +20,9 @@ from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret
 from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, PipelineSpec, cross_check
+from penstock.tasks.tune.spec import TuneSpec
 
-__all__ = ["LoadedSpec", "load_spec", "schema_json"]
+__all__ = ["LoadedSpec", "as_override", "load_spec", "schema_json", "with_values"]
 
 Path_ = tuple[str | int, ...]
 
@@ -87,6 +89,8 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     if spec is not None:
         problems += cross_check(spec)
         problems += _secrets(spec.model_dump(mode="json", by_alias=True))
+    if spec is not None and spec.tune is not None and not problems:
+        problems += _space_problems(data, spec.tune)
     if problems or spec is None:
         shown = [
             f"{where}: {message}" if where == p else f"{where}: {p}: {message}"
@@ -105,6 +109,38 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
         spec = spec.model_copy(update={"storage": str((path.parent / storage).resolve())})
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)
+
+
+def as_override(key: str, value: Any) -> str:
+    """The `--set` text that gives `key` this value, which YAML reads as it is."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    return f"{key}={text.removesuffix('...' + chr(10)).strip()}"
+
+
+def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:
+    """The text of a pipeline file like `loaded`'s, overrides and `values` put in and the section `tune` left out."""
+    data = yaml.safe_load(loaded.file.read_text(encoding="utf-8"))
+    for override in (*loaded.overrides, *(as_override(key, value) for key, value in values.items())):
+        _apply(data, override, {})
+    data.pop("tune", None)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _space_problems(data: dict[str, Any], tune: TuneSpec) -> Iterator[tuple[str, str]]:
+    """Put every listed value and every end of a range into the file, one at a time, and see whether it still holds."""
+    for key, dimension in tune.space.items():
+        for value in dimension.extremes:
+            trial = copy.deepcopy(data)
+            found = [message for _, message in _apply(trial, as_override(key, value), {})]
+            try:
+                spec = None if found else PipelineSpec.model_validate(trial)
+                found += [f"{path}: {message}" for path, message in (cross_check(spec) if spec is not None else ())]
+            except ValidationError as error:
+                described = [_describe(item, trial) for item in error.errors(include_url=False)]
+                found += [message if path == key else f"{path}: {message}" for path, message in described]
+            if found:
+                yield f"tune.space.{key}", found[0]
+                break
 
 
 _NAMED_BY_COLUMN = re.compile(r"^(data\.types|preprocess\.\d+\.(cast|rename))\.")

@@ -4,6 +4,7 @@ What a program of your own may import from here; each is loaded on first use, so
 
     open_feed, FeedDataset    batches of prepared rows, for any training loop (docs/feed.md)
     FeedOptions               what `open_feed` may be given
+    log                       chart a value of your own from a recipe or a callback (docs/recipe.md)
     run, load_spec            a pipeline file, run or read (docs/spec.md)
     errors                    what the functions above raise
 """
@@ -18,15 +19,17 @@ if TYPE_CHECKING:
     from penstock.flows.verbs.run import run
     from penstock.ingest.feed.options import FeedOptions
     from penstock.ingest.open_feed import FeedDataset, open_feed
+    from penstock.training.own_values import log
 
 __version__ = "0.1.0"
-__all__ = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_spec", "open_feed", "run"]
+__all__ = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_spec", "log", "open_feed", "run"]
 
 _PLACES = {
     "FeedDataset": "penstock.ingest.open_feed",
     "FeedOptions": "penstock.ingest.feed.options",
     "open_feed": "penstock.ingest.open_feed",
     "load_spec": "penstock.flows.spec_file",
+    "log": "penstock.training.own_values",
     "run": "penstock.flows.verbs.run",
 }
 

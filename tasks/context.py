@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -15,11 +15,14 @@ from penstock.machine.stopping import StopRequest
 from penstock.progress import Progress
 from penstock.redact import redact_text
 from penstock.storage import Storage
+from penstock.tasks.changes import Before
 from penstock.tasks.keys import StageKey
 from penstock.tasks.ledger import Attempt, Ledger, Run
 from penstock.tasks.project import Project
+from penstock.usercode.definitions import Definitions
 
 if TYPE_CHECKING:
+    from penstock.training.events import Point
     from penstock.training.job import FeedOpener
     from penstock.training.tracking.tracker import Tracker
 
@@ -55,6 +58,8 @@ class StageOutcome:
     output: dict[str, Any]
     facts: tuple[tuple[str, str], ...] = ()
     """What a person wants to know of the output, as (label, value)."""
+    because: tuple[str, ...] = ()
+    """Why it was reused, run or resumed."""
 
 
 @dataclass
@@ -67,7 +72,10 @@ class RunContext:
         need_ray: starts or joins the Ray cluster on the first call; later calls return at once. True: it is this process's own.
         on_cluster: `need_ray` joins a cluster, whose machines may hold more than this one.
         will_train: whether the rows will be read by training, so that their hashes are worth checking.
+        before: the pipeline's newest run as it was before this attempt: what this one is held against.
+        code: source of what the user's code reaches, by target.
         open_feeds: how rows are read that are not on disk, once they are ready; see tasks/materialize.py.
+        on_points: hears the metric points of training, in order.
         stopping: whether a signal asked the run to stop; training then saves a checkpoint and returns.
     """
 
@@ -83,7 +91,10 @@ class RunContext:
     stopping: StopRequest
     on_cluster: bool = False
     will_train: bool = True
+    before: Before | None = None
+    code: dict[str, Definitions] = field(default_factory=dict)
     open_feeds: FeedOpener | None = None
+    on_points: Callable[[Sequence[Point]], None] = lambda _points: None
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -96,6 +107,11 @@ class RunContext:
     def work_storage(self) -> Storage:
         """The storage of this run alone."""
         return self.ledger.run_storage(self.run.run)
+
+    @property
+    def now(self) -> Before:
+        """This attempt, to be held against another."""
+        return Before(run=self.run.run, spec=self.run.spec, keys=self.keys, code=self.code)
 
     def output(self, stage: str) -> dict[str, Any]:
         """The output of an earlier stage of this attempt."""

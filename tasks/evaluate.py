@@ -6,8 +6,11 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 
+from penstock.ingest.materialize.provenance import sources_of
 from penstock.ingest.schema import SPLITS, Split
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
@@ -48,6 +51,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     for name in sorted(result.metrics.keys() - metrics.keys()):
         ctx.warn(f"evaluate: {name} is {result.metrics[name]}; it is left out")
+    for split, columns in result.rows.items():
+        if columns:
+            ctx.ledger.save_answers(ctx.run.run, split, _with_sources(ctx, split, columns))
     for name, figure in result.figures.items():
         ctx.tracker.log_figure(f"evaluation/{name}", figure)
     output = {
@@ -62,6 +68,18 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.tracker.log_json("evaluation/metrics.json", output)
     ctx.tracker.drain(DRAIN_S)
     return output, "ran"
+
+
+def _with_sources(ctx: RunContext, split: Split, columns: dict[str, np.ndarray]) -> pa.Table:
+    """The model's answers with the file and row that each row came from, as far as the shards are kept that know it."""
+    table = pa.table(columns)
+    if ctx.manifest.shards:
+        found = sources_of(ctx.storage, ctx.manifest, split, columns["id"])
+        location = split if isinstance(getattr(ctx.project.spec.data, split), str) else "train"
+        names = pa.array([f"{location}/{name}" for name in found.names], pa.string())
+        table = table.append_column("file", pa.DictionaryArray.from_arrays(pa.array(found.files), names))
+        table = table.append_column("row", pa.array(found.rows))
+    return table
 
 
 def measure_checkpoint(job: TrainJob, model: ModelSpec, files: Storage, **options: Any) -> EvaluationResult:

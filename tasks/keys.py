@@ -166,6 +166,8 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             f"code.{train.recipe}": project.recipe.reached,
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
+            **{f"code.{each.name}": each.code.reached for each in project.callbacks if each.code is not None},
+            **{f"version.{n}": v for each in project.callbacks if each.code is not None for n, v in each.code.versions.items()},
             **{f"version.{n}": v for n, v in framework_versions(project).items()},
         },
         "evaluate": {f"evaluate.{k}": v for k, v in _leaves(spec.evaluate)}

@@ -6,32 +6,40 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
     pipelines/<name>/trainings/<key>.json  the run whose training has that key: a command that goes back finds it
     pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
+    runs/<run>/code.json                 source of the user's definitions that its newest attempt reaches
+    runs/<run>/answers/<split>.arrow     the model's answer on each held-out row
     runs/<run>/attempts/<n>.json         who worked on it, when, and how it ended
     runs/<run>/stages/<stage>.json       outputs that belong to this run (train, evaluate, register)
     stages/<stage>/<key>.json            outputs any run with the same key may reuse
+    profiles/<key>.json                  what the rows were that the materialize stage of that key prepared
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import io
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import pyarrow as pa
 from pydantic import Field, ValidationError
 
 from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import ResumeError
+from penstock.ingest.materialize.profile import Profile
+from penstock.ingest.schema import Split
 from penstock.machine.process import ProcessIdentity
 from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.tasks.keys import StageKey
 from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
+from penstock.usercode.definitions import Definitions
 
-__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_path", "utc_now"]
+__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_of", "lease_path", "sweep_lease_path", "utc_now"]
 
 
 _ATTEMPT = re.compile(r"(\d+)\.json")
@@ -43,6 +51,11 @@ Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"
 def lease_path(pipeline: str) -> str:
     """Where the lease of a pipeline lies: its holder alone may begin or continue a run."""
     return f"pipelines/{pipeline}/lease"
+
+
+def sweep_lease_path(pipeline: str) -> str:
+    """Where the lease of a pipeline's sweep lies: its holder alone works on the sweep and on the runs of its trials."""
+    return f"pipelines/{pipeline}/sweep-lease"
 
 
 def utc_now() -> str:
@@ -61,6 +74,8 @@ class StageRecord(Section):
     seconds: float
     made: str
     """When it finished, UTC."""
+    run: str = ""
+    """The run that made it."""
 
 
 class Attempt(Section):
@@ -80,7 +95,11 @@ class Attempt(Section):
     workers: dict[int, str] = Field(default_factory=dict)
     """Rank -> `host:pid` of the newest worker group: whom to look at, or to kill, when training hangs."""
     stages: list[dict[str, Any]] = Field(default_factory=list)
-    """Name, key, outcome and seconds of each stage reached."""
+    """Name, key, outcome and seconds of each stage reached, and because of what it was reused or run."""
+    changed: list[str] = Field(default_factory=list)
+    """What differs from the pipeline's attempt before: lines about the spec, the code, the data and the versions."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Measured on the weights it ended with."""
     error: str | None = None
 
 
@@ -99,6 +118,8 @@ class Run(Section):
     """Stage keys of the newest attempt."""
     tracking_runs: dict[str, str] = Field(default_factory=dict)
     """Name of a tracker -> its id of the run; the pipeline file may name another one in a later attempt."""
+    sweep: str | None = None
+    """The sweep that it is a trial of, or that it is itself: see tasks/tune/record.py."""
     status: Status = "running"
     """Of the newest attempt: one before it may have come to the end."""
     done_key: str | None = None
@@ -110,6 +131,11 @@ class Run(Section):
     def tracker(self) -> str:
         """Name of the newest attempt's tracker."""
         return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
+
+
+def lease_of(run: Run) -> str:
+    """The lease that whoever works on `run` holds."""
+    return lease_path(run.pipeline) if run.sweep is None else sweep_lease_path(run.pipeline)
 
 
 class Ledger:
@@ -150,6 +176,10 @@ class Ledger:
     def make_current(self, run: Run) -> None:
         """Point the pipeline at `run`, and its training's key, where it is known, too; its record must be saved first."""
         self.storage.write_json(f"pipelines/{run.pipeline}/current.json", {"run": run.run})
+        self.note_training(run)
+
+    def note_training(self, run: Run) -> None:
+        """Let `run_with_training` find the run by its training's key, where that is known; its record must be saved first."""
         if run.keys and run.keys["train"].key:
             self.storage.write_json(f"pipelines/{run.pipeline}/trainings/{run.keys['train'].key}.json", {"run": run.run})
 
@@ -185,6 +215,42 @@ class Ledger:
     def save_run(self, run: Run) -> None:
         """Write a run's record."""
         self.storage.write_json(f"runs/{run.run}/run.json", run.model_dump(mode="json"))
+
+    def save_code(self, run_id: str, code: Mapping[str, Definitions]) -> None:
+        """Keep the source of what the run's newest attempt reaches: target -> file -> name -> text."""
+        self.storage.write_json(f"runs/{run_id}/code.json", {"version": 1, "targets": dict(code)})
+
+    def code_of(self, run_id: str) -> dict[str, Definitions]:
+        """What `save_code` kept; empty where nothing is on record."""
+        try:
+            return dict(self.storage.read_json(f"runs/{run_id}/code.json")["targets"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return {}
+
+    def save_profile(self, key: str, profile: dict[str, Any]) -> None:
+        """Keep what the rows were that the materialize stage of `key` prepared."""
+        self.storage.write_json(f"profiles/{key}.json", profile)
+
+    def profile(self, key: str) -> Profile | None:
+        """What `save_profile` kept; None where nothing is on record."""
+        try:
+            return Profile.model_validate(self.storage.read_json(f"profiles/{key}.json"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def save_answers(self, run_id: str, split: Split, rows: pa.Table) -> None:
+        """Keep a model's answers on a split: columns of training/evaluation/row_results.py, `file` and `row` where known."""
+        into = io.BytesIO()
+        with pa.ipc.new_file(into, rows.schema) as writer:
+            writer.write_table(rows)
+        self.storage.write_bytes(f"runs/{run_id}/answers/{split}.arrow", into.getvalue())
+
+    def answers(self, run_id: str, split: Split) -> pa.Table | None:
+        """What `save_answers` kept; None where nothing is on record."""
+        try:
+            return pa.ipc.open_file(io.BytesIO(self.storage.read_bytes(f"runs/{run_id}/answers/{split}.arrow"))).read_all()
+        except (FileNotFoundError, pa.ArrowInvalid):
+            return None
 
     def run_storage(self, run_id: str) -> Storage:
         """The part of the storage that belongs to one run: its checkpoints, journal and outbox."""

@@ -71,7 +71,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     for said in (untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
         if said:
             ctx.warn(f"materialize: {said}")
-    return manifest.model_dump(mode="json"), "ran"
+    extra = dict(manifest.extra)
+    # Beside the record, for it may be large, and a manifest goes to every worker.
+    ctx.ledger.save_profile(ctx.keys["materialize"].key, extra.pop("profile"))
+    return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
 
 
 def _put_on_disk(ctx: RunContext) -> DatasetManifest:

@@ -13,11 +13,13 @@ from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec
+from penstock.training.callback_code import CallbackCode
 from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.registry.registry import ModelRegistry
 from penstock.usercode.capture import UserCode, capture
+from penstock.usercode.definitions import Definitions, definitions_of
 
 __all__ = ["Project"]
 
@@ -79,6 +81,11 @@ class Project:
         """The user's code that the framework trains. Raises SpecError if it cannot be found."""
         return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
 
+    def definitions(self) -> dict[str, Definitions]:
+        """The source of all that the user's code reaches, by target as the pipeline file has it."""
+        codes = {**self.transforms, self.spec.train.recipe: self.recipe}
+        return {target: definitions_of(code) for target, code in codes.items()}
+
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
         """The functions of `map_batches` steps, by target. Raises SpecError if one cannot be found."""
@@ -87,3 +94,17 @@ class Project:
             if (target := step.transform.function) is not None:
                 params.setdefault(target, []).append(step.transform.options.model_dump())
         return {target: capture(target, self.base_dir, given, self._is_source) for target, given in params.items()}
+
+    @cached_property
+    def callbacks(self) -> tuple[CallbackCode, ...]:
+        """What `train.callbacks` names; entries with a colon are the user's code. Raises SpecError if it cannot be found."""
+        return tuple(
+            CallbackCode(name, options, capture(name, self.base_dir, options, self._is_source) if ":" in name else None)
+            for name, options in self.spec.train.named_callbacks
+        )
+
+    @property
+    def codes(self) -> tuple[UserCode, ...]:
+        """All the user's code."""
+        theirs = (each.code for each in self.callbacks)
+        return (self.recipe, *self.transforms.values(), *(code for code in theirs if code is not None))

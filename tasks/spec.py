@@ -13,6 +13,7 @@ from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
+from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
@@ -44,6 +45,8 @@ class PipelineSpec(Section):
     """Under which name the model is registered."""
     tracking: Annotated[TrackingSpec, OnResume.FREE] = TrackingSpec()
     """Where runs are looked at and models are registered."""
+    tune: Annotated[TuneSpec | None, OnResume.FREE] = None
+    """Which other values `penstock tune` tries (docs/tune.md)."""
 
 
 NAMED: dict[str, Plugins[Any]] = {
@@ -77,6 +80,8 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(("train.checkpoint.best", f"{best.metric!r} needs a validation split; set data.validation"))
     if best is not None and not best.metric.startswith("val/"):
         problems.append(("train.checkpoint.best.metric", f"{best.metric!r} is no validation metric; its name starts with val/"))
+    if spec.tune is not None and spec.data.validation is None:
+        problems.append(("tune.metric", f"{spec.tune.metric!r} needs a validation split; set data.validation"))
     if spec.materialize.cache == "none" and spec.shuffle.mode == "global":
         problems.append(
             ("shuffle.mode", "a stream (materialize.cache: none) has no random access; use mode: windowed, or cache: disk")

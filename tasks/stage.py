@@ -7,7 +7,7 @@ defaults lose results silently. The record in the storage is what makes a stage 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from prefect.states import Cancelled, Completed
 from penstock.errors import Interrupted, PenstockError, ServiceError
 from penstock.redact import hiding_secrets
 from penstock.storage import Storage
+from penstock.tasks.changes import why_run
 from penstock.tasks.context import Outcome, RunContext, StageOutcome
 from penstock.tasks.ledger import StageRecord, utc_now
 from penstock.tasks.prefect_away import AWAY, prefect_answers
 from penstock.tasks.project import Project
+from penstock.tasks.stages import StageName
 
-__all__ = ["Stage", "VerifyContext", "stage_task"]
+__all__ = ["Stage", "VerifyContext", "perform", "stage_task"]
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -67,7 +69,7 @@ class Stage:
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
     """
 
-    name: str
+    name: StageName
     run: Callable[[RunContext], tuple[dict[str, Any], Outcome]]
     verify: Callable[[VerifyContext, dict[str, Any]], str | None]
     facts: Callable[[dict[str, Any]], Facts]
@@ -121,18 +123,40 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
         )
         doubt = stage.verify(context, record.output)
         if doubt is None:
-            return _done(ctx, stage, key.key, "reused", started, record.output)
+            by = f" by run {record.run}" if record.run not in ("", ctx.run.run) else ""
+            because = [f"nothing it depends on has changed since it was made, {record.made}{by}"]
+            return _done(ctx, stage, key.key, "reused", started, record.output, because)
         ctx.warn(f"{stage.name}: the recorded output is not used: {doubt}")
+        because = [doubt]
+    else:
+        because = why_run(stage.name, key, ctx.before, ctx.now)
     output, outcome = stage.run(ctx)
-    seconds = time.monotonic() - started
-    ctx.ledger.save_stage(
-        path, StageRecord(stage=stage.name, key=key.key, inputs=key.inputs, output=output, seconds=seconds, made=utc_now())
+    if outcome == "resumed":
+        because = [f"it continued from the checkpoint of step {ctx.attempt.resumed_from_step or 0:,}", *because]
+    record = StageRecord(
+        stage=stage.name,
+        key=key.key,
+        inputs=key.inputs,
+        output=output,
+        seconds=time.monotonic() - started,
+        made=utc_now(),
+        run=ctx.run.run,
     )
-    return _done(ctx, stage, key.key, outcome, started, output)
+    ctx.ledger.save_stage(path, record)
+    return _done(ctx, stage, key.key, outcome, started, output, because)
 
 
-def _done(ctx: RunContext, stage: Stage, key: str, how: Outcome, started: float, output: dict[str, Any]) -> StageOutcome:
-    outcome = StageOutcome(stage.name, key, how, time.monotonic() - started, output, stage.facts(output))
+def _done(
+    ctx: RunContext,
+    stage: Stage,
+    key: str,
+    how: Outcome,
+    started: float,
+    output: dict[str, Any],
+    because: Sequence[str],
+) -> StageOutcome:
+    seconds = time.monotonic() - started
+    outcome = StageOutcome(stage.name, key, how, seconds, output, stage.facts(output), tuple(because))
     ctx.outcomes[stage.name] = outcome
     stage.publish(ctx, output)
     ctx.reporter.finished(outcome)
@@ -145,6 +169,7 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
     rows = [{"": label, "value": value} for label, value in outcome.facts]
     rows += [
         {"": "outcome", "value": outcome.outcome},
+        {"": "because", "value": "; ".join(outcome.because)},
         {"": "seconds", "value": f"{outcome.seconds:.2f}"},
         {"": "key", "value": outcome.key},
         {"": "tracked run", "value": ctx.tracker.url or ctx.tracker.run_id},

@@ -22,6 +22,7 @@ from penstock.training.events import (
     MachineLoad,
     Notice,
     Point,
+    Printed,
     Resumed,
     StopAsked,
     TrainProgress,
@@ -54,6 +55,7 @@ def make_job(ctx: RunContext) -> TrainJob:
             "batch_rows": str(spec.train.batch_rows),
         },
         open_feeds=feed_opener(ctx),
+        callbacks=ctx.project.callbacks,
     )
 
 
@@ -94,6 +96,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         points = [event for event in events if isinstance(event, Point)]
         if points:
             ctx.tracker.points(points)
+            ctx.on_points(points)
         for event in events:
             if isinstance(event, MachineLoad):
                 ctx.tracker.log_machine(event.t_ms, event.values)
@@ -118,6 +121,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
                     ctx.warn(f"train: a worker was lost: {event.who}; all are started again ({restart})")
             elif isinstance(event, Notice):
                 ctx.reporter.say(f"train: {event.message}")
+            elif isinstance(event, Printed):
+                for line in event.lines:
+                    ctx.reporter.say(f"train: rank {event.rank}: {line}")
             elif isinstance(event, Warned):
                 ctx.warn(f"train: {event.message}")
             elif isinstance(event, TrainProgress):

@@ -17,6 +17,7 @@ import pytest
 
 from tests import ROOT
 from tests.drills.project import Command, make_project
+from tests.runs.nights import run_nights
 
 CALM_EPOCHS, CALM_FILES = 5, 2
 """Of the project of `calm`; the weights of another one with the same two are the same."""
@@ -54,6 +55,18 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def calm_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pipeline file of `calm`."""
     return made_once(tmp_path_factory, "calm", run_calm)[0] / "project" / "pipeline.yaml"
+
+
+@pytest.fixture(scope="session")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `penstock run --json` said of two nights of `nights_file`: `first`, and `second` with a file of flipped labels."""
+    return made_once(tmp_path_factory, "nights", run_nights)[1]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def nights_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pipeline file of `nights`."""
+    return made_once(tmp_path_factory, "nights", run_nights)[0] / "project" / "pipeline.yaml"
 
 
 def run_outside(*command: str | Path, cwd: Path, **more: str) -> str:

@@ -33,13 +33,22 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "ingest/open_feed.py": (*_LOW, "ingest/files", "ingest/shuffle", "ingest/feed"),
     "training": (),
     "training/checkpoint": ("training",),
-    "training/step": ("training", "training/checkpoint"),
-    "training/evaluation": ("training", "training/checkpoint", "training/step"),
-    "training/loop": ("training", "training/checkpoint", "training/step", "training/evaluation"),
-    "training/on_ray": ("training", "training/checkpoint", "training/step", "training/evaluation", "training/loop"),
+    "training/callbacks": ("training",),
+    "training/step": ("training", "training/checkpoint", "training/callbacks"),
+    "training/evaluation": ("training", "training/checkpoint", "training/callbacks", "training/step"),
+    "training/loop": ("training", "training/checkpoint", "training/callbacks", "training/step", "training/evaluation"),
+    "training/on_ray": (
+        "training",
+        "training/checkpoint",
+        "training/callbacks",
+        "training/step",
+        "training/evaluation",
+        "training/loop",
+    ),
     "training/frameworks": (
         "training",
         "training/checkpoint",
+        "training/callbacks",
         "training/step",
         "training/evaluation",
         "training/loop",
@@ -51,7 +60,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "flows/servers": (),
     "flows/run": ("flows/spec_file.py", "flows/servers"),
     "flows/pipeline.py": ("flows/spec_file.py", "flows/servers", "flows/run"),
-    "flows/verbs": ("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),
+    "flows/tune": ("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py"),
+    "flows/verbs": ("flows/spec_file.py", "flows/servers", "flows/run", "flows/pipeline.py", "flows/tune"),
     "flows/cli.py": ("flows/spec_file.py", "flows/run", "flows/verbs"),
     "penstock": (),
     "penstock/lease.py": ("penstock", "penstock/machine"),
@@ -63,7 +73,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
 LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
-    "mlflow": ("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
+    "mlflow": (
+        *("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
+        "training/users_mlflow.py",
+    ),
     "typer": ("flows/",),
 }
 """Library -> the files (or folders, with a slash) that may import it."""

@@ -70,5 +70,5 @@ def test_the_public_names_are_these_and_cost_no_library_before_they_are_used(ins
         "print(json.dumps([heavy, penstock.__all__, resolved]))"
     )
     answer = run_outside(installed / "bin" / "python", "-c", code, cwd=tmp_path).splitlines()[-1]
-    names = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_spec", "open_feed", "run"]
+    names = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_spec", "log", "open_feed", "run"]
     assert json.loads(answer) == [[], names, names]

@@ -17,6 +17,7 @@ __all__ = [
     "MachineLoad",
     "Notice",
     "Point",
+    "Printed",
     "Resumed",
     "Saving",
     "StopAsked",
@@ -107,7 +108,7 @@ class WorkersLost(Section):
 
 
 class Notice(Section):
-    """Something worth a line: where it trains, or what is known while no step is done. Made by the driver itself."""
+    """Something worth a line: where it trains, why it ends early, or what is known while no step is done."""
 
     message: str
 
@@ -116,6 +117,13 @@ class Warned(Section):
     """Something a user should know that does not stop training."""
 
     message: str
+
+
+class Printed(Section):
+    """Lines that user code has printed on a rank."""
+
+    rank: int
+    lines: tuple[str, ...]
 
 
 class Failure(Section):
@@ -143,6 +151,7 @@ Event = (
     | WorkersLost
     | Notice
     | Warned
+    | Printed
     | Failure
 )
 

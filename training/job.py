@@ -16,6 +16,7 @@ from penstock.training.spec import TrainSpec
 
 if TYPE_CHECKING:
     from penstock.ingest.feed.batch import Feed
+    from penstock.training.callback_code import CallbackCode
     from penstock.usercode.capture import UserCode
 from typing import Literal
 
@@ -50,6 +51,7 @@ class TrainJob:
         identity: values that must be equal in a checkpoint to continue from it.
         record_rows: write every step's row ids to `rows/`, for tests and audits.
         open_feeds: None reads the shards from disk.
+        callbacks: what `train.callbacks` names.
     """
 
     run_storage: Storage
@@ -64,6 +66,7 @@ class TrainJob:
     identity: dict[str, str] = field(default_factory=dict)
     record_rows: bool = False
     open_feeds: FeedOpener | None = None
+    callbacks: tuple[CallbackCode, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -71,7 +74,8 @@ class TrainJob:
         values = self.spec.model_dump(mode="json")
         warned = (path for path, rule in resume_rules(TrainSpec) if rule is OnResume.WARN and "." not in path)
         settings = {f"train.{path}": values[path] for path in warned if f"train.{path}" not in _MEASURED}
-        return {**settings, RECIPE_CODE: {**self.code.reached, **self.code.versions}}
+        theirs = {f"code of {each.name}": {**each.code.reached, **each.code.versions} for each in self.callbacks if each.code}
+        return {**settings, **theirs, RECIPE_CODE: {**self.code.reached, **self.code.versions}}
 
     @property
     def total_steps(self) -> int | None:

@@ -53,6 +53,15 @@ class Predicts(Protocol):
         """Torchmetrics of its own by name; None leaves the choice to the label's kind."""
         return None
 
+    @property
+    def can_measure(self) -> bool:
+        """Whether `measure` updates these metrics, instead of `update(predictions, label)`."""
+        return False
+
+    def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """Count one batch's predictions into its own metrics."""
+        raise NotImplementedError
+
 
 class TrainedModel(Predicts, Protocol):
     """A model with its weights. `batch` maps columns to tensors as the feed delivers them, rows first, on `device`."""

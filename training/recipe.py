@@ -4,15 +4,22 @@ A recipe is a plain class; there is no base class to import. Its constructor tak
 
     class Classifier:
         def __init__(self, hidden=256): ...
-        def build_model(self, schema) -> nn.Module        # required; schema: penstock.ingest.schema.FeedSchema
-        def loss(self, model, batch) -> Tensor            # required; scalar, the mean over the batch's rows
+        def build_model(self, schema) -> nn.Module        # required; or a dict of them, which becomes an nn.ModuleDict;
+                                                          #   schema: penstock.ingest.schema.FeedSchema
+        def loss(self, model, batch) -> Tensor | dict     # required; scalar, the mean over the batch's rows; or a dict with
+                                                          #   it as "loss" and other means over rows, which are charted
         def predict(self, model, batch) -> Tensor         # for metrics: logits [rows, classes], or [rows] of a two-class label,
                                                           #   or values [rows] of a regression
         predicts = "logits"                               # or "probabilities"
         def optimizer(self, model) -> Optimizer           # default: AdamW with train.learning_rate
         def scheduler(self, optimizer) -> LRScheduler     # default: none
+        def training_step(self, model, batch, optimizer)  # instead of backward of `loss` and the optimizer's step: it does
+                                                          #   both, for as many optimizers as `optimizer` returns in a dict
+                                                          #   (`scheduler` may return a dict then), and returns what `loss` does
         scheduler_every = "step"                          # or "epoch"
-        def metrics(self) -> dict[str, Metric]            # torchmetrics (or a MetricCollection), updated with (predict, label)
+        def metrics(self) -> dict[str, Metric]            # torchmetrics (or a MetricCollection), updated with
+                                                          #   (predict, label), without a label with (predict)
+        def measure(self, metrics, output, batch)         # updates `metrics` where these do not say it: several targets
         def augment(self, batch, generator) -> batch      # training only, on the CPU, in the thread that reads ahead; chance
                                                           #   comes from `generator`, a penstock RowGenerator
 
@@ -44,9 +51,11 @@ from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ClassScores, are_probabilities
+from penstock.training.own_values import record
 from penstock.training.ranks import is_lost_peer
 
 if TYPE_CHECKING:
+    from penstock.training.spec import TrainSpec
     from penstock.usercode.capture import UserCode
 
 __all__ = ["Columns", "Recipe", "RecipeModel", "load_recipe"]
@@ -112,6 +121,32 @@ class Recipe:
         return callable(getattr(self._user, "optimizer", None))
 
     @property
+    def has_training_step(self) -> bool:
+        """Whether the recipe calls backward and its optimizers itself."""
+        return callable(getattr(self._user, "training_step", None))
+
+    def refuse_with_training_step(self, spec: TrainSpec) -> None:
+        """Raise SpecError for settings that only penstock's own step could honour."""
+        asked = {"accumulate": spec.accumulate > 1, "compile": spec.compile, "precision: fp16": spec.precision == "fp16"}
+        problems = [f"train.{name}" for name, set_ in asked.items() if set_ and self.has_training_step]
+        if problems:
+            raise SpecError(
+                f"{self._target} has a training_step() of its own, which calls backward and its optimizers itself",
+                problems=[f"{name} cannot be honoured" for name in problems],
+                next_step="take it out and do it in training_step(), or remove training_step()",
+            )
+
+    @property
+    def can_measure(self) -> bool:
+        """Whether the recipe updates its metrics itself."""
+        return callable(getattr(self._user, "measure", None))
+
+    def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """Have the recipe count in one batch's predictions."""
+        with self._blame("measure"):
+            self._user.measure(metrics, output, batch)
+
+    @property
     def has_scheduler(self) -> bool:
         """Whether the recipe brings a learning-rate schedule."""
         return callable(getattr(self._user, "scheduler", None))
@@ -154,6 +189,8 @@ class Recipe:
         """The model, on the CPU."""
         with self._blame("build_model"):
             model = self._user.build_model(schema)
+            if isinstance(model, dict):
+                model = nn.ModuleDict(model)
         if not isinstance(model, nn.Module):
             raise TrainingError(f"{self._target}.build_model returned a {type(model).__name__}, not a torch.nn.Module")
         return model
@@ -162,10 +199,25 @@ class Recipe:
         """The mean loss over the batch's rows, a scalar."""
         with self._blame("loss"):
             loss = self._user.loss(model, batch)
+        return self._scalar(loss, "loss")
+
+    def training_step(self, model: nn.Module, batch: Columns, optimizers: Any) -> Tensor:
+        """Have the recipe learn from this rank's rows; the loss it names, a mean over them."""
+        with self._blame("training_step"):
+            loss = self._user.training_step(model, batch, optimizers)
+        return self._scalar(loss, "training_step")
+
+    def _scalar(self, loss: Any, method: str) -> Tensor:
+        if isinstance(loss, Mapping):
+            for name, value in loss.items():
+                if name != "loss":
+                    record(name, value)
+            loss = loss.get("loss")
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise TrainingError(
-                f"{self._target}.loss returned {found}; it must return a scalar: the mean over the batch's rows"
+                f"{self._target}.{method} returned {found}; it must return a scalar: the mean over the batch's rows",
+                next_step='return the scalar, or a dict with it as "loss" and the other values to chart',
             )
         return loss.reshape(())
 
@@ -178,8 +230,8 @@ class Recipe:
             raise TrainingError(f"{self._target}.predict returned {found} for a batch of {rows} rows; rows come first")
         return output
 
-    def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-        """The recipe's optimizer, else AdamW."""
+    def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer | dict[str, torch.optim.Optimizer]:
+        """The recipe's optimizer, or several of them under names, else AdamW."""
         if not self.has_optimizer:
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             if not trainable:
@@ -187,23 +239,35 @@ class Recipe:
             return torch.optim.AdamW(trainable, lr=learning_rate)
         with self._blame("optimizer"):
             optimizer = self._user.optimizer(model)
+        if isinstance(optimizer, dict) and self.has_training_step and optimizer:
+            if all(isinstance(name, str) and isinstance(each, torch.optim.Optimizer) for name, each in optimizer.items()):
+                return optimizer
+            raise TrainingError(f"{self._target}.optimizer returned a dict that is not of names and torch.optim.Optimizer")
+        if isinstance(optimizer, dict | list | tuple):
+            raise TrainingError(
+                f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer",
+                next_step="several optimizers are returned in a dict, beside training_step(self, models, batch, optimizers), "
+                "which calls them (docs/recipe.md)",
+            )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TrainingError(f"{self._target}.optimizer returned a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         return optimizer
 
-    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """The recipe's learning-rate scheduler, if it has one."""
+    def scheduler(self, optimizer: Any) -> Any:
+        """The recipe's learning-rate scheduler, if it has one, or several under names. `optimizer` is as the recipe made it."""
         if not self.has_scheduler:
             return None
         with self._blame("scheduler"):
             scheduler = self._user.scheduler(optimizer)
-        wants = None if scheduler is None else _wanted(scheduler.step)
-        if wants:
+        for each in scheduler.values() if isinstance(scheduler, dict) else [scheduler]:
+            wants = None if each is None else _wanted(each.step)
+            if not wants:
+                continue
             raise TrainingError(
-                f"{self._target}.scheduler returned a {type(scheduler).__name__}, whose step() needs {wants}, and gets nothing",
+                f"{self._target}.scheduler returned a {type(each).__name__}, whose step() needs {wants}, and gets nothing",
                 next_step="use a schedule that counts steps or epochs, such as CosineAnnealingLR or LambdaLR",
             )
-        return scheduler  # type: ignore[no-any-return]
+        return scheduler
 
     def metrics(self) -> dict[str, Any] | None:
         """The recipe's own torchmetrics by name; None leaves the choice to the label's kind."""
@@ -272,6 +336,15 @@ class RecipeModel:
     def predicts(self) -> ClassScores:
         """What the recipe says."""
         return self.recipe.predicts
+
+    @property
+    def can_measure(self) -> bool:
+        """Whether the recipe has a `measure`."""
+        return self.recipe.can_measure
+
+    def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
+        """The recipe's."""
+        self.recipe.measure(metrics, output, batch)
 
     def metrics(self) -> dict[str, Any] | None:
         """The recipe's own."""

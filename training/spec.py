@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from penstock.config import OnResume, Section
 
@@ -43,6 +43,8 @@ class TrainSpec(Section):
     """The training framework: `torch`, or the name that an installed package adds (docs/extend/framework.md)."""
     recipe: Annotated[str, OnResume.WARN]
     """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md)."""
+    loop: Annotated[str | None, OnResume.WARN] = None
+    """`path/to/file.py:train_func`, instead of `recipe`: a function written for Ray Train, with no edit (docs/ray-train.md)."""
     params: Annotated[dict[str, Any], OnResume.WARN] = Field(default_factory=dict)
     """Constructor arguments of the recipe."""
     epochs: Annotated[PositiveInt, OnResume.FREE] = 1
@@ -75,6 +77,12 @@ class TrainSpec(Section):
     """What a loss or a weight that is not a number means: `stop` fails the run and saves nothing that came after it."""
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Validate also every so many steps; the end of each epoch always does."""
+    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] = Field(default_factory=dict)
+    """For `loop`: whether `get_dataset_shard` cuts a dataset over the workers (`split`, the default) or gives each all of it
+    (`whole`)."""
+    callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
+    """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, `json_lines`, `tensorboard`, or
+    `file.py:Name`; with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When training saves itself."""
     retries: Annotated[NonNegativeInt, OnResume.FREE] = 3
@@ -82,6 +90,30 @@ class TrainSpec(Section):
     wait_s: Annotated[PositiveFloat, OnResume.FREE] = 900.0
     """Seconds that a start or a restart of the workers waits for CPUs and GPUs that the cluster lacks, such as for a lost node
     to come back. Then the command ends, and the same command continues."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loop_is_trained(cls, given: Any) -> Any:
+        """A loop stands for its framework and for what it trains."""
+        if not isinstance(given, dict) or given.get("loop") is None:
+            return given
+        if given.get("recipe") not in (None, given["loop"]):
+            raise ValueError("`loop` and `recipe` are two ways to say what is trained; take one")
+        if given.get("framework", "ray_train") != "ray_train":
+            raise ValueError("`loop` is trained by the framework ray_train; take `framework` out")
+        return {**given, "recipe": given["loop"], "framework": "ray_train"}
+
+    @field_validator("callbacks")
+    @classmethod
+    def _one_name_each(cls, callbacks: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
+        if any(isinstance(each, dict) and len(each) != 1 for each in callbacks):
+            raise ValueError("an entry is a name, or one name with its options: `- early_stopping: {patience: 3}`")
+        return callbacks
+
+    @property
+    def named_callbacks(self) -> list[tuple[str, dict[str, Any]]]:
+        """Name and options of each callback, in order."""
+        return [(each, {}) if isinstance(each, str) else next(iter(each.items())) for each in self.callbacks]
 
 
 class TrackingSpec(Section):

@@ -20,11 +20,12 @@ PREFECT_BACK_S = 30.0
 """How long the end of an attempt waits for a Prefect server that is away: an embedded one is being started again by then."""
 
 
-def close_attempt(ctx: RunContext, status: Status, error: BaseException | None = None) -> dict[str, Any]:
+def close_attempt(ctx: RunContext, status: Status, error: BaseException | None = None, note: str = "") -> dict[str, Any]:
     """Record the attempt's end, and return its result. Safe to call when something has failed already.
 
     Args:
         error: what ended it; then a record that cannot be written is a warning, since the error is the news.
+        note: begins the tracked run's description.
     """
     if ctx.attempt.ended is not None:
         return ctx.run.result
@@ -35,11 +36,11 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
     if unrecorded is not None and error is None:
         raise unrecorded
-    ended = {name: result[name] for name in ("status", "stages", "exactness")}
+    ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics")}
     ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
-    ctx.tracker.set_tags({**tags, "description": _description(ctx)})
+    ctx.tracker.set_tags({**tags, "description": "\n\n".join(filter(None, [note, _description(ctx)]))})
     if not prefect_answers(PREFECT_BACK_S):
         ctx.attempt = ctx.attempt.model_copy(update={"prefect_missed_end": True})
         ctx.reporter.warn("the Prefect server is away: it was not told how this attempt ended; the next run or status tells it")
@@ -73,7 +74,8 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "attempt": ctx.attempt.number,
         "exactness": trained.get("exactness") or ctx.attempt.exactness,
         "stages": [
-            {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3)} for o in ctx.outcomes.values()
+            {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3), "because": list(o.because)}
+            for o in ctx.outcomes.values()
         ],
         "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},
         # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.

@@ -52,7 +52,7 @@ def _versions_in_keys(project: Project) -> dict[str, str]:
 
     What is no installed distribution travels with the user's code, as penstock itself does.
     """
-    codes = (project.recipe, *project.transforms.values())
+    codes = project.codes
     names = {*project.framework.libraries, *(name for code in codes for name in code.versions)} - {"penstock"}
     return {name: found for name, found in installed_versions(sorted(names)).items() if found != ABSENT}
 

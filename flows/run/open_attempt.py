@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.redact import redact_text
+from penstock.tasks.changes import Before, changes
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.keys import StageKey, stage_keys
 from penstock.tasks.ledger import Attempt, Ledger, Run, utc_now
@@ -42,7 +44,7 @@ from penstock.training.tracking.tracker import Tracker
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["RayOnDemand", "introduce", "is_still_its_run", "open_attempt"]
+__all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "is_still_its_run", "open_attempt"]
 
 
 def open_attempt(
@@ -52,8 +54,12 @@ def open_attempt(
     reporter: Reporter,
     stopping: StopRequest,
     need_ray: RayOnDemand,
+    before: Before | None = None,
 ) -> RunContext:
     """Choose the run, check what it needs, and open the records of a new attempt at it. The lease must be held.
+
+    Args:
+        before: what the attempt is held against, where it is not the pipeline's newest run.
 
     Raises:
         PenstockError: the run cannot begin or continue, or cannot succeed.
@@ -62,18 +68,48 @@ def open_attempt(
     keys = stage_keys(project, ledger.stage_output)
     check_recipe(project)
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
+    if before is None and current is not None:
+        before = Before.of(ledger, current)
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
     on_cluster = ray_address() is not None
-    needs = _check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=will_train, until=request.until)
+    needs = check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=will_train, until=request.until)
     for warning in needs:
         reporter.warn(warning)
     if current is not None and (current.run, current.tracker) != (run.run, run.tracker):
         repair_run(ledger, current, loaded.state_dir)  # of the same run: the one that followed it so far is told how it ended
-    if (before := ledger.load_run(run.run)) is not None:
-        close_attempts(ledger, before)
-    attempt = ledger.new_attempt(run.run, flow_run.get_id())
-    tracker = _open_tracker(ledger, run, attempt, loaded)
+    return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=will_train, before=before)
+
+
+def begin_attempt(
+    ledger: Ledger,
+    run: Run,
+    keys: dict[str, StageKey],
+    loaded: LoadedSpec,
+    project: Project,
+    reporter: Reporter,
+    stopping: StopRequest,
+    need_ray: Callable[[], bool],
+    *,
+    will_train: bool,
+    tags: Mapping[str, str] | None = None,
+    before: Before | None = None,
+) -> RunContext:
+    """Close what an earlier attempt at `run` left open, and open the records of a new one, here and at the tracker.
+
+    Args:
+        tags: more of them for the tracked run.
+        before: what the attempt is held against, if there is something.
+    """
+    if (known := ledger.load_run(run.run)) is not None:
+        close_attempts(ledger, known)
+    code = project.definitions()
+    now = Before(run=run.run, spec=run.spec, keys=keys, code=code)
+    changed = changes(before, now).lines() if before is not None else []
+    attempt = ledger.new_attempt(run.run, flow_run.get_id()).model_copy(update={"changed": changed})
+    ledger.save_attempt(run.run, attempt)
+    ledger.save_code(run.run, code)
+    tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
         project=project,
         keys=keys,
@@ -84,9 +120,11 @@ def open_attempt(
         reporter=reporter,
         state_dir=loaded.state_dir,
         need_ray=need_ray,
-        on_cluster=on_cluster,
+        on_cluster=ray_address() is not None,
         stopping=stopping,
         will_train=will_train,
+        before=before,
+        code=code,
     )
 
 
@@ -160,7 +198,8 @@ def _chosen_run(
             reporter.say(f"back to run {decision.run.run}, whose training has the same rows and settings")
         # What is known of the training stays on record until the rows of this attempt are.
         known = {name: key if key.key else decision.run.keys.get(name, key) for name, key in keys.items()}
-        return decision.run.model_copy(update={"spec": spec, "origins": loaded.origins, "keys": known, "status": "running"})
+        going_on = {"spec": spec, "origins": loaded.origins, "keys": known, "status": "running", "sweep": None}
+        return decision.run.model_copy(update=going_on)
     if current is not None:
         reporter.say(f"a new run: {decision.reason}")
     return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
@@ -173,7 +212,7 @@ def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
     return record is not None and TRAIN.verify(VerifyContext(project, run.run, deep=True), record.output) is None
 
 
-def _check_needs(
+def check_needs(
     ledger: Ledger,
     project: Project,
     run: Run,
@@ -208,19 +247,21 @@ def _check_needs(
     return warnings
 
 
-def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec) -> Tracker:
+def _open_tracker(ledger: Ledger, run: Run, attempt: Attempt, loaded: LoadedSpec, tags: Mapping[str, str]) -> Tracker:
     """Record that the attempt has begun, here, in Prefect and in the tracker; if that fails, record that it has ended."""
     tracking = TRACKERS.get(run.tracker)
     try:
         ledger.save_run(run)
-        ledger.make_current(run)
-        name_flow_run(f"{run.run} attempt {attempt.number}", [run.pipeline, run.run])
+        if run.sweep is None:
+            ledger.make_current(run)
+        if run.sweep in (None, run.run):
+            name_flow_run(f"{run.run} attempt {attempt.number}", [run.pipeline, run.run])
         return tracking.open(
             tracking.default_uri(loaded.state_dir),
             experiment=run.pipeline,
             run_name=run.run,
             run_id=run.tracking_runs.get(run.tracker),
-            tags=_tags(run, attempt, loaded),
+            tags={**_tags(run, attempt, loaded), **tags},
             params=run.spec,
             attempt=attempt.number,
             outbox=ledger.run_storage(run.run),

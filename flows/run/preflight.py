@@ -19,7 +19,7 @@ from penstock.storage import NO_ROOM, Storage
 from penstock.tasks.project import Project
 from penstock.tasks.spec import PipelineSpec
 
-__all__ = ["check_machine", "check_recipe", "check_resources", "check_room", "check_storage"]
+__all__ = ["check_machine", "check_recipe", "check_resources", "check_room", "check_storage", "machine_cpus"]
 
 
 PREPARED_TO_SOURCE = 3.0
@@ -130,14 +130,18 @@ def check_room(project: Project, parameters: int, weights_bytes: int, checkpoint
     return [f"{problem} {with_optimizer / 1e6:,.0f} MB with the optimizer's state"] if free < with_optimizer else []
 
 
+def machine_cpus() -> float:
+    """CPUs that workers may hold on this machine. Two may share one: that is how a pipeline is tried out."""
+    return float(max(2, len(os.sched_getaffinity(0))))
+
+
 def check_machine(spec: PipelineSpec) -> None:
     """Compare the workers with this machine, on which Ray will run if no cluster is given.
 
     Raises:
         PreflightError: there are too few CPUs or GPUs: workers would wait for them, or for each other, without end.
     """
-    # Two workers are allowed to share one CPU: that is how a pipeline is tried out.
-    cpus = max(2, len(os.sched_getaffinity(0)))
+    cpus = machine_cpus()
     if held_by_workers(spec) > cpus:
         raise PreflightError(
             f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs need {held_by_workers(spec):g} CPUs; this "
@@ -150,12 +154,19 @@ def check_machine(spec: PipelineSpec) -> None:
 
 
 def check_recipe(project: Project) -> None:
-    """Let the framework load what it will train, and import the steps' functions, so that their first error costs nothing.
+    """Load what the framework will train, callbacks and the steps' functions, so that their first error costs nothing.
 
     Raises:
         SpecError: naming the target and what is wrong.
     """
     project.framework.check(project.recipe, project.spec.train)
+    if project.callbacks and not getattr(project.framework, "takes_callbacks", False):
+        framework = project.spec.train.framework
+        raise SpecError(f"train.callbacks: {framework} calls none", next_step="remove them, or take train.framework: torch")
+    if project.callbacks:
+        from penstock.training.callbacks.loading import load_callbacks  # loads torch, which most commands do without
+
+        load_callbacks(project.callbacks)
     for target, code in project.transforms.items():
         if not callable(code.load()):
             raise SpecError(f"preprocess: map_batches: {target} is not a function")

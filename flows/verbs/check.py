@@ -51,7 +51,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     TRACKERS.get(loaded.spec.tracking.tracker)
     stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
     say(f"recipe     ok   {loaded.spec.train.recipe}")
-    for code in (project.recipe, *project.transforms.values()):
+    for code in project.codes:
         warnings += [
             f"{limit} is known only when the code runs, so that a change of it is not noticed" for limit in code.limits
         ]
@@ -59,7 +59,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     _check_one_step(project, snapshot)
     say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
     ships: dict[str, int] = {}
-    for code in (project.recipe, *project.transforms.values()):
+    for code in project.codes:
         ships |= code.shipped
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items()))}")
     batch = try_one_batch(project, snapshot)

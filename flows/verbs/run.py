@@ -25,7 +25,7 @@ from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
 
-__all__ = ["run"]
+__all__ = ["interrupts_once_stopped", "load_ahead", "run"]
 
 
 def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
     # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
-    threading.Thread(target=_load_ahead, args=[loaded], daemon=True).start()
+    threading.Thread(target=load_ahead, args=[loaded], daemon=True).start()
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
-    with _interrupts_once_stopped(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
+    with interrupts_once_stopped(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
 
         def meanwhile() -> None:
             if _will_need_ray(loaded, fresh, until):
@@ -71,7 +71,7 @@ def _check_stage(until: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
+def interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
     """Prefect and Ray make errors of their own of a stop that is raised inside them."""
     try:
         yield
@@ -121,7 +121,8 @@ def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
     return False
 
 
-def _load_ahead(loaded: LoadedSpec) -> None:
+def load_ahead(loaded: LoadedSpec) -> None:
+    """Import what a run will need, in a thread of its own."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they are for the main thread, when it is ready
     with contextlib.suppress(Exception):  # the flow meets it again, and reports it
         FRAMEWORKS.get(loaded.spec.train.framework)

@@ -17,6 +17,7 @@ from penstock.errors import DataError
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
+from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.unit import (
     UnitJob,
     UnitRecord,
@@ -175,6 +176,7 @@ def _manifest(key: str, data: DataSpec, fitted: FittedPreprocess, records: Seque
         extra={
             "class_counts": _class_counts(records),
             "dropped": dict(dropped),
+            "profile": merged(record.profile for record in records).model_dump(mode="json"),
             "unseen_categories": dict(sum((Counter(record.unseen) for record in records), Counter())),
         },
     )

@@ -27,6 +27,7 @@ from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_origin
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
+from penstock.ingest.materialize.profile import Profile, Profiler
 from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
 from penstock.ingest.preprocess.chain import Preparation, decodes_images
 from penstock.ingest.preprocess.problems import RowProblem, joined
@@ -68,6 +69,8 @@ class UnitRecord(Section):
     """Values per column that one_hot did not know and made zeros."""
     classes: dict[Split, tuple[ClassCount, ...]] = Field(default_factory=dict)
     """Integer labels, by split."""
+    profile: Profile = Profile()
+    """What its rows were; empty in a unit of an older penstock."""
     seconds: float
     """Wall time of making it."""
     built_at: float
@@ -151,7 +154,7 @@ def build_unit(job: UnitJob) -> UnitResult:
     job.storage.delete(unit_path(job.key, UNIT_RECORD))
     with _scratch(job) as folder, ThreadPoolExecutor(2, "penstock-shard") as pool:
         maker = _UnitMaker(job, folder, pool)
-        for split, rows in job.preparation.rows():
+        for split, rows in job.preparation.rows(maker.profiler.read):
             maker.add(split, rows)
         if maker.problems and job.preparation.data.invalid == "error":
             return UnitResult(record=None, problems=tuple(joined(maker.problems)))
@@ -177,6 +180,7 @@ class _UnitMaker:
         self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in SPLITS}
         self._filtered = 0
         self._unseen: Counter[str] = Counter()
+        self.profiler = Profiler({file.uri: (file.location, file.name) for file in job.files})
         self.problems: list[RowProblem] = []
 
     def add(self, split: Split, rows: Rows) -> None:
@@ -215,6 +219,7 @@ class _UnitMaker:
             classes={
                 split: tuple(counts[label] for label in sorted(counts)) for split, counts in self._classes.items() if counts
             },
+            profile=self.profiler.profile(),
             seconds=round(time.monotonic() - started, 3),
             built_at=round(time.time(), 3),
         )
@@ -260,8 +265,10 @@ class _UnitMaker:
     def _count_classes(self, split: Split, rows: Rows) -> None:
         label = self._job.preparation.data.label
         if label is None or rows.table.schema.field(label).type != pa.int64():
+            self.profiler.prepared(split, rows.origin, None)
             return
         values, seen = rows.column(label).to_numpy(), self._classes[split]
+        self.profiler.prepared(split, rows.origin, values)
         counts = np.bincount(values)  # from 0 to MAX_CLASSES, all of them
         found = np.flatnonzero(counts).tolist()
         if not seen.keys() >= set(found):

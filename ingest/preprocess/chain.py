@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -232,11 +232,16 @@ class Preparation:
         """The same of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
-    def rows(self) -> Iterator[tuple[Split, Rows]]:
-        """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too."""
+    def rows(self, read: Callable[[Split, pa.Table], None] = lambda _split, _rows: None) -> Iterator[tuple[Split, Rows]]:
+        """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too.
+
+        Args:
+            read: is given all rows as they were read.
+        """
         chain = Chain(self.data, self.steps, self.fitted, self.code)
         batch_rows = rows_at_once(self.data, self.snapshot, self.steps)
         for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
+            read(split, table)
             yield split, chain.prepare(table, origin)
 
     def tables(self) -> Iterator[tuple[Split, pa.Table]]:

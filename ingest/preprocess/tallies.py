@@ -21,7 +21,7 @@ from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, Question
 from penstock.ingest.ray_tasks import ParallelMap
 
-__all__ = ["Unit", "ask"]
+__all__ = ["Tally", "Unit", "ask"]
 
 
 @dataclass

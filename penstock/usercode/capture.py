@@ -50,6 +50,8 @@ class UserCode(Section):
     """The project folder it was captured from, for tracebacks."""
     reached: dict[str, str] = Field(default_factory=dict)
     """File -> digest of what the target reaches in it, so that a change can be told by the file's name."""
+    names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Python file of the project -> the definitions that the target reaches in it: see penstock.usercode.definitions."""
     param_files: dict[str, str] = Field(default_factory=dict)
     """Path in params as it is written -> the captured file, or where that does not travel, its absolute path."""
     limits: tuple[str, ...] = ()
@@ -146,6 +148,7 @@ def capture(
         versions=versions,
         origin=str(base_dir.resolve()),
         reached=reached,
+        names=closure.names(),
         param_files={text: path if path in files else str(base_dir.resolve() / path) for text, path in named.items()},
         limits=tuple(closure.limits),
     )

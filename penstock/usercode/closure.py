@@ -121,6 +121,10 @@ class Closure:
         }
         return {**modules, **self.data}
 
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """File -> the names that are reached in it; none where only what it does on import counts."""
+        return {path: tuple(self._reached.get(path, {})) for path in self._executed if not path.endswith("/")}
+
     def sources(self) -> list[str]:
         """Project files that importing the reached files may run: more than what counts for the digest."""
         found: set[str] = set()

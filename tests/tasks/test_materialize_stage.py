@@ -19,6 +19,7 @@ from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
+from penstock.tasks.ledger import Ledger
 from penstock.tasks.materialize import STAGE
 from penstock.tasks.project import Project
 from penstock.tasks.stage import VerifyContext
@@ -44,6 +45,7 @@ def prepared(source: Source, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list
     ctx: Any = SimpleNamespace(
         project=SimpleNamespace(spec=spec, storage=source.storage, transforms=source.code),
         storage=source.storage,
+        ledger=Ledger(source.storage),
         keys={"materialize": SimpleNamespace(key="k")},
         fitted=source.fit(),
         snapshot=source.snapshot(),

@@ -53,6 +53,8 @@ with prefect_api(folder / "state"):
         project=SimpleNamespace(storage=storage),
         will_train=False,
         outcomes={},
+        before=None,
+        now=None,
         reporter=SimpleNamespace(finished=lambda outcome: None),
         tracker=SimpleNamespace(url=None, run_id="m"),
         state_dir=folder,

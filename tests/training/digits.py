@@ -18,6 +18,7 @@ from penstock.ingest.schema import SPLITS, ColumnInfo, FeedSchema
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import SampleSpec, ShuffleSpec
 from penstock.storage import Storage
+from penstock.training.callback_code import CallbackCode
 from penstock.training.events import Event
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
@@ -84,15 +85,19 @@ def make_job(
     data = Storage(str(folder / "data"))
     manifest = write_digits(data)
     settings: dict[str, Any] = {"epochs": 2, "batch_rows": 48, "checkpoint": {"every_s": None}, **spec}
+    train = TrainSpec(recipe=f"recipes.py:{recipe}", **settings)
+    here = Path(__file__).parent
+    callbacks = [CallbackCode(n, o, capture(n, here, o) if ":" in n else None) for n, o in train.named_callbacks]
     order = make_order(ShuffleSpec(seed=17, sample=sample), ROWS["train"])
     return TrainJob(
         run_storage=Storage(str(folder / run)),
         data_storage=data,
         manifest=manifest,
         order=order,
-        spec=TrainSpec(recipe=f"recipes.py:{recipe}", **settings),
+        spec=train,
         seed=17,
-        code=capture(f"recipes.py:{recipe}", Path(__file__).parent),
+        code=capture(f"recipes.py:{recipe}", here),
+        callbacks=tuple(callbacks),
         attempt=attempt,
         pipeline="digits",
         identity={"data": manifest.content_digest, "order": order.fingerprint, "batch_rows": str(settings["batch_rows"])},

@@ -78,6 +78,7 @@ class Slow(Digits):
         import time
 
         if model.training:
+            print("rows:", len(batch["label"]))
             time.sleep(self.seconds)  # a step of a network this small is over before a test can act
         return super().loss(model, batch)
 
@@ -253,3 +254,160 @@ class NanWeights(Linear):
 
     def optimizer(self, model):
         return _Breaks(model.parameters())
+
+
+class Logging(Digits):
+    """Charts values of its own in four ways, and prints."""
+
+    def loss(self, model, batch):
+        import mlflow
+
+        import penstock
+
+        rows = len(batch["label"])
+        penstock.log("rows", rows, reduce="sum")
+        penstock.log("mean_label", batch["label"].float().mean())
+        if torch.rand(()) < 0.5:
+            penstock.log("mine/sometimes", 1.0)
+        mlflow.log_metric("from_mlflow", rows, step=7)
+        print("label of the first row:", int(batch["label"][0]))
+        loss = super().loss(model, batch)
+        return {"loss": loss, "twice": 2 * loss}
+
+
+class Gan:
+    """Two networks and two optimizers; the critic counts its steps in a buffer, as spectral norm does."""
+
+    predicts = "logits"
+
+    def build_model(self, schema):
+        critic = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(64, 16)), nn.ReLU(), nn.Linear(16, 1))
+        return {"generator": nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 64)), "critic": critic}
+
+    def optimizer(self, models):
+        return {
+            "generator": torch.optim.Adam(models["generator"].parameters(), lr=2e-3, betas=(0.5, 0.9)),
+            "critic": torch.optim.SGD(models["critic"].parameters(), lr=1e-2, momentum=0.9),
+        }
+
+    def scheduler(self, optimizers):
+        return {"critic": torch.optim.lr_scheduler.ExponentialLR(optimizers["critic"], 0.98)}
+
+    def training_step(self, models, batch, optimizers):
+        real = batch["image"].flatten(1)
+        fake = models["generator"](torch.randn(len(real), 8))
+        critic = models["critic"]
+        seen = nn.functional.softplus(-critic(real)).mean() + nn.functional.softplus(critic(fake.detach())).mean()
+        optimizers["critic"].zero_grad()
+        seen.backward()
+        optimizers["critic"].step()
+        fooled = nn.functional.softplus(-critic(fake)).mean()
+        optimizers["generator"].zero_grad()
+        fooled.backward()
+        optimizers["generator"].step()
+        return {"loss": seen + fooled, "critic": seen, "generator": fooled}
+
+    def loss(self, models, batch):
+        return nn.functional.softplus(-models["critic"](batch["image"].flatten(1))).mean()
+
+    def predict(self, models, batch):
+        return models["critic"](batch["image"].flatten(1))[:, 0]
+
+    def metrics(self):
+        from torchmetrics import MeanMetric
+
+        return {"realism": MeanMetric(), "bright": MeanMetric()}
+
+    def measure(self, metrics, output, batch):
+        metrics["realism"].update(output.sigmoid())
+        metrics["bright"].update(batch["image"].mean((1, 2)))
+
+
+class LinearGan(Gan):
+    """Draws nothing, and its gradients are plain means over rows."""
+
+    def build_model(self, schema):
+        return {"generator": nn.Linear(64, 64), "critic": nn.Linear(64, 1), "unused": nn.Linear(1, 1)}
+
+    def optimizer(self, models):
+        return {
+            "generator": torch.optim.SGD(
+                [*models["generator"].parameters(), *models["unused"].parameters()], lr=0.1, weight_decay=0.1
+            ),
+            "critic": torch.optim.Adagrad(models["critic"].parameters(), lr=0.01),
+        }
+
+    def training_step(self, models, batch, optimizers):
+        real = batch["image"].flatten(1)
+        fake = models["generator"](real.flip(1))
+        seen = (
+            nn.functional.softplus(-models["critic"](real)).mean()
+            + nn.functional.softplus(models["critic"](fake.detach())).mean()
+        )
+        optimizers["critic"].zero_grad()
+        seen.backward()
+        optimizers["critic"].step()
+        fooled = nn.functional.softplus(-models["critic"](fake)).mean()
+        optimizers["generator"].zero_grad()
+        fooled.backward()
+        optimizers["generator"].step()
+        return fooled
+
+
+class Diary:
+    """A callback that writes down what is called, and counts steps over stops."""
+
+    def __init__(self, folder, stop_at=None, stop_on_rank=0, fail=False):
+        self.file, self.stop_at, self.stop_on_rank, self.fail, self.count = folder + "/diary", stop_at, stop_on_rank, fail, 0
+
+    def _write(self, training, what):
+        if training.rank == 0:
+            with open(self.file, "a") as file:
+                file.write(f"{training.steps} {what}\n")
+
+    def start(self, training):
+        self._write(training, f"start {self.count}")
+
+    def step(self, training):
+        import penstock
+
+        self.count += 1
+        penstock.log("mine/count", self.count)
+        if self.fail and training.steps == 3:
+            raise ValueError("this callback is broken")
+        if training.steps == self.stop_at and training.rank == self.stop_on_rank:
+            training.stop("it is enough")
+
+    def epoch(self, training):
+        self._write(training, f"epoch {training.epochs}")
+
+    def validation(self, training, metrics):
+        self._write(training, f"validation {sorted(metrics)[-1]}")
+
+    def checkpoint(self, training):
+        self._write(training, "checkpoint")
+
+    def failure(self, training, error):
+        self._write(training, f"failure {type(error).__name__}")
+
+    def end(self, training):
+        self._write(training, f"end {self.count}")
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Keeps:
+    """A callback whose state no checkpoint could give back."""
+
+    def step(self, training):
+        pass
+
+    def state_dict(self):
+        return {"path": __import__("pathlib").Path("x")}
+
+    def load_state_dict(self, state):
+        pass

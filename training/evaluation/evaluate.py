@@ -14,13 +14,16 @@ import numpy as np
 from torch import Tensor
 
 from penstock.errors import DataError
+from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema, Split
 from penstock.progress import Progress, silent
 from penstock.training.evaluation.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
+from penstock.training.evaluation.row_results import RowResults
 from penstock.training.evaluation.validation import run_over
 from penstock.training.job import TrainJob
 from penstock.training.model import ClassScores, TrainedModel
 from penstock.training.open_feeds import open_job_feed
+from penstock.training.own_values import OwnValues, collecting
 
 __all__ = ["EvaluationResult", "Findings", "evaluate"]
 
@@ -39,11 +42,13 @@ class EvaluationResult:
         metrics: `<split>/<metric>` to value; `<split>/loss` is always there.
         figures: file name (`test-confusion_matrix.png`) to PNG.
         tables: file name without suffix to columns, such as precision and recall per class.
+        rows: split to the model's answer on each of its rows (see `RowResults.columns`).
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     figures: dict[str, bytes] = field(default_factory=dict)
     tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    rows: dict[Split, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -74,6 +79,9 @@ def evaluate(
     names = None if metrics is None else list(metrics)
     make_metrics(names, schema, model)  # before any work: a typo should not cost a pass over the rows
     result = EvaluationResult()
+    has_loss = getattr(model, "has_loss", True)
+    if not has_loss and not model.can_predict:
+        return result
     total = sum(rows_of.get(split, 0) for split in splits)
     done = 0
     for split in splits:
@@ -83,15 +91,22 @@ def evaluate(
         measured = make_metrics(names, schema, model).to(model.device)
         findings = Findings(schema, model.predicts)
 
-        def observe(columns: dict[str, Tensor], output: Tensor, findings: Findings = findings) -> None:
+        rows = RowResults()
+
+        def observe(batch: Batch, output: Tensor, findings: Findings = findings, rows: RowResults = rows) -> None:
             nonlocal done
             done += len(output)
-            findings.add(columns, output)
+            if figures:
+                findings.add(batch.columns, output)
+            rows.add(batch.row_ids, batch.columns, output, schema, model.predicts)
             progress(done, total, "rows")
 
-        loss, count = run_over(model, feed, measured, observe if figures else None)
-        values = {"loss": loss / count, **measured.compute()}
-        result.metrics.update({f"{split}/{name}": value for name, value in values.items()})
+        with collecting(OwnValues(None, split)) as own:
+            loss, count = run_over(model, feed, measured, observe)
+        result.rows[split] = rows.columns()
+        values = {"loss": loss / count} if has_loss else {}
+        values |= measured.compute()
+        result.metrics.update({**own.totals(), **{f"{split}/{name}": value for name, value in values.items()}})
         if figures and model.can_predict:
             result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
             result.tables.update({f"{split}-{name}": table for name, table in findings.tables().items()})
@@ -114,12 +129,12 @@ class Findings:
 
     def add(self, columns: dict[str, Tensor], output: Tensor) -> None:
         """Count in a batch of predictions."""
-        if self._kind == "none":
+        if self._kind in ("none", "multilabel"):
             return
         prediction = prepare_predictions(output, self._schema, self._predicts).cpu().numpy()
         target = prepare_target(columns[str(self._schema.label)], self._schema).cpu().numpy()
         if self._kind == "regression":
-            self._keep(prediction, target)
+            self._keep(prediction.reshape(-1), target.reshape(-1))
             return
         finite = np.isfinite(prediction).all(axis=1)  # as in `_kept`
         prediction, target = prediction[finite], target[finite]
@@ -134,7 +149,7 @@ class Findings:
 
     def figures(self, split: str) -> dict[str, bytes]:
         """PNG by name."""
-        if self._kind == "none":
+        if self._kind in ("none", "multilabel"):
             return {}
         # Here, because matplotlib and scikit-learn would cost every command a second and a half.
         from penstock.training.evaluation import figures as draw

@@ -7,6 +7,8 @@ model's to say, for no batch can tell.
 from __future__ import annotations
 
 import difflib
+import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 
-LabelKind = Literal["classification", "regression", "none"]
+LabelKind = Literal["classification", "multilabel", "regression", "none"]
 
 MANY_CLASSES = 30
 """Above this, areas under curves are computed at fixed thresholds instead of keeping every row's probabilities."""
@@ -110,8 +112,19 @@ REGRESSION: dict[str, Callable[[], Metric]] = {
     "r2": lambda: _new("R2Score"),
 }
 
+MULTILABEL: dict[str, Callable[[int], Metric]] = {
+    "accuracy": lambda n: _new("MultilabelAccuracy", n, average="micro"),
+    "f1": lambda n: _new("MultilabelF1Score", n),
+    "precision": lambda n: _new("MultilabelPrecision", n),
+    "recall": lambda n: _new("MultilabelRecall", n),
+    "auroc": lambda n: _new("MultilabelAUROC", n, thresholds=200),
+    "average_precision": lambda n: _new("MultilabelAveragePrecision", n, thresholds=200),
+}
+"""Name to constructor, given how many labels a row may have. All but accuracy are means over the labels."""
+
 DEFAULTS: dict[LabelKind, tuple[str, ...]] = {
     "classification": ("accuracy", "f1"),
+    "multilabel": ("accuracy", "f1"),
     "regression": ("mae", "rmse", "r2"),
     "none": (),
 }
@@ -127,9 +140,11 @@ def _thresholds(classes: int) -> int | None:
 
 
 def label_kind(schema: FeedSchema) -> LabelKind:
-    """What the label is: a class index, a number, or not there."""
+    """What the label is: a class index, a yes or no for each of several labels, one number or several, or not there."""
     if schema.label is None:
         return "none"
+    if schema[schema.label].shape and "float" not in schema[schema.label].dtype:
+        return "multilabel"
     return "classification" if schema.num_classes is not None else "regression"
 
 
@@ -144,6 +159,8 @@ class MetricSet:
     """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""
     predicts: ClassScores = "logits"
     """What `predict` returns for classes."""
+    measure: Callable[[dict[str, Metric], Tensor, Mapping[str, Tensor]], None] | None = None
+    """The recipe's own way to update its metrics."""
     device: torch.device | None = None
     """Where the accumulators are; None leaves them where they are made."""
 
@@ -164,8 +181,11 @@ class MetricSet:
         """
         if not self.makers:
             return
-        target = batch[str(self.schema.label)]
-        if self.raw:
+        if self.measure is not None:
+            self.measure(self.metrics, output, batch)
+            return
+        target = None if self.schema.label is None else batch[self.schema.label]
+        if self.raw or target is None:
             for name, metric in self.metrics.items():
                 _update(name, metric, output, target)
             return
@@ -203,7 +223,8 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, model: Predict
         own = model.metrics()
         if own is not None:
             _check_own(own, schema, model)
-            return MetricSet({name: partial(own.__getitem__, name) for name in own}, schema, raw=True)
+            measure = model.measure if getattr(model, "can_measure", False) else None  # other packages' models may have none
+            return MetricSet({name: partial(own.__getitem__, name) for name in own}, schema, raw=True, measure=measure)
         names = DEFAULTS[kind] if model.can_predict else ()
     wanted = [name for name in dict.fromkeys(names) if name != "loss"]
     problems = [problem for name in wanted if (problem := _problem(name, kind, schema, model))]
@@ -215,7 +236,12 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, model: Predict
         )
     makers: dict[str, Callable[[], Metric]] = {}
     for name in wanted:
-        makers[name] = partial(CLASSIFICATION[name], schema.num_classes or 0) if kind == "classification" else REGRESSION[name]
+        if kind == "multilabel":
+            makers[name] = partial(MULTILABEL[name], math.prod(schema[str(schema.label)].shape))
+        else:
+            makers[name] = (
+                partial(CLASSIFICATION[name], schema.num_classes or 0) if kind == "classification" else REGRESSION[name]
+            )
     return MetricSet(makers, schema, raw=False, predicts=model.predicts)
 
 
@@ -247,12 +273,20 @@ def prepare_predictions(output: Tensor, schema: FeedSchema, predicts: ClassScore
         predicts: what the scores of classes are.
 
     Returns:
-        Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows].
+        Classification: float32 probabilities [rows, classes]. Regression: float32 values [rows], or as the label has them;
+        several labels: probabilities of that shape.
 
     Raises:
         TrainingError: the shape does not fit the label, or what should be probabilities is not.
     """
     output = output.detach().float()
+    shape = schema[schema.label].shape if schema.label is not None else ()
+    if shape:
+        if tuple(output.shape[1:]) != tuple(shape):
+            wanted = ", ".join(["rows", *map(str, shape)])
+            raise TrainingError(f"predict returned shape {list(output.shape)}; label {schema.label!r} needs [{wanted}]")
+        several = label_kind(schema) == "multilabel" and predicts == "logits"
+        return (torch.sigmoid(output) if several else output).flatten(1)
     if schema.num_classes is None:
         if output.ndim == 2 and output.shape[1] == 1:
             output = output[:, 0]
@@ -279,13 +313,20 @@ def _checked(probabilities: Tensor) -> Tensor:
 
 
 def prepare_target(target: Tensor, schema: FeedSchema) -> Tensor:
-    """The label column as torchmetrics wants it: int64 [rows] for classes, float32 [rows] for numbers."""
+    """The label as torchmetrics wants it: int64 [rows] for classes, float32 [rows] for numbers; [rows, n] for n of them."""
+    if schema.label is not None and schema[schema.label].shape:
+        return target.flatten(1).long() if label_kind(schema) == "multilabel" else target.flatten(1).float()
     target = target.reshape(len(target))
     return target.long() if schema.num_classes is not None else target.float()
 
 
 def _fitting(kind: LabelKind) -> list[str]:
-    names: dict[LabelKind, list[str]] = {"classification": [*CLASSIFICATION], "regression": [*REGRESSION], "none": []}
+    names: dict[LabelKind, list[str]] = {
+        "classification": [*CLASSIFICATION],
+        "multilabel": [*MULTILABEL],
+        "regression": [*REGRESSION],
+        "none": [],
+    }
     return sorted(names[kind])
 
 
@@ -298,30 +339,42 @@ def _problem(name: str, kind: LabelKind, schema: FeedSchema, model: Predicts) ->
         return f"{name!r} needs a label; set data.label"
     if name not in _fitting(kind):
         needed = "classes" if name in CLASSIFICATION else "numbers"
-        fact = f"{schema.num_classes} classes" if kind == "classification" else "a number"
+        facts = {"classification": f"{schema.num_classes} classes", "multilabel": "several of them in a row"}
+        fact = facts.get(kind, "a number")
         return f"{name!r} is for labels that are {needed}; {schema.label!r} is {fact}"
     return None if model.can_predict else f"{name!r} needs a method predict(model, batch) in the recipe"
+
+
+def _takes_predictions_alone(metric: Metric) -> bool:
+    parameters = [each for each in inspect.signature(type(metric).update).parameters.values() if each.name != "self"]
+    return len([each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]) <= 1
 
 
 def _check_own(own: Mapping[str, Any], schema: FeedSchema, model: Predicts) -> None:
     kind = _torchmetrics().Metric
     problems = [f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, kind)]
-    if own and schema.label is None:
-        problems.append("they compare predictions with a label; set data.label")
+    one = [n for n, m in own.items() if isinstance(m, kind) and not _takes_predictions_alone(m)]
+    if one and schema.label is None and not getattr(model, "can_measure", False):
+        problems.append(
+            f"{', '.join(map(repr, one))} compare predictions with a label: set data.label, or update them in a method "
+            "measure(metrics, output, batch)"
+        )
     if own and not model.can_predict:
         problems.append("they need a method predict(model, batch)")
     if problems:
         raise SpecError("the recipe's metrics() cannot be measured", problems=problems)
 
 
-def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor) -> None:
+def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor | None) -> None:
     exact = prediction.device.type == "cpu" or (name in CLASSIFICATION and name not in _SUMS_FLOATS)
     try:
         # In deterministic mode torchmetrics counts by a table of [rows, classes * classes].
         with any_algorithm() if exact else nullcontext():
-            metric.update(prediction, target)
+            metric.update(prediction, *([] if target is None else [target]))
     except (ValueError, RuntimeError) as error:
-        shapes = f"predictions {list(prediction.shape)} {prediction.dtype}, labels {list(target.shape)} {target.dtype}"
+        shapes = f"predictions {list(prediction.shape)} {prediction.dtype}" + (
+            "" if target is None else f", labels {list(target.shape)} {target.dtype}"
+        )
         raise TrainingError(f"metric {name!r} cannot be updated with {shapes}: {error}") from error
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.ingest.feed.batch import Feed
+from penstock.ingest.feed.batch import Batch, Feed
 from penstock.training.evaluation.metrics import MetricSet
 from penstock.training.model import TrainedModel
+from penstock.training.own_values import OwnValues, collecting, logged_rows
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe, RecipeModel
 from penstock.training.rng import capture_rng, restore_rng
@@ -18,7 +19,7 @@ from penstock.training.step.learner import Learner
 __all__ = ["run_over", "validate"]
 
 
-BatchObserver = Callable[[dict[str, Tensor], Tensor], None]
+BatchObserver = Callable[[Batch, Tensor], None]
 """Called per batch with (batch, predictions)."""
 
 
@@ -26,21 +27,22 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
     """Measure loss and metrics over the feed's split. A collective; training goes on afterwards as if it had not happened.
 
     Returns:
-        `val/loss` and `val/<metric>`, the same on every rank.
+        `val/loss`, `val/<metric>` and what user code logged meanwhile, the same on every rank.
     """
     rng = capture_rng(group.device)
     learner.sync_buffers()
     learner.model.eval()
     try:
-        with learner.autocast():
+        with learner.callbacks.showing(learner.model), learner.autocast(), collecting(OwnValues(group, "val")) as own:
             loss, rows = run_over(RecipeModel(recipe, learner.callee, group.device), feed, metrics)
         total, count = group.sum([loss, float(rows)])
         values = {"loss": total / max(count, 1.0), **metrics.compute()}
+        logged = own.totals()
     finally:
         learner.model.train()
         # How often one validates must not change the weights, so a predict() that draws random numbers draws them for free.
         restore_rng(rng, group.device)
-    return {f"val/{name}": value for name, value in values.items()}
+    return {**logged, **{f"val/{name}": value for name, value in values.items()}}
 
 
 @torch.no_grad()
@@ -56,11 +58,12 @@ def run_over(model: TrainedModel, feed: Feed, metrics: MetricSet, observe: Batch
         if batch.rows == 0:
             continue
         columns = batch.columns
+        logged_rows(batch.rows)
         total += model.loss(columns).double() * batch.rows
         rows += batch.rows
         if model.can_predict and (metrics.metrics or observe):
             output = model.predict(columns, batch.rows)
             metrics.update(output, columns)
             if observe:
-                observe(columns, output)
+                observe(batch, output)
     return float(total), rows

@@ -28,8 +28,8 @@ __all__ = ["Framework", "TriedBatch"]
 class TriedBatch(Section):
     """What one batch told of a model that is not trained yet."""
 
-    loss: float
-    """Mean over the batch's rows, before anything is learned; finite."""
+    loss: float | None
+    """Mean over the batch's rows, before anything is learned; finite. None where no batch can be tried."""
     parameters: int
     """How many numbers are learned."""
     weights_bytes: int

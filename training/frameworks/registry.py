@@ -14,6 +14,9 @@ __all__ = ["FRAMEWORKS"]
 FRAMEWORKS: Plugins[Framework] = Plugins(
     "training framework",
     "penstock.frameworks",
-    {"torch": "penstock.training.frameworks.torch.framework:TORCH"},
+    {
+        "ray_train": "penstock.training.frameworks.ray_train.framework:RAY_TRAIN",
+        "torch": "penstock.training.frameworks.torch.framework:TORCH",
+    },
     needs=("libraries", "loader", "model_files", "check", "try_batch", "train"),
 )

@@ -6,6 +6,7 @@ Everything a restart needs is in the checkpoint; nothing here remembers anything
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from penstock.errors import DataError
+from penstock.errors import DataError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.training.evaluation.metrics import MetricSet
 from penstock.training.evaluation.validation import validate
@@ -22,6 +23,7 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.observer import Observer, StepTimes
 from penstock.training.loop.step_sync import Exchange
 from penstock.training.not_a_number import not_a_number
+from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.recipe import Recipe
 from penstock.training.state import TrainState
@@ -54,18 +56,35 @@ class LoopEnd:
 
 def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
     """Train from `state` to the end of the spec, or until the observer wants to stop. A collective."""
+    callbacks = parts.learner.callbacks
+    with collecting(OwnValues(parts.group, "train")) as own:
+        try:
+            callbacks.call("start")
+            parts.learner.check_callbacks()
+            end = _run_loop(parts, state, own)
+            if end.status == "finished":
+                callbacks.call("end")
+        except BaseException as error:
+            with contextlib.suppress(TrainingError):  # of a callback: why training failed is the news
+                callbacks.call("failure", error)
+            raise
+        return end
+
+
+def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
     spec, feed, learner, observer = parts.job.spec, parts.feed, parts.learner, parts.observer
-    exchange = Exchange(parts.group, observer.wants)
+    callbacks = learner.callbacks
+    exchange = Exchange(parts.group, observer.wants, own=own)
     times: list[StepTimes] = []
 
-    while not _finished(parts.job, state):
+    while not (callbacks.ended or _finished(parts.job, state)):
         started_at = state
         asked_s = time.perf_counter()
         for batch in feed.batches(state.epoch, state.position):
             got_s = time.perf_counter()
             observer.batch(state.step, state.epoch, batch)
             learning_rate = learner.learning_rate
-            exchange.record(_learn(parts, batch))
+            loss = _learn(parts, batch)
 
             epoch = state.epoch
             state = state.after_batch(batch.position)
@@ -73,6 +92,8 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
             if epoch_done:
                 learner.end_epoch()
                 state = state.next_epoch()
+            callbacks.after_step(state, epoch_done=epoch_done)
+            exchange.record(loss, got_s - asked_s, learner.loss_s)
             done_s = time.perf_counter()
             times.append(StepTimes(now_ms(), done_s - asked_s, got_s - asked_s, batch.global_rows, learning_rate, epoch))
             asked_s = done_s
@@ -85,20 +106,28 @@ def run_loop(parts: Parts, state: TrainState) -> LoopEnd:
             candidate = validate_now and spec.checkpoint.best is not None
             on_epoch = epoch_done and spec.checkpoint.every_epoch
             save_now = last or candidate or on_epoch or _every(spec.checkpoint.every_steps, state.step)
-            if not (exchange.due or validate_now or save_now):
+            if not (exchange.due or validate_now or save_now or callbacks.may_end_alone(parts.group)):
                 continue
 
-            decision = exchange.meet()
-            observer.steps(state.step, times, decision.losses)
+            decision = exchange.meet(ends=callbacks.wants_end)
+            observer.steps(state.step, times, decision)
             # Every rank has the same losses, and nothing has been saved since the last time they were looked at.
             _check_finite(parts.job, state, decision.losses)
             times.clear()
             measured = {"train/loss": decision.losses[-1]}
+            if decision.end:
+                last, save_now, validate_now = True, True, parts.validation is not None
             if validate_now and parts.validation is not None:
                 values = validate(learner, parts.recipe, parts.validation, parts.metrics, parts.group)
                 observer.validated(state.step, values)
                 measured |= values
+                callbacks.call("validation", values)
+            if decision.end or (validate_now and callbacks.agreed_to_end(parts.group)):
+                callbacks.end(parts.group)
+                observer.ended(state.step, str(callbacks.ended))
+                last, save_now = True, True
             if save_now or decision.save or decision.stop:
+                callbacks.call("checkpoint")
                 observer.save(state, measured)
             if decision.stop and not last:
                 return LoopEnd("interrupted", state)

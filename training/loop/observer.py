@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.ingest.feed.batch import Batch
 from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng
 from penstock.training.state import TrainState
@@ -40,11 +41,14 @@ class Observer:
     def batch(self, step: int, epoch: int, batch: Batch) -> None:
         """A batch is about to be learned."""
 
-    def steps(self, last_step: int, times: list[StepTimes], losses: list[float]) -> None:
+    def steps(self, last_step: int, times: list[StepTimes], met: Decision) -> None:
         """Steps were done, the last of them `last_step`."""
 
     def validated(self, step: int, metrics: dict[str, float]) -> None:
         """The model was validated."""
+
+    def ended(self, step: int, reason: str) -> None:
+        """A callback has ended training."""
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Write a checkpoint of the state with the metrics measured on it. A collective; returns before it is committed."""

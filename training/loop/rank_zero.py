@@ -14,11 +14,12 @@ from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.state_files import torch_snapshot, training_file
 from penstock.training.checkpoint.store import CheckpointStore, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
-from penstock.training.events import Point, Resumed, Saving, TrainProgress, Warned, now_ms
+from penstock.training.events import Notice, Point, Resumed, Saving, TrainProgress, Warned, now_ms
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
 from penstock.training.loop.machine_load import MachineSampler
 from penstock.training.loop.observer import RankObserver, StepTimes
+from penstock.training.loop.step_sync import Decision
 from penstock.training.ranks import Group
 from penstock.training.state import TrainState
 from penstock.training.step.learner import Learner
@@ -84,11 +85,12 @@ class FirstRank(RankObserver):
         due = every_s is not None and self._clock() - self._saved_s >= every_s
         return self._courier.stop_requested.is_set(), due and not self._writer.busy
 
-    def steps(self, last_step: int, times: list[StepTimes], losses: list[float]) -> None:
+    def steps(self, last_step: int, times: list[StepTimes], met: Decision) -> None:
         """Turn steps into points and progress."""
         first = last_step - len(times) + 1
-        for step, (time_, loss) in enumerate(zip(times, losses, strict=True), start=first):
+        for step, (time_, loss, own) in enumerate(zip(times, met.losses, met.own, strict=True), start=first):
             values = {
+                **own,
                 "train/loss": loss,
                 "train/lr": time_.learning_rate,
                 "train/rows_per_s": time_.global_rows / max(time_.step_s, 1e-9),
@@ -96,6 +98,9 @@ class FirstRank(RankObserver):
                 "train/data_wait_s": time_.data_wait_s,
                 "train/epoch": float(time_.epoch),
             }
+            if step == last_step and len(met.ranks) > 1:
+                for rank, (wait_s, loss_s) in enumerate(met.ranks):
+                    values |= {f"ranks/{rank}/data_wait_s": wait_s, f"ranks/{rank}/loss_s": loss_s}
             self._add(Point(time_.t_ms, step, values))
             warns = self._job.spec.on_nan == "warn"
             if warns and not math.isfinite(loss) and not self._warned_not_finite:
@@ -109,6 +114,10 @@ class FirstRank(RankObserver):
     def validated(self, step: int, metrics: dict[str, float]) -> None:
         """Turn a validation into a point."""
         self._add(Point(now_ms(), step, metrics))
+
+    def ended(self, step: int, reason: str) -> None:
+        """Tell the driver."""
+        self._courier.post(Notice(message=f"ends at step {step:,}: {reason}"))
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Copy this rank's part to memory and have it written in the background. A collective.
@@ -147,6 +156,7 @@ class FirstRank(RankObserver):
     def _add(self, point: Point) -> None:
         self._unsealed.append(point)
         self._courier.post(point)
+        self._learner.callbacks.call("logged", point.step, dict(point.values))
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What do the ranks tell each other between steps, and how often?
 
-One small sum over the ranks carries three things: rank 0's decisions (stop, save, when to meet next) and every rank's part of
-the losses since the last one. All ranks then act alike, and no step waits for a collective of its own or for the device to
-report a loss.
+One small sum over the ranks carries rank 0's decisions (stop, save, when to meet next), every rank's part of the losses since
+the last one, and how long each rank waited for rows and computed. Values that user code logs follow in a second one. All ranks
+then act alike, and no step waits for a collective of its own or for the device to report a loss.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
 
 __all__ = ["Decision", "Exchange"]
@@ -32,8 +33,14 @@ class Decision:
 
     stop: bool
     save: bool
+    end: bool
+    """A callback of any rank wants training to be finished."""
     losses: list[float]
     """Global mean loss of each step since the last exchange."""
+    own: list[dict[str, float]]
+    """What user code has logged in each of these steps, over all ranks."""
+    ranks: list[tuple[float, float]]
+    """Each rank's seconds of a mean step: waiting for rows, and in the recipe's loss."""
 
 
 class Exchange:
@@ -43,40 +50,62 @@ class Exchange:
         group: the ranks.
         wants: asked on rank 0 at each exchange: (stop, save).
         clock: monotonic seconds.
+        own: what user code logs.
     """
 
     def __init__(
-        self, group: Group, wants: Callable[[], tuple[bool, bool]], clock: Callable[[], float] = time.monotonic
+        self,
+        group: Group,
+        wants: Callable[[], tuple[bool, bool]],
+        clock: Callable[[], float] = time.monotonic,
+        own: OwnValues | None = None,
     ) -> None:
         self._group = group
         self._wants = wants
         self._clock = clock
+        self._own = own or OwnValues(group, "train")
+        self._seconds = [0.0, 0.0]
         self._distance = 1
         self._losses: list[Tensor] = []
         self._last_s = clock()
 
-    def record(self, loss: Tensor) -> None:
-        """Remember this rank's part of a step's loss; it stays on the device."""
+    def record(self, loss: Tensor, data_wait_s: float = 0.0, loss_s: float = 0.0) -> None:
+        """Remember this rank's part of a step's loss, which stays on the device, and where its time went."""
         self._losses.append(loss)
+        self._seconds = [self._seconds[0] + data_wait_s, self._seconds[1] + loss_s]
+        self._own.end_step()
 
     @property
     def due(self) -> bool:
         """Whether the steps until the next exchange are done; the same on every rank."""
         return len(self._losses) >= self._distance
 
-    def meet(self) -> Decision:
-        """Exchange. A collective."""
+    def meet(self, *, ends: bool = False) -> Decision:
+        """Exchange; `ends` says that a callback of this rank wants training to be finished. A collective."""
         steps = len(self._losses)
         stop, save, distance = 0.0, 0.0, 0.0
         if self._group.is_first:
             wants_stop, wants_save = self._wants()
             stop, save, distance = float(wants_stop), float(wants_save), float(self._next_distance(steps))
         losses = torch.stack(self._losses).double().cpu().tolist() if steps else []
-        message = [stop, save, distance, *losses, *[0.0] * (MAX_STEPS - steps)]
-        summed = self._group.sum(message)
+        ranks = [0.0] * (2 * self._group.world_size)
+        ranks[2 * self._group.rank : 2 * self._group.rank + 2] = [seconds / max(steps, 1) for seconds in self._seconds]
+        head = [stop, save, distance, float(ends), float(self._own.new_names), *ranks]
+        summed = self._group.sum([*head, *losses, *[0.0] * (MAX_STEPS - steps)])
+        stop, save, distance, end, new_names, *ranks = summed[: len(head)]
         self._losses.clear()
-        self._distance = int(summed[2])
-        return Decision(stop=summed[0] > 0, save=summed[1] > 0, losses=summed[3 : 3 + steps])
+        self._seconds = [0.0, 0.0]
+        self._distance = int(distance)
+        if new_names:
+            self._own.agree()
+        return Decision(
+            stop=stop > 0,
+            save=save > 0,
+            end=end > 0,
+            losses=summed[len(head) : len(head) + steps],
+            own=self._own.add_up(steps),
+            ranks=list(zip(ranks[::2], ranks[1::2], strict=True)),
+        )
 
     def _next_distance(self, steps: int) -> int:
         now_s = self._clock()

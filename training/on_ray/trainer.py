@@ -56,6 +56,8 @@ _KNOBS = {
     # Its notices are not used here (the last time-based checkpoint is recent enough), and it costs a process per worker group.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "300",
+    # Ray would take `print` for its own log files; printed.py shows what user code prints.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
@@ -67,6 +69,7 @@ def train(
     stop: threading.Event,
     listener: Callable[[list[Event]], None],
     own_cluster: bool = False,
+    work: Callable[..., RankResult] | None = None,
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
@@ -79,6 +82,7 @@ def train(
         stop: when set, the workers save at the next step and the outcome is `interrupted`.
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
         own_cluster: nothing else uses the cluster and it will not grow, so that its autoscaler need not be asked.
+        work: what each worker does, a module's function; None is `penstock.training.on_ray.worker.run_rank`.
 
     Raises:
         TrainingError: the retries are used up; the first cause is shown.
@@ -90,7 +94,7 @@ def train(
     attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)
     attempt.hear(chosen)
-    trainer = _trainer(job, mailbox, need)
+    trainer = _trainer(job, mailbox, need, work)
     trainer.own_cluster = own_cluster
     fit, silence = _Fit(trainer), Silence(job.spec, need)
     stopping = _Stopping(stop, mailbox)
@@ -135,10 +139,12 @@ _NOT_NEEDED = {
 }
 
 
-def _trainer(job: TrainJob, mailbox: Any, need: dict[str, float]) -> _LeanTrainer:
+def _trainer(
+    job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None = None
+) -> _LeanTrainer:
     return _LeanTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
-        train_loop_config={"job": job, "mailbox": mailbox},
+        train_loop_config={"job": job, "mailbox": mailbox, "work": work},
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
         scaling_config=ScalingConfig(num_workers=job.spec.workers, use_gpu="GPU" in need, resources_per_worker=need),
         run_config=RunConfig(

@@ -16,6 +16,8 @@ import ray.train.torch
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
 from penstock.redact import hiding_secrets
+from penstock.training.callbacks.callback import Training
+from penstock.training.callbacks.loading import load_callbacks
 from penstock.training.checkpoint.exactness import (
     BIT_EXACT,
     check_identity,
@@ -37,6 +39,7 @@ from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
 from penstock.training.on_ray.mailbox import RayMailboxClient, say_in_log
+from penstock.training.on_ray.printed import sending_prints
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe
@@ -44,8 +47,9 @@ from penstock.training.rng import restore_rng, seed_rng
 from penstock.training.state import TrainState
 from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
+from penstock.training.users_mlflow import take_over_mlflow
 
-__all__ = ["RankResult", "run_rank", "train_loop_per_worker"]
+__all__ = ["RankResult", "agree_on_checkpoint", "run_rank", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """Entry point of Ray Train on every rank.
 
     Args:
-        config: `job` (TrainJob) and `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox).
+        config: `job` (TrainJob), `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox), `work` (None is `run_rank`).
     """
     job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
@@ -73,8 +77,8 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     )
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
-        with hiding_secrets():
-            return run_rank(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
+        with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
+            return (config["work"] or run_rank)(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
@@ -98,19 +102,33 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     if job.manifest.rows.get("validation"):
         validation = open_job_feed(job, "validation", group.rank, group.world_size, group.device)
     # Weights start the same on every rank and for every number of ranks; what is drawn while training differs per rank.
+    take_over_mlflow(job.code)
     seed_rng(job.seed)
     recipe = load_recipe(job.code, job.spec.params)
     if recipe.can_augment:
         feed.augment_with(in_deterministic_mode(partial(recipe.augment, packed=feed.schema.packed)), job.seed)
-    learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed)
+    callbacks = load_callbacks(job.callbacks)
+    learner = Learner(recipe, recipe.build_model(feed.schema), job.spec, group, feed.schema.packed, callbacks)
     metrics = validation_metrics(job.spec.checkpoint.best, feed.schema, recipe).to(group.device)
     _check_validates(job, validation)
     seed_rng(job.seed, group.rank)
 
     store = job_checkpoints(job)
-    checkpoint, warnings = _agree_on_checkpoint(store, Writer(job.attempt, restart), group)
+    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
+    seen = Training(
+        learner.model,
+        learner.made_optimizer,
+        group.rank,
+        group.world_size,
+        group.device,
+        validation is not None,
+        job.run_storage,
+        state.step,
+        state.epoch,
+    )
+    callbacks.begin(seen)
     resumed_from = state.step if checkpoint is not None else None
     name = checkpoint.name if checkpoint is not None else None
     start = RankResult("interrupted", state, facts.exactness, resumed_from, name)
@@ -158,7 +176,10 @@ def _continue_from(
         training = training_of(checkpoint.storage)
         same_code = all(then.get(name) == settings[name] for name in (RECIPE_CODE, RECIPE_PARAMS))
         made_with = then[OPTIMIZER]
-        changed = learner.restore(weights_of(checkpoint.storage), training, state, made_with, same_code=same_code)
+        same_callbacks = all(then.get(name) == settings.get(name) for name in {*then, *settings} if "callback" in name)
+        changed = learner.restore(
+            weights_of(checkpoint.storage), training, state, made_with, same_code=same_code, same_callbacks=same_callbacks
+        )
         if changed:
             told = ", ".join(told_changes(changed, made_with, learner.hyperparameters))
             warnings.append(f"from step {state.step:,} on the optimizer is the recipe's of now: {told}")
@@ -186,7 +207,7 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
         )
 
 
-def _agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
+def agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
     """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
 
     def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:

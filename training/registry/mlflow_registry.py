@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.redact import redact_text
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.tracking.mlflow_backend import version_exists
+from penstock.training.tracking.mlflow_backend import version_exists, version_of_alias
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from penstock.training.tracking.tracker import Tracker
@@ -48,6 +48,10 @@ class MlflowRegistry:
         if here != registered["tracking_uri"]:
             return f"the model is registered at {registered['tracking_uri']}, and MLflow is now {here}"
         return f"version {registered['version']} of model {registered['name']} is no longer in the registry"
+
+    def aliased(self, uri: str, name: str, alias: str) -> str | None:
+        """Looked up at the server or in the database."""
+        return version_of_alias(uri, name, alias)
 
 
 MLFLOW = MlflowRegistry()

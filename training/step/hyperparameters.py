@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock.errors import ResumeError
+from penstock.training.step.several import SeveralOptimizers
 
 __all__ = ["OPTIMIZER", "changed_hyperparameters", "hyperparameters_of", "options_of", "replay", "told_changes"]
 
@@ -31,10 +32,10 @@ _NO_OPTIONS = ("params", "param_names")
 _SHORT = 40
 
 
-def hyperparameters_of(optimizer: Optimizer, scheduler: Any, every: str) -> dict[str, str]:
+def hyperparameters_of(optimizer: Optimizer | SeveralOptimizers, scheduler: Any, every: str) -> dict[str, str]:
     """Optimizer and schedule as they were just made: name to value as JSON, a list where parameter groups differ."""
     groups = [_options(group) for group in optimizer.param_groups]
-    found = {OPTIMIZER: type(optimizer).__name__}
+    found = {OPTIMIZER: optimizer.kind if isinstance(optimizer, SeveralOptimizers) else type(optimizer).__name__}
     for name in dict.fromkeys(name for group in groups for name in group):
         values = [_text(group.get(name)) for group in groups]
         found[name] = values[0] if len(set(values)) == 1 else f"[{', '.join(values)}]"
@@ -70,7 +71,7 @@ def told_changes(names: list[str], then: Mapping[str, str], now: Mapping[str, st
     return [f"{name} {a} -> {b}" if max(len(a), len(b)) <= _SHORT else name for name, a, b in pairs]
 
 
-def options_of(optimizer: Optimizer, changed: list[str], *, scheduled: bool) -> list[dict[str, Any]]:
+def options_of(optimizer: Optimizer | SeveralOptimizers, changed: list[str], *, scheduled: bool) -> list[dict[str, Any]]:
     """For each parameter group the options that are to stay as they are, whatever a checkpoint's state says."""
     wanted = {*changed, *_DRIVEN} if scheduled else {*changed}
     return [{name: value for name, value in _options(group).items() if name in wanted} for group in optimizer.param_groups]

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +20,19 @@ from torch import Tensor, nn
 
 from penstock.errors import ResumeError, TrainingError
 from penstock.ingest.feed.lists import batch_rows_of
+from penstock.training.callbacks.callback import Callbacks
 from penstock.training.checkpoint.host_copy import after_copy, copied
 from penstock.training.checkpoint.packed import pack
 from penstock.training.checkpoint.weights import tensors_of
+from penstock.training.own_values import logged_rows
 from penstock.training.ranks import Group
 from penstock.training.recipe import Columns, Recipe
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 from penstock.training.step.gradients import Gradients, MeanGradients
 from penstock.training.step.hyperparameters import changed_hyperparameters, hyperparameters_of, options_of, replay
+from penstock.training.step.own_step import OwnStep
+from penstock.training.step.several import SeveralOptimizers, SeveralSchedules
 
 __all__ = ["Learner"]
 
@@ -44,10 +49,20 @@ class Learner:
         spec: precision, accumulation, clipping, learning rate.
         group: the ranks that train together.
         packed: columns of lists that batches hold packed.
+        callbacks: see the gradients before each step, are kept with the optimizer, and may show other weights.
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module, spec: TrainSpec, group: Group, packed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        spec: TrainSpec,
+        group: Group,
+        packed: Collection[str] = (),
+        callbacks: Callbacks | None = None,
+    ) -> None:
         self._spec = spec
+        self.callbacks = callbacks or Callbacks()
         self._packed = packed
         self._recipe = recipe
         self._group = group
@@ -55,16 +70,32 @@ class Learner:
         # dynamic=False: one kernel per shape. A resumed process must not get other kernels than one that has already seen
         # the short last batch of an epoch.
         self.callee: nn.Module = torch.compile(self.model, dynamic=False) if spec.compile else self.model  # type: ignore[assignment]
-        self.optimizer = recipe.optimizer(self.model, spec.learning_rate)
-        self.scheduler: Any = recipe.scheduler(self.optimizer)
+        made = recipe.optimizer(self.model, spec.learning_rate)
+        self.made_optimizer = made
+        """As the recipe's `optimizer` returned it."""
+        self.optimizer: Any = SeveralOptimizers(made) if isinstance(made, dict) else made
+        schedule = recipe.scheduler(made)
+        self.scheduler: Any = SeveralSchedules(schedule) if isinstance(schedule, dict) else schedule
         _check_loadable("optimizer", self.optimizer, self.optimizer.state_dict())
         if self.scheduler is not None:
             _check_loadable("scheduler", self.scheduler, self.scheduler.state_dict())
         self.hyperparameters = hyperparameters_of(self.optimizer, self.scheduler, recipe.scheduler_every)
         """As the recipe has set them, before the first step."""
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=spec.precision == "fp16")
-        kind = MeanGradients if group.world_size > 1 else Gradients
-        self._gradients = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
+        self._learns: OwnStep | Gradients
+        if recipe.has_training_step:
+            seen = partial(self.callbacks.call, "gradients")
+            self._learns = OwnStep(recipe, self.model, self.optimizer, group, self.autocast, spec.clip_norm, seen)
+        else:
+            kind = MeanGradients if group.world_size > 1 else Gradients
+            self._learns = kind(recipe, self.model, self.callee, self.autocast, self.scaler)
+        self.loss_s = 0.0
+        """Seconds that the recipe's loss took in the last step, on this rank."""
+
+    def check_callbacks(self) -> None:
+        """Refuse callbacks whose state could be saved but not be read back. Once they have started."""
+        if self.callbacks:
+            _check_loadable("callbacks", self.callbacks, self.callbacks.state_dict())
 
     def autocast(self) -> Any:
         """The context of the forward pass."""
@@ -90,26 +121,42 @@ class Learner:
         Raises:
             TrainingError: the user's code fails.
         """
+        before_s = self._learns.loss_s
         with self._recipe.blaming("a step of training"):
-            return self._step(batch, rows, global_rows)
+            loss = self._step(batch, rows, global_rows)
+        self.loss_s = self._learns.loss_s - before_s
+        return loss
 
     def _step(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
         self.model.train()
+        if isinstance(self._learns, OwnStep):
+            logged_rows(rows)
+            total = self._learns(batch, rows, global_rows)
+            self._end_step()
+            return total
         parts = _micro_batches(batch, rows, self._spec.accumulate, self._packed)
         total = torch.zeros((), device=self._group.device)
         for index, (part, part_rows) in enumerate(parts):
+            logged_rows(part_rows)
             weight = part_rows * self._group.world_size / global_rows
-            loss = self._gradients.add(part, weight, last=index == len(parts) - 1)
+            loss = self._learns.add(part, weight, last=index == len(parts) - 1)
             total += loss * (part_rows / global_rows)
-        if self._spec.clip_norm is not None:
+        if self._spec.clip_norm is not None or self.callbacks:
             self.scaler.unscale_(self.optimizer)
+        if self._spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._spec.clip_norm)
+        logged_rows(1)
+        self.callbacks.call("gradients")
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        self._end_step()
+        return total
+
+    def _end_step(self) -> None:
+        logged_rows(1)
         if self.scheduler is not None and self._recipe.scheduler_every == "step":
             self.scheduler.step()
-        return total
 
     def end_epoch(self) -> None:
         """Step a scheduler that counts epochs."""
@@ -127,7 +174,8 @@ class Learner:
         Returns:
             A function that waits for the copy and gives it. Any thread may call it.
         """
-        weights = {name: copied(value) for name, value in tensors_of(self.model.state_dict()).items()}
+        shown = {**tensors_of(self.model.state_dict()), **self.callbacks.weights()}
+        weights = {name: copied(value) for name, value in shown.items()}
         return after_copy(weights, self._group.device)
 
     def copy_training(self) -> Callable[[], dict[str, Any]]:
@@ -140,6 +188,9 @@ class Learner:
             "scaler": self.scaler.state_dict(),
             "extra": {name: value for name, value in state_dict.items() if name not in weights},
         }
+        if self.callbacks:
+            training["callbacks"] = self.callbacks.state_dict()
+            training["trained"] = {name: weights[name] for name in self.callbacks.weights()}
         return after_copy(pack(training), self._group.device)
 
     def restore(
@@ -150,6 +201,7 @@ class Learner:
         made_with: Mapping[str, str],
         *,
         same_code: bool = True,
+        same_callbacks: bool = True,
     ) -> list[str]:
         """Put copied weights and the unpacked rest back, before the first step.
 
@@ -160,6 +212,7 @@ class Learner:
             reached: where training stood.
             made_with: the hyperparameters then.
             same_code: the recipe's code is what it was; else its schedule, which may be a function, may be another.
+            same_callbacks: `train.callbacks` is what it was.
 
         Returns:
             The names of the hyperparameters that are others now.
@@ -174,7 +227,7 @@ class Learner:
             replay(self.scheduler, reached.step if self._recipe.scheduler_every == "step" else reached.epoch)
         options = options_of(self.optimizer, changed, scheduled=anew)
         try:
-            self.model.load_state_dict({**weights, **training["extra"]})
+            self.model.load_state_dict({**weights, **training.get("trained", {}), **training["extra"]})
             self.optimizer.load_state_dict(training["optimizer"])
             self._keep_dtypes(training["optimizer"])
             if self.scheduler is not None and not anew:
@@ -186,6 +239,8 @@ class Learner:
             ) from error
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
+        if "callbacks" in training:
+            self.callbacks.load_state_dict(training["callbacks"], weights, same=same_callbacks)
         if training["scaler"]:
             self.scaler.load_state_dict(training["scaler"])
         return changed

@@ -46,6 +46,7 @@ __all__ = [
     "open_client",
     "patiently",
     "version_exists",
+    "version_of_alias",
 ]
 
 
@@ -60,6 +61,7 @@ _OWN_TAGS = {
     "description": "mlflow.note.content",
     "user": "mlflow.user",
     "source": "mlflow.source.name",
+    "parent": "mlflow.parentRunId",
 }
 """Tags that MLflow's pages show under a name of their own."""
 
@@ -305,6 +307,14 @@ def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> b
         return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
     except MlflowException as error:
         return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
+
+
+def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
+    """The version that an alias of a model points to; None where there is none, or the registry does not answer."""
+    try:
+        return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
+    except MlflowException:
+        return None
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:

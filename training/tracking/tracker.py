@@ -124,7 +124,10 @@ class Tracker(Protocol):
         ...
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
-        """Set tags on the run. Those without a dot are for people: `description` (markdown), `source` and `user`."""
+        """Set tags on the run. Those without a dot are for people: `description` (markdown), `source`, `user`, and `parent`.
+
+        `parent` is the `run_id` of the run that this one is a part of.
+        """
         ...
 
     def log_json(self, name: str, value: Any) -> None:

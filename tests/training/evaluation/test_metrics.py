@@ -46,6 +46,11 @@ class OwnMetrics(Predicts):
         return {"top2": torchmetrics.Accuracy("multiclass", num_classes=4, top_k=2)}
 
 
+class WithoutLabel(Predicts):
+    def metrics(self) -> dict[str, Any]:
+        return {"mean": torchmetrics.MeanMetric()}
+
+
 def recipe(user: object | None = None) -> Recipe:
     return Recipe(user or Predicts(), "model.py:Mine")
 
@@ -242,3 +247,36 @@ def test_a_batch_is_augmented_in_deterministic_mode_whoever_counts_meanwhile(tmp
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(modes) > 10_000 and all(modes)
+
+
+def test_several_labels_or_targets_in_a_row_are_measured_as_scikit_learn_does() -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores, labels = torch.randn(60, 3, generator=generator), torch.randint(0, 2, (60, 3), generator=generator)
+    of_three = FeedSchema(columns=(ColumnInfo(name="y", dtype="uint8", shape=(3,)),), label="y")
+    metrics = make_metrics(["accuracy", "f1", "auroc"], of_three, recipe())
+    for part in (slice(0, 25), slice(25, None)):
+        metrics.update(scores[part], {"y": labels[part].to(torch.uint8)})
+    found = metrics.compute()
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels.flatten(), (scores > 0).flatten()))
+    assert found["f1"] == pytest.approx(f1_score(labels, scores > 0, average="macro"))
+    assert found["auroc"] == pytest.approx(roc_auc_score(labels, scores), abs=0.02)
+    with pytest.raises(TrainingError, match=r"label 'y' needs \[rows, 3\]"):
+        metrics.update(scores[:, :2], {"y": labels})
+
+    targets = FeedSchema(columns=(ColumnInfo(name="y", dtype="float32", shape=(3,)),), label="y")
+    metrics = make_metrics(None, targets, recipe())
+    metrics.update(scores, {"y": 2 * scores})
+    found = metrics.compute()
+    assert found["mae"] == pytest.approx(scores.abs().mean().item()) and found["r2"] == pytest.approx(
+        r2_score(2 * scores, scores)
+    )
+
+
+def test_without_a_label_metrics_see_the_predictions_alone() -> None:
+    metrics = make_metrics(None, schema(label=None), recipe(WithoutLabel()))
+    metrics.update(torch.tensor([1.0, 2.0]), {"y": torch.zeros(2)})
+    metrics.update(torch.tensor([6.0]), {"y": torch.zeros(1)})
+    assert metrics.compute() == {"mean": 3.0}
+    with pytest.raises(SpecError, match=r"metrics\(\) cannot be measured") as caught:
+        make_metrics(None, schema(label=None), recipe(OwnMetrics()))
+    assert "'top2' compare predictions with a label" in caught.value.problems[0]

@@ -17,7 +17,7 @@ import ray
 from penstock.errors import TrainingError
 from penstock.tasks.evaluate import measure_checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import CheckpointCommitted, Event, TrainProgress, WorkerStarted
+from penstock.training.events import CheckpointCommitted, Event, Printed, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.model import ModelSpec
 from penstock.training.on_ray.one_worker import on_one_worker
@@ -124,6 +124,8 @@ def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_d
     outcome = run(tmp_path, "lean", listen, **SLOW, max_steps=2, own_cluster=True)
     assert outcome.status == "finished"
     assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
+    printed = [(event.rank, line) for event in watcher.events if isinstance(event, Printed) for line in event.lines]
+    assert sorted(printed) == [(0, "rows: 24")] * 2 + [(1, "rows: 24")] * 2
     assert {"TrainController", "RayTrainWorker", "Mailbox"} <= actors
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
 

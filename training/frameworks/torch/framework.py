@@ -27,10 +27,12 @@ class TorchFramework:
     libraries = ("torch",)
     loader = "penstock.training.frameworks.torch.loading:load"
     model_files = (MODEL,)
+    takes_callbacks = True
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import and construct the recipe; refuse a learning rate that nothing would read."""
         recipe = load_recipe(code, spec.params)
+        recipe.refuse_with_training_step(spec)
         if "learning_rate" in spec.model_fields_set:
             recipe.refuse_learning_rate(spec.learning_rate)
         return recipe

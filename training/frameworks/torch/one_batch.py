@@ -12,6 +12,7 @@ from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
 from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.own_values import OwnValues, collecting
 from penstock.training.recipe import Recipe, load_recipe
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
@@ -30,22 +31,35 @@ def try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch,
     Raises:
         TrainingError: what is wrong, naming the user's file and line where there is one.
     """
+    with collecting(OwnValues(None, "train")):  # what is wrong with a logged value shows here, too
+        return _try_batch(code, spec, schema, batch, seed)
+
+
+def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
     seed_rng(seed)  # as a worker does: the weights that training begins with
     recipe = load_recipe(code, spec.params)
     device = torch.device("cuda" if spec.gpus != 0 and torch.cuda.is_available() else "cpu")
     model = recipe.build_model(schema).to(device)
     columns = _augmented(recipe, batch, schema.packed, code.target) if recipe.can_augment else batch.columns
-    loss = recipe.loss(model, {name: column.to(device) for name, column in columns.items()})
+    there = {name: column.to(device) for name, column in columns.items()}
+    loss = recipe.loss(model, there)
     value = loss.detach().item()
     if not math.isfinite(value):
         raise TrainingError(
             f"{code.target}: the loss of the first batch is {value}",
             next_step="look at the columns' values (scale, missing values) and at the loss function",
         )
-    if not loss.requires_grad:
+    if recipe.has_training_step:
+        optimizer = recipe.optimizer(model.train(), spec.learning_rate)
+        recipe.scheduler(optimizer)
+        with recipe.blaming("a step of training"):
+            recipe.training_step(model, there, optimizer)
+    elif not loss.requires_grad:
         raise TrainingError(f"{code.target}: the loss does not depend on the model's parameters; backward() has nothing to do")
-    loss.backward()  # type: ignore[no-untyped-call]
-    if recipe.has_optimizer or recipe.has_scheduler:  # torch loads its compiler for the first optimizer made
+    else:
+        loss.backward()  # type: ignore[no-untyped-call]
+    if not recipe.has_training_step and (recipe.has_optimizer or recipe.has_scheduler):
+        # Where neither is there nothing is tried: torch loads its compiler for the first optimizer made.
         recipe.scheduler(recipe.optimizer(model, spec.learning_rate))
     shape: list[int] | None = None
     if recipe.can_predict:

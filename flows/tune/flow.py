@@ -1,0 +1,262 @@
+"""The flow of a sweep: rows once, trials side by side, then the best spec as a file, run to its end.
+
+`tune` is what Prefect runs. Trials are its tasks; the run of the best spec, which evaluates and registers, is its subflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from prefect import State, flow
+from prefect.states import Cancelled, Completed
+from prefect.utilities.annotations import quote
+from pydantic import BaseModel, Field
+
+from penstock.digest import digest_of
+from penstock.errors import Interrupted, PenstockError, SpecError, TrainingError
+from penstock.flows.pipeline import pipeline
+from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
+from penstock.flows.run.close_attempt import close_attempt
+from penstock.flows.run.flow_runs import EndedUntold
+from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
+from penstock.flows.run.preflight import check_recipe, check_storage, machine_cpus
+from penstock.flows.run.reporter import make_reporter
+from penstock.flows.run.request import RunRequest
+from penstock.flows.servers.probes import ray_address
+from penstock.flows.servers.services import telemetry_off
+from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
+from penstock.flows.tune.board import Board, short
+from penstock.flows.tune.driver import Driver
+from penstock.flows.tune.slots import trials_at_once
+from penstock.flows.tune.trial import Hears, Sweep, load_trial
+from penstock.lease import hold_lease
+from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.redact import hiding_secrets
+from penstock.tasks.all_stages import ALL_STAGES
+from penstock.tasks.context import Reporter, RunContext
+from penstock.tasks.keys import StageKey, stage_keys
+from penstock.tasks.ledger import Ledger, sweep_lease_path
+from penstock.tasks.project import Project
+from penstock.tasks.spec import PipelineSpec
+from penstock.tasks.stage import stage_task
+from penstock.tasks.stages import BEFORE_TRAINING
+from penstock.tasks.tune.record import SweepRecord, Trial, current_sweep, save_sweep
+from penstock.tasks.tune.search import check_searcher
+from penstock.tasks.tune.spec import TuneSpec
+
+__all__ = ["TuneRequest", "best_file", "tune", "tune_spec"]
+
+
+class TuneRequest(BaseModel):
+    """Which sweep to make, or to continue."""
+
+    file: str = Field(description="Path of the pipeline file.")
+    overrides: list[str] = Field(default_factory=list, description="Changes of single values, such as `tune.trials=20`.")
+    fresh: bool = Field(default=False, description="Start a new sweep instead of continuing the last one.")
+
+
+def tune_spec(loaded: LoadedSpec) -> TuneSpec:
+    """The section `tune` of the file. Raises SpecError if it has none."""
+    if loaded.spec.tune is None:
+        raise SpecError(
+            f"{loaded.file.name} has no section `tune`, which says what to try",
+            next_step="add for instance: tune: {space: {train.learning_rate: {log_range: [0.0001, 0.1]}}, trials: 8}",
+        )
+    return loaded.spec.tune
+
+
+def best_file(loaded: LoadedSpec) -> Path:
+    """Where the best spec of a sweep is written: beside the file, because relative paths in it start there."""
+    return loaded.file.with_name(f"{loaded.file.stem}.best{loaded.file.suffix}")
+
+
+@flow(name="penstock-tune", persist_result=False)
+def tune(request: TuneRequest) -> State[Any]:
+    """Make or continue the sweep that `request.file` describes. The result is the data of the state."""
+    telemetry_off()
+    reporter = make_reporter()
+    loaded = load_spec(request.file, request.overrides)
+    tune_section = tune_spec(loaded)
+    check_searcher(tune_section)
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    stopping = StopRequest()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hiding_secrets())
+        stack.enter_context(stopping_on_signals(stopping))
+        stack.enter_context(cancel_becomes_sigterm(stopping.stop))
+        check_storage(project.storage)
+        stack.enter_context(hold_lease(project.storage, sweep_lease_path(loaded.spec.name), on_lost=stopping.give_up))
+        ray_stack = stack.enter_context(contextlib.ExitStack())
+        need_ray = RayOnDemand(loaded, project, reporter, stopping, ray_stack)
+        ctx = _open_sweep(request, loaded, project, reporter, stopping, need_ray)
+        try:
+            result = _sweep(ctx, loaded, tune_section, need_ray, ray_stack)
+        except BaseException as error:
+            if stopping.lost is not None:  # the records are another process's now
+                ctx.tracker.close(None)
+                raise stopping.lost from error
+            stopped = stop_behind(error)
+            if isinstance(stopped, Interrupted):
+                return Cancelled(message=stopped.message, data=close_attempt(ctx, "interrupted", stopped))
+            failed = close_attempt(ctx, "failed", error)
+            if isinstance(error, PenstockError):
+                error.result = error.result or failed
+            raise
+        ended = close_attempt(ctx, "done", note=result.pop("summary"))
+        data = {**result, "url": ended["url"], "warnings": ended["warnings"]}
+        state: State[Any] = Completed(message=f"sweep {ctx.run.run}", data=data)
+        if ctx.attempt.prefect_missed_end:
+            raise EndedUntold(state)
+        return state
+
+
+def _open_sweep(
+    request: TuneRequest,
+    loaded: LoadedSpec,
+    project: Project,
+    reporter: Reporter,
+    stopping: StopRequest,
+    need_ray: RayOnDemand,
+) -> RunContext:
+    """Choose the sweep to continue, or begin one, and open the records of an attempt at its own run."""
+    ledger, section = Ledger(project.storage), tune_spec(loaded)
+    for values in ({key: dimension.extremes[0]} for key, dimension in section.space.items()):
+        one = load_trial(loaded, values)
+        check_recipe(Project(one.spec, one.base_dir, one.origins))
+    keys = stage_keys(project, ledger.stage_output)
+    record, identity = current_sweep(project.storage, loaded.spec.name), _identity(section, keys)
+    run = ledger.load_run(record.sweep) if record is not None else None
+    spec = loaded.spec.model_dump(mode="json", by_alias=True)
+    if record is None or run is None or request.fresh or record.identity != identity:
+        if record is not None and not request.fresh:
+            reporter.say("a new sweep: the pipeline, its data or the space is not that of the last one")
+        run = ledger.new_run(loaded.spec.name, spec)
+        run = run.model_copy(update={"run": f"{run.run}-sweep"})
+        save_sweep(project.storage, loaded.spec.name, SweepRecord(sweep=run.run, identity=identity))
+    going_on = {"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running", "sweep": run.run}
+    run = run.model_copy(update=going_on)
+    needs = check_needs(ledger, project, run, need_ray, on_cluster=ray_address() is not None, will_train=True, until=None)
+    for warning in needs:
+        reporter.warn(warning)
+    tags = {"penstock.sweep": run.run}
+    return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=True, tags=tags)
+
+
+def _identity(section: TuneSpec, keys: dict[str, StageKey]) -> str:
+    """What all trials share; how many there are, and how many at once, may change."""
+    shared = section.model_dump(mode="json", exclude={"trials", "time_s", "concurrent"})
+    inputs = {
+        name: {each: value for each, value in keys[name].inputs.items() if not each.startswith("rows.")}
+        for name in (*BEFORE_TRAINING, "train")
+    }
+    return digest_of([shared, inputs])
+
+
+def _sweep(
+    ctx: RunContext, loaded: LoadedSpec, section: TuneSpec, need_ray: RayOnDemand, ray_stack: contextlib.ExitStack
+) -> dict[str, Any]:
+    """Perform the trials, then the run of the best. Returns what `penstock tune --json` prints, and a `summary`."""
+    introduce(ctx)
+    for stage in ALL_STAGES:
+        ctx.stopping.check()
+        if stage.name in BEFORE_TRAINING:
+            stage_task(stage)(quote(ctx), return_state=True).result(raise_on_failure=True, _sync=True)  # type: ignore[call-overload]
+    board = Board(section, ctx.reporter.say)
+    sweep = Sweep(loaded, section, ctx, Hears(lambda *_: None, lambda *_: None, ctx.warn), lambda _number: None)
+    sweep.prepared[ctx.keys["shuffle"].key] = ctx
+    driver = Driver(sweep, board)
+    if driver.has_work:
+        need_ray()
+        with board.shown():
+            driver.run(_concurrent(ctx, loaded.spec, section, need_ray))
+    trials = driver.trials
+    best = _best(section, trials)
+    file = best_file(loaded)
+    file.write_text(_head(loaded, ctx, section, best) + with_values(loaded, best.values), encoding="utf-8")
+    ctx.tracker.log_json("trials.json", [trial.model_dump(mode="json") for trial in trials])
+    ctx.tracker.log_text(file.name, file.read_text(encoding="utf-8"))
+    ctx.tracker.log_metrics({section.metric: best.value or 0.0}, 0)
+    ctx.tracker.set_tags({"penstock.best": best.run or ""})
+    summary = _summary(section, trials, best)
+    ctx.reporter.say(f"{summary}; {file.name} holds its spec")
+    ray_stack.close()
+    registered = _run_best(ctx, file, best)
+    return {
+        "status": "done",
+        "sweep": ctx.run.run,
+        f"{ctx.run.tracker}_run_id": ctx.tracker.run_id,
+        "trials": [trial.model_dump(mode="json", exclude={"reports"}) for trial in trials],
+        "best": {"trial": best.number, "values": best.values, section.metric: best.value, "run": best.run},
+        "file": str(file),
+        "metrics": registered["metrics"],
+        "model_uri": registered["model_uri"],
+        "weights_digest": registered["weights_digest"],
+        "stages": registered["stages"],
+        "summary": summary,
+    }
+
+
+def _concurrent(ctx: RunContext, spec: PipelineSpec, section: TuneSpec, need_ray: RayOnDemand) -> int:
+    """How many trials run at once; says so."""
+    assert need_ray.cluster is not None
+    nodes = need_ray.cluster.nodes
+    if need_ray.cluster.embedded:  # it may have been given more CPUs than there are, for the tasks that prepare rows
+        nodes = ({"CPU": machine_cpus(), "GPU": float(torch.cuda.device_count())},)
+    concurrent, lowered = trials_at_once(spec, section, nodes)
+    ctx.reporter.say(lowered or f"{spec.name}: {section.limit} trials, {concurrent} at once")
+    return concurrent
+
+
+def _best(section: TuneSpec, trials: list[Trial]) -> Trial:
+    sign = {"min": 1, "max": -1}[section.mode]
+    done = [(sign * trial.value, trial.number, trial) for trial in trials if trial.state == "done" and trial.value is not None]
+    if not done:
+        raise TrainingError(
+            "no trial came to its end",
+            problems=[f"trial {trial.number}: {trial.error or trial.note or trial.state}" for trial in trials],
+            next_step="change tune.space, or give the sweep more time (tune.time_s)",
+        )
+    return min(done)[2]
+
+
+def _head(loaded: LoadedSpec, ctx: RunContext, section: TuneSpec, best: Trial) -> str:
+    values = ", ".join(f"{key}: {short(value)}" for key, value in best.values.items())
+    return (
+        f"# The best of sweep {ctx.run.run} of {loaded.file.name}: trial {best.number}, {section.metric} {short(best.value)},\n"
+        f"# with {values}. It is trained already: `penstock run {best_file(loaded).name}` finds it.\n"
+    )
+
+
+def _summary(section: TuneSpec, trials: list[Trial], best: Trial) -> str:
+    counts = {state: sum(trial.state == state for trial in trials) for state in ("done", "stopped", "failed")}
+    words = {"done": "done", "stopped": "stopped early", "failed": "failed"}
+    counted = ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+    values = ", ".join(f"{key} {short(value)}" for key, value in best.values.items())
+    result = f"{section.metric} {short(best.value)} with {values}"
+    return f"{len(trials)} trials ({counted}); the best is trial {best.number}: {result}"
+
+
+def _run_best(ctx: RunContext, file: Path, best: Trial) -> dict[str, Any]:
+    """Run the best spec to its end: training is found, the test split measured, the model registered."""
+    run = ctx.ledger.load_run(best.run or "")
+    assert run is not None
+    if run.sweep is not None:  # from now on it is the pipeline's own
+        run = run.model_copy(update={"sweep": None})
+        ctx.ledger.save_run(run)
+    ctx.ledger.make_current(run)
+    result: Any
+    try:
+        state = pipeline(RunRequest(file=str(file)), return_state=True)
+        result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
+    except EndedUntold as untold:
+        if isinstance(untold.end, BaseException):
+            raise untold.end from None
+        state, result = untold.end, untold.end.data
+    if state.is_cancelled():
+        raise Interrupted(ctx.stopping.signum, str(state.message))
+    if not state.is_completed():
+        raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
+    return dict(result)

@@ -1,0 +1,1 @@
+"""How do two runs differ, and why is one of them worse? Spec, code, data and results, from what the runs left on record."""

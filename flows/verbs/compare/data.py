@@ -1,0 +1,163 @@
+"""How do the data of two runs differ? Files, rows, classes, and every source column, by what materialize noted of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.profile import ColumnProfile, FileProfile, Profile
+from penstock.ingest.read.snapshot import SourceSnapshot
+from penstock.ingest.schema import SPLITS
+from penstock.tasks.changes import FileChange
+from penstock.tasks.ledger import Ledger, Run
+
+__all__ = ["RunData", "compare_data"]
+
+_NOTABLE_SHIFT = 0.1
+"""A mean that moved by less of a standard deviation is not called a drift, however sure it is."""
+
+_NOTABLE_SHARE = 0.05
+"""The same of shares: of nulls, of a text's values."""
+
+
+class RunData:
+    """What is on record of a run's data. Whatever is not there is empty."""
+
+    def __init__(self, ledger: Ledger, run: Run) -> None:
+        outputs = {}
+        for stage in ("read", "materialize"):
+            key = run.keys[stage].key if stage in run.keys else ""
+            record = ledger.stage_record(f"stages/{stage}/{key}.json", key) if key else None
+            outputs[stage] = record.output if record is not None else None
+        read, prepared = outputs["read"], outputs["materialize"]
+        self.snapshot = SourceSnapshot.model_validate(read) if read is not None else None
+        self.manifest = DatasetManifest.model_validate(prepared) if prepared is not None else None
+        self.profile = (ledger.profile(run.keys["materialize"].key) if prepared is not None else None) or Profile()
+
+    @property
+    def files(self) -> dict[str, dict[str, Any]]:
+        """`train/name` -> its rows, bytes, and what a person may compare it by."""
+        if self.snapshot is None:
+            return {}
+        return {
+            f"{file.location}/{file.name}": {
+                "rows": file.rows,
+                "bytes": file.size_bytes,
+                "content": file.content or file.fingerprint,
+            }
+            for file in self.snapshot.files
+        }
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes by their number; empty where the label is none."""
+        if self.manifest is None:
+            return ()
+        schema = self.manifest.feed_schema
+        return tuple(schema.classes or map(str, range(schema.num_classes or 0)))
+
+    def class_rows(self) -> dict[str, dict[str, int]]:
+        """Split -> class -> rows."""
+        counts = self.manifest.extra.get("class_counts", {}) if self.manifest is not None else {}
+        return {split: self._named(found) for split, found in counts.items()}
+
+    def file_classes(self) -> dict[str, dict[str, int]]:
+        """`train/name` -> class -> rows, of the files that are described."""
+        return {_name(file): self._named(file.classes) for file in self.profile.files if file.classes}
+
+    def _named(self, rows: Mapping[str, int]) -> dict[str, int]:
+        names = self.classes
+        return {names[int(label)] if int(label) < len(names) else label: count for label, count in rows.items()}
+
+
+def compare_data(before: RunData, after: RunData, files: tuple[FileChange, ...]) -> dict[str, Any]:
+    """Files with their rows, rows and classes by split, and drift by column, as JSON."""
+    return {
+        "files": [_file(change, before, after) for change in files],
+        "rows": [
+            {"split": split, "before": was, "after": now}
+            for split in SPLITS
+            if (was := _rows(before, split)) + (now := _rows(after, split))
+        ],
+        "classes": _classes(before.class_rows(), after.class_rows()),
+        "columns": _columns(before.profile, after.profile),
+    }
+
+
+def _file(change: FileChange, before: RunData, after: RunData) -> dict[str, Any]:
+    was, now = before.files.get(change.name, {}), after.files.get(change.name, {})
+    found = {"name": change.name, "what": change.what, "rows_before": was.get("rows"), "rows": now.get("rows")}
+    side = before if change.what == "gone" else after
+    return {**found, "classes": side.file_classes().get(change.name, {})}
+
+
+def _rows(data: RunData, split: Any) -> int:
+    return data.manifest.rows.get(split, 0) if data.manifest is not None else 0
+
+
+def _classes(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
+    found = []
+    for split in SPLITS:
+        was, now = before.get(split, {}), after.get(split, {})
+        for name in dict.fromkeys([*was, *now]):
+            shares = [rows.get(name, 0) / max(1, sum(rows.values())) for rows in (was, now)]
+            counts = {"before": was.get(name, 0), "after": now.get(name, 0)}
+            found.append(
+                {"split": split, "class": name, **counts, "share_before": shares[0], "share_after": shares[1]}
+                | {"drifted": _moved(shares[0], shares[1], sum(was.values()), sum(now.values()))}
+            )
+    return found
+
+
+def _columns(before: Profile, after: Profile) -> list[dict[str, Any]]:
+    """Every column of the train split, those that moved most first."""
+    was, now = before.columns.get("train", {}), after.columns.get("train", {})
+    found = [_column(name, was.get(name), now.get(name)) for name in dict.fromkeys([*was, *now])]
+    return sorted(found, key=lambda entry: (not entry["drifted"], -abs(entry["distance"] or 0)))
+
+
+def _column(name: str, was: ColumnProfile | None, now: ColumnProfile | None) -> dict[str, Any]:
+    if was is None or now is None:
+        return {"column": name, "kind": "added" if was is None else "gone", "distance": None, "drifted": True, "said": ""}
+    nulls = [side.nulls / max(1, side.rows) for side in (was, now)]
+    entry: dict[str, Any] = {"column": name, "nulls_before": nulls[0], "nulls_after": nulls[1]}
+    drifted = _moved(nulls[0], nulls[1], was.rows, now.rows)
+    if was.count and now.count:
+        apart, spread = now.mean - was.mean, was.std or now.std
+        distance = apart / spread if spread else 0.0
+        drifted |= abs(distance) > max(_NOTABLE_SHIFT, 3 * math.sqrt(1 / was.count + 1 / now.count))
+        entry |= {
+            "kind": "numbers",
+            "mean_before": was.mean,
+            "mean_after": now.mean,
+            "std_before": was.std,
+            "std_after": now.std,
+        }
+        entry |= {"low_before": was.low, "low_after": now.low, "high_before": was.high, "high_after": now.high}
+        said = f"mean {was.mean:.4g} -> {now.mean:.4g} ({distance:+.2f} of its standard deviation)"
+    else:
+        shares = [{value: count / max(1, side.rows) for value, count in (side.values or {}).items()} for side in (was, now)]
+        apart_by = {value: shares[1].get(value, 0.0) - shares[0].get(value, 0.0) for value in {*shares[0], *shares[1]}}
+        distance = sum(map(abs, apart_by.values())) / 2
+        most = max(sorted(apart_by), key=lambda value: abs(apart_by[value]), default=None)
+        drifted |= any(_moved(shares[0].get(v, 0.0), shares[1].get(v, 0.0), was.rows, now.rows) for v in apart_by)
+        entry |= {"kind": "text", "values_before": was.values, "values_after": now.values}
+        said = "" if most is None else f"{most!r} {shares[0].get(most, 0.0):.1%} -> {shares[1].get(most, 0.0):.1%}"
+    if abs(nulls[0] - nulls[1]) > 0:
+        said = ", ".join(filter(None, [said, f"nulls {nulls[0]:.1%} -> {nulls[1]:.1%}"]))
+    return {**entry, "distance": distance, "drifted": bool(drifted), "said": said}
+
+
+def _moved(was: float, now: float, rows_before: int, rows_after: int) -> bool:
+    """Whether a share moved by more than chance would move it, and by enough to speak of."""
+    if not rows_before or not rows_after:
+        return False
+    pooled = (was * rows_before + now * rows_after) / (rows_before + rows_after)
+    error = math.sqrt(max(pooled * (1 - pooled), 1e-9) * (1 / rows_before + 1 / rows_after))
+    return abs(now - was) > max(_NOTABLE_SHARE, 3 * error)
+
+
+def _name(file: FileProfile) -> str:
+    return f"{file.location}/{file.name}"

@@ -1,0 +1,165 @@
+"""How do the results of two runs differ? Metrics with intervals on the rows that both judged, by file, and curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.flows.verbs.compare.data import RunData
+from penstock.flows.verbs.which_run import better_is
+from penstock.ingest.schema import SPLITS, Split
+from penstock.tasks.ledger import Ledger, Run
+from penstock.training.checkpoint.journal import read_journal
+
+__all__ = ["by_file", "compare_metrics", "curves", "same_rows"]
+
+_SURE = 1.96
+"""Standard errors on each side of a 95 % interval."""
+
+_NEVER = 1 << 60
+
+
+class Answers(NamedTuple):
+    """A model's answers on a split, with the classes as names, so that another numbering of them is no difference."""
+
+    place: NDArray[Any]
+    """File and row of each answer; empty where they are not known."""
+    target: NDArray[Any]
+    predicted: NDArray[Any]
+    loss: NDArray[np.float64]
+    is_class: bool
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """1 for a right class and 0 for a wrong one; of quantities the distance from the true value."""
+        return (self.target == self.predicted).astype(np.float64) if self.is_class else self.loss
+
+
+def answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> Answers | None:
+    """What is on record of a run's model on a split; None if nothing is."""
+    table: pa.Table | None = ledger.answers(run.run, split)
+    if table is None:
+        return None
+    files = data.files
+    place = np.empty(0, object)
+    if "file" in table.column_names:
+        # By content: a file of the same name that was written again holds other rows.
+        names = [f"{name}\n{files.get(name, {}).get('content')}" for name in table.column("file").combine_chunks().to_pylist()]
+        place = np.array([f"{name}\n{row}" for name, row in zip(names, table.column("row").to_pylist(), strict=True)], object)
+    target, predicted = table.column("target").to_numpy(), table.column("predicted").to_numpy()
+    if classes := data.classes:
+        named = np.array(classes, object)
+        target, predicted = named[target.astype(int)], named[predicted.astype(int)]
+    return Answers(place, target, predicted, table.column("loss").to_numpy().astype(np.float64), bool(classes))
+
+
+def compare_metrics(before: Run, after: Run) -> list[dict[str, Any]]:
+    """Every metric of either run, held-out ones first; `better` says for each whether the later run is."""
+    was, now = before.result.get("metrics", {}), after.result.get("metrics", {})
+    splits = ("test/", "validation/", "val/", "train/")
+    names = sorted({*was, *now}, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
+    found = []
+    for name in names:
+        if name.startswith("val/") and f"validation/{name.removeprefix('val/')}" in names:
+            continue  # measured while training, of the same rows
+        entry = {"metric": name, "before": was.get(name), "after": now.get(name), "difference": None, "better": None}
+        if name in was and name in now:
+            entry["difference"] = difference = now[name] - was[name]
+            entry["better"] = None if difference == 0 else better_is(after, name) * difference > 0
+        found.append(entry)
+    return found
+
+
+def same_rows(ledger: Ledger, before: Run, after: Run, data: tuple[RunData, RunData]) -> list[dict[str, Any]]:
+    """By split: both models on the rows that both judged, and the difference with its 95 % interval, row by row."""
+    found = []
+    for split in SPLITS[1:]:
+        sides = [answers_of(ledger, run, side, split) for run, side in zip((before, after), data, strict=True)]
+        if sides[0] is None or sides[1] is None or sides[0].is_class != sides[1].is_class:
+            continue
+        was, now = _aligned(sides[0], sides[1], _same_split(data, split))
+        entry: dict[str, Any] = {"split": split, "rows": len(was.loss), "of": [len(side.loss) for side in sides if side]}
+        measures = [("accuracy", was.scores, now.scores)] if was.is_class else []
+        measures.append(("log_loss" if was.is_class else "mae", was.loss, now.loss))
+        entry["metrics"] = [_paired(name, old, new) for name, old, new in measures] if len(was.loss) else []
+        found.append(entry)
+    return found
+
+
+def by_file(ledger: Ledger, run: Run, data: RunData) -> list[dict[str, Any]]:
+    """How a run's model does on the held-out rows of each source file; `odd` where it is far worse than on the others."""
+    found = []
+    for split in SPLITS[1:]:
+        answers = answers_of(ledger, run, data, split)
+        if answers is None or not len(answers.place):
+            continue
+        files = np.array([place.partition("\n")[0] for place in answers.place], object)
+        names = list(dict.fromkeys(files.tolist()))
+        if len(names) < 2 or len(names) > len(files) / 2:
+            continue
+        scores = answers.scores
+        for name in names:
+            here = files == name
+            mine, others = scores[here], scores[~here]
+            error = math.sqrt(_variance(mine) / len(mine) + _variance(others) / len(others))
+            apart = (mine.mean() - others.mean()) * (1 if answers.is_class else -1)
+            entry = {
+                "split": split,
+                "file": name,
+                "rows": int(here.sum()),
+                "measure": "accuracy" if answers.is_class else "mae",
+            }
+            values = {"value": float(mine.mean()), "others": float(others.mean())}
+            found.append({**entry, **values, "odd": bool(apart < -3 * error and apart < -0.1 * abs(others.mean()))})
+    return found
+
+
+def curves(ledger: Ledger, runs: Sequence[Run]) -> dict[str, list[list[tuple[int, float]]]]:
+    """Metric -> for each run its points (step, value), of the losses and of what was measured on held-out rows."""
+    points = [read_journal(ledger.run_storage(run.run), _NEVER) for run in runs]
+    names = sorted({name for side in points for point in side for name in point.values})
+    chosen = [name for name in names if name.startswith(("val/", "validation/")) or name == "train/loss"]
+    return {
+        name: [[(point.step, point.values[name]) for point in side if name in point.values] for side in points]
+        for name in chosen
+    }
+
+
+def _same_split(data: tuple[RunData, RunData], split: Split) -> bool:
+    digests = [side.manifest.split_digests.get(split) if side.manifest is not None else None for side in data]
+    return digests[0] is not None and digests[0] == digests[1]
+
+
+def _aligned(was: Answers, now: Answers, same: bool) -> tuple[Answers, Answers]:
+    """The answers on the rows that both have, in one order."""
+    if same and len(was.loss) == len(now.loss):
+        return was, now
+    _, left, right = np.intersect1d(was.place.astype(str), now.place.astype(str), return_indices=True)
+    return _taken(was, left), _taken(now, right)
+
+
+def _taken(answers: Answers, index: NDArray[np.int64]) -> Answers:
+    place = answers.place[index] if len(answers.place) else answers.place
+    return Answers(place, answers.target[index], answers.predicted[index], answers.loss[index], answers.is_class)
+
+
+def _paired(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> dict[str, Any]:
+    apart = now - was
+    mean, error = float(apart.mean()), math.sqrt(_variance(apart) / len(apart))
+    low, high = mean - _SURE * error, mean + _SURE * error
+    sure = not low <= 0 <= high
+    better = None if not sure else (mean > 0) == (name == "accuracy")
+    found = {"metric": name, "before": float(was.mean()), "after": float(now.mean()), "difference": mean}
+    return {**found, "low": low, "high": high, "sure": sure, "better": better}
+
+
+def _variance(values: NDArray[np.float64]) -> float:
+    """Of what the values were drawn from; of very few rows no less than a guess, so that nothing is certain."""
+    if len(values) < 2:
+        return 1.0
+    return float(values.var(ddof=1))

@@ -1,0 +1,83 @@
+"""What has this pipeline done, by date? Each attempt: what had changed, how it ended, how good it was, why it failed."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
+from penstock.tasks.ledger import Attempt, Run
+
+__all__ = ["collect_log", "show_log"]
+
+_CHANGES_SHOWN = 6
+
+
+def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
+    """What `penstock log --json` prints: all attempts at all runs, oldest first.
+
+    Args:
+        last: only so many of the newest.
+    """
+    names = RunNames(file)
+    found = [(run, attempt) for run in names.runs for attempt in names.ledger.attempts(run.run)]
+    found.sort(key=lambda pair: (pair[1].started, pair[1].number))
+    entries: list[dict[str, Any]] = []
+    best: dict[str, float] = {}
+    for run, attempt in found:
+        entries.append(_entry(run, attempt, best.get(run.pipeline)))
+        if entries[-1]["value"] is not None:
+            best[run.pipeline] = entries[-1]["value"]
+    return {"status": "done", "storage": names.ledger.storage.root, "attempts": entries[-last:] if last else entries}
+
+
+def show_log(result: dict[str, Any], console: Console) -> None:
+    """Print it for a person: one line an attempt, what had changed and why it failed below."""
+    if not result["attempts"]:
+        console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
+    for entry in result["attempts"]:
+        when = entry["started"][:16].replace("T", " ")
+        measured = f"{entry['metric']} {entry['value']:.4f}" if entry["value"] is not None else ""
+        if measured and entry["difference"]:
+            measured += f" ({entry['difference']:+.4f}, {'better' if entry['better'] else 'worse'})"
+        words = [when, entry["run"], f"attempt {entry['attempt']}", entry["outcome"], entry["took"], measured]
+        words.append(entry["model_uri"] or "")
+        console.print("  ".join(filter(None, words)), markup=False, soft_wrap=True)
+        shown = entry["changed"][:_CHANGES_SHOWN]
+        more = len(entry["changed"]) - len(shown)
+        for line in [*shown, *([f"and {more} more: penstock explain {entry['run']}"] if more else []), *entry["why"]]:
+            console.print(f"    {line}", markup=False, soft_wrap=True)
+
+
+def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
+    metric = main_metric(run)
+    value = attempt.metrics.get(metric) if metric is not None else None
+    difference = None if value is None or before is None else value - before
+    seconds = _seconds(attempt)
+    nothing_new = attempt.status == "done" and all(stage["outcome"] == "reused" for stage in attempt.stages)
+    return {
+        "started": attempt.started,
+        "run": run.run,
+        "pipeline": run.pipeline,
+        "attempt": attempt.number,
+        "status": attempt.status,
+        "outcome": "done, all reused" if nothing_new else attempt.status,
+        "seconds": seconds,
+        "took": "" if seconds is None else f"{dt.timedelta(seconds=round(seconds))}",
+        "metric": metric,
+        "value": value,
+        "difference": difference,
+        "better": None if not difference or metric is None else better_is(run, metric) * difference > 0,
+        "model_uri": run.result.get("model_uri") if run.result.get("attempt") == attempt.number else None,
+        "changed": attempt.changed,
+        "why": (attempt.error or "").splitlines() if attempt.status == "failed" else [],
+    }
+
+
+def _seconds(attempt: Attempt) -> float | None:
+    if attempt.ended is None:
+        return None
+    return (dt.datetime.fromisoformat(attempt.ended) - dt.datetime.fromisoformat(attempt.started)).total_seconds()

@@ -1,0 +1,65 @@
+"""How does the command make a sweep? Servers up, flow called in this process, and its end turned into a result or an error."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import Interrupted
+from penstock.flows.servers.services import prefect_api, telemetry_off
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.run import interrupts_once_stopped, load_ahead
+from penstock.lease import refuse_if_held
+from penstock.machine.stopping import StopRequest, stopping_on_signals
+from penstock.storage import Storage
+from penstock.stores import is_local
+from penstock.tasks.ledger import sweep_lease_path
+
+__all__ = ["tune"]
+
+
+def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False) -> dict[str, Any]:
+    """Make or continue the sweep of a pipeline in this process and return what `penstock tune --json` prints.
+
+    Args:
+        file: the pipeline file, or its folder.
+        overrides: changes of single values, such as `tune.trials=20`.
+        fresh: start a new sweep instead of continuing the last one.
+
+    Raises:
+        PenstockError: what stopped the sweep.
+    """
+    telemetry_off()
+    loaded = load_spec(Path(file), list(overrides))
+    if is_local(loaded.spec.storage):
+        refuse_if_held(Storage(loaded.spec.storage), sweep_lease_path(loaded.spec.name))
+    threading.Thread(target=load_ahead, args=[loaded], daemon=True).start()
+    print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
+    stopping = StopRequest()
+    with interrupts_once_stopped(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir, stopping.check):
+        # Prefect reads its settings when imported, so it comes after the server's address is known.
+        from penstock.flows.run.flow_runs import EndedUntold
+        from penstock.flows.tune.flow import TuneRequest
+        from penstock.flows.tune.flow import tune as tune_flow
+
+        request = TuneRequest(file=str(loaded.file), overrides=list(overrides), fresh=fresh)
+        result: Any
+        try:
+            state = tune_flow(request, return_state=True)
+            result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
+        except EndedUntold as untold:
+            if isinstance(untold.end, BaseException):
+                raise untold.end from None
+            state, result = untold.end, untold.end.data
+        if state.is_cancelled():
+            reached = dict(result) if isinstance(result, dict) else {}
+            stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))
+            stopped.result = reached
+            raise stopped
+        if not state.is_completed():
+            raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
+        return dict(result)

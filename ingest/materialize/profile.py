@@ -1,0 +1,175 @@
+"""What was in the rows that were prepared? Rows and classes by file, and every source column in a few numbers, by split.
+
+It is measured beside the preparation, as the rows pass; parts of different rows add up. It decides nothing: two runs are
+compared by it. Images and long texts are not looked into.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from penstock.config import Section
+from penstock.ingest.columns.fixed_shape import is_number, is_text
+from penstock.ingest.preprocess.learnt import Question
+from penstock.ingest.preprocess.problems import Origin
+from penstock.ingest.preprocess.tallies import Tally
+from penstock.ingest.schema import Split
+
+__all__ = ["ColumnProfile", "FileProfile", "Profile", "Profiler", "merged"]
+
+MAX_FILES = 10_000
+"""Sources of more files than that (images) are described without them."""
+
+MAX_VALUES = 64
+"""A column of text with more values than that is no category: its values are not counted."""
+
+LIST_VALUES = 1 << 16
+"""Of columns of lists, about so many entries of each batch are looked at."""
+
+
+class ColumnProfile(Section):
+    """One column of the source in one split."""
+
+    rows: int = 0
+    nulls: int = 0
+    count: int = 0
+    """Numbers that `mean` and the like are of; 0 where the column is text."""
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of the squared distances from the mean."""
+    low: float = 0.0
+    high: float = 0.0
+    values: dict[str, int] | None = None
+    """Rows of each value of a column of text; None of numbers, and where there are too many values."""
+
+    @property
+    def std(self) -> float:
+        """Of all rows."""
+        return float((self.squares / self.count) ** 0.5) if self.count else 0.0
+
+    def plus(self, other: ColumnProfile) -> ColumnProfile:
+        """Both together."""
+        tally = self._tally()
+        tally.add(other._tally())
+        counted = (self.values is not None or not self.rows) and (other.values is not None or not other.rows)
+        values = dict(Counter(self.values or {}) + Counter(other.values or {})) if counted else None
+        return ColumnProfile(
+            rows=self.rows + other.rows,
+            nulls=self.nulls + other.nulls,
+            **_numbers(tally),
+            values=values if values is not None and len(values) <= MAX_VALUES else None,
+        )
+
+    def _tally(self) -> Tally:
+        return Tally(self.count, self.mean, self.squares, *((self.low, self.high) if self.count else (np.inf, -np.inf)))
+
+
+class FileProfile(Section):
+    """What one source file gave."""
+
+    location: Split
+    name: str
+    rows: dict[Split, int] = Field(default_factory=dict)
+    """Rows that were left to use, by split."""
+    classes: dict[str, int] = Field(default_factory=dict)
+    """Rows of each class in all splits, where the label is one."""
+
+
+class Profile(Section):
+    """What the rows of a dataset, or of a part of it, were."""
+
+    version: int = 1
+    files: tuple[FileProfile, ...] = ()
+    """Empty where there are too many."""
+    columns: dict[Split, dict[str, ColumnProfile]] = Field(default_factory=dict)
+
+
+class Profiler:
+    """Looks at the rows of some files as they pass.
+
+    Args:
+        files: URI -> (location, name) of each file.
+    """
+
+    def __init__(self, files: Mapping[str, tuple[Split, str]]) -> None:
+        self._places = files if len(files) <= MAX_FILES else {}
+        self._rows: dict[str, Counter[Split]] = {}
+        self._classes: dict[str, Counter[int]] = {}
+        self._columns: dict[Split, dict[str, ColumnProfile]] = {}
+
+    def read(self, split: Split, table: pa.Table) -> None:
+        """Look at rows as they were read."""
+        columns = self._columns.setdefault(split, {})
+        for name in table.column_names:
+            found = _profile(table.column(name))
+            if found is not None:
+                columns[name] = columns.get(name, ColumnProfile()).plus(found)
+
+    def prepared(self, split: Split, origin: Origin, labels: np.ndarray | None) -> None:
+        """Count rows that are ready, with their classes where the label is one: int64 [rows]."""
+        if not self._places:
+            return
+        for index in np.unique(origin.files).tolist():
+            mask, name = origin.files == index, origin.names[index]
+            self._rows.setdefault(name, Counter())[split] += int(mask.sum())
+            if labels is not None:
+                found, counts = np.unique(labels[mask], return_counts=True)
+                classes = self._classes.setdefault(name, Counter())
+                classes.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+
+    def profile(self) -> Profile:
+        """What was seen."""
+        files = [
+            FileProfile(
+                location=location,
+                name=name,
+                rows=dict(self._rows.get(uri, {})),
+                classes={str(label): rows for label, rows in sorted(self._classes.get(uri, {}).items())},
+            )
+            for uri, (location, name) in self._places.items()
+        ]
+        return Profile(files=tuple(files), columns=self._columns)
+
+
+def merged(parts: Iterable[Profile]) -> Profile:
+    """The profile of the rows of all parts, which share no file."""
+    files: list[FileProfile] = []
+    columns: dict[Split, dict[str, ColumnProfile]] = {}
+    for part in parts:
+        files += part.files
+        for split, found in part.columns.items():
+            whole = columns.setdefault(split, {})
+            for name, column in found.items():
+                whole[name] = whole.get(name, ColumnProfile()).plus(column)
+    return Profile(files=tuple(files) if len(files) <= MAX_FILES else (), columns=columns)
+
+
+def _profile(column: pa.ChunkedArray) -> ColumnProfile | None:
+    """None of a column that is not looked into."""
+    kind, rows, nulls = column.type, len(column), column.null_count
+    if pa.types.is_fixed_size_list(kind) and is_number(kind.value_type):
+        every = max(1, len(column) * kind.list_size // LIST_VALUES)
+        column = pa.chunked_array([pc.list_flatten(column.take(pa.array(np.arange(0, len(column), every))))])
+        kind = column.type
+    if is_number(kind) or pa.types.is_boolean(kind):
+        tally = Tally()
+        tally.see(Question("", "numbers"), column)
+        return ColumnProfile(rows=rows, nulls=nulls, **_numbers(tally))
+    if is_text(kind):
+        counts = pc.value_counts(column.drop_null())
+        few = len(counts) <= MAX_VALUES
+        texts = dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)) if few else None
+        return ColumnProfile(rows=rows, nulls=nulls, values=texts)
+    return None
+
+
+def _numbers(tally: Tally) -> dict[str, Any]:
+    low, high = (tally.low, tally.high) if tally.count else (0.0, 0.0)
+    return {"count": tally.count, "mean": tally.mean, "squares": tally.squares, "low": low, "high": high}

@@ -1,0 +1,57 @@
+"""Which row of which source file did a prepared row come from? The shards remember it in two columns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import Split
+from penstock.storage import Storage
+
+__all__ = ["Sources", "sources_of"]
+
+
+class Sources(NamedTuple):
+    """Where some rows came from."""
+
+    names: tuple[str, ...]
+    """Files, by index, as they are named below their location."""
+    files: NDArray[np.int32]
+    """Index into `names` of each row."""
+    rows: NDArray[np.int64]
+    """Row in that file, from 0."""
+
+
+def sources_of(storage: Storage, manifest: DatasetManifest, split: Split, ids: NDArray[np.int64]) -> Sources:
+    """Look up rows of a split by their numbers, in ascending order. Reads two columns of the shards that hold them.
+
+    Raises:
+        FileNotFoundError: a shard is gone; or none is kept (`cache: none` and `memory`).
+    """
+    files_of = {unit.key: unit.files for unit in manifest.units}
+    names: dict[str, int] = {}
+    files, rows = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
+    first = found = 0
+    for shard in manifest.shards_of(split):
+        stop = int(np.searchsorted(ids, first + shard.rows))
+        if stop > found:
+            with storage.open(shard.path) as handle, pa.ipc.open_file(handle) as reader:
+                schema = reader.schema
+                wanted = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in PROVENANCE_COLUMNS])
+                handle.seek(0)
+                with pa.ipc.open_file(handle, options=wanted) as narrow:
+                    table = narrow.read_all()
+            here = ids[found:stop] - first
+            index = np.array([names.setdefault(name, len(names)) for name in files_of[shard.unit]], np.int32)
+            files[found:stop] = index[table.column(PROVENANCE_COLUMNS[0]).to_numpy()[here]]
+            rows[found:stop] = table.column(PROVENANCE_COLUMNS[1]).to_numpy()[here]
+            found = stop
+        first += shard.rows
+    if found < len(ids):
+        raise FileNotFoundError(f"no shard holds row {int(ids[found]):,} of {split}")
+    return Sources(tuple(names), files, rows)

@@ -1,0 +1,162 @@
+"""What differs between two attempts: spec, code, data, versions? And because of which of it is a stage run again?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from penstock.config import Section
+from penstock.tasks.keys import StageKey, changed_inputs
+from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.stages import STAGES, StageName
+from penstock.usercode.definitions import Definitions, changed_names
+
+__all__ = ["Before", "Change", "Changes", "changes", "why_run"]
+
+_DIGEST = re.compile(r"\b[0-9a-f]{32}\b")
+
+_NAMED = 3
+
+
+class Change(Section):
+    """One value that differs; None where there is none."""
+
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_short(self.before)} -> {_short(self.after)}"
+
+
+class FileChange(Section):
+    """One source file that is not on both sides, or not the same on both."""
+
+    name: str
+    """Its split and its name: `train/night2.csv`."""
+    what: Literal["added", "gone", "changed"]
+
+
+class CodeChange(Section):
+    """One file of the user's code that does something else."""
+
+    target: str
+    file: str
+    names: tuple[str, ...] = ()
+    """The definitions that differ; empty where the file is no Python, or nothing is on record of it."""
+
+    def __str__(self) -> str:
+        return f"{self.file}" + (f": {', '.join(self.names)}" if self.names else "")
+
+
+class Changes(Section):
+    """Everything that decides over a run's result and differs between two."""
+
+    spec: tuple[Change, ...] = ()
+    code: tuple[CodeChange, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    versions: tuple[Change, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For people: what matters most comes first."""
+        by_kind = {what: [file.name for file in self.files if file.what == what] for what in ("added", "gone", "changed")}
+        data = [f"data: {what} {_some(names)}" for what, names in by_kind.items() if names]
+        code = [f"code: {change}" for change in dict.fromkeys(map(str, self.code))]
+        return [*data, *code, *(f"spec: {change}" for change in self.spec), *(f"version: {c}" for c in self.versions)]
+
+
+class Before(Section):
+    """What is on record of a run: the side that another one is held against."""
+
+    run: str
+    spec: dict[str, Any]
+    keys: dict[str, StageKey]
+    code: dict[str, Definitions] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ledger: Ledger, run: Run) -> Before:
+        """As the ledger has it now."""
+        return cls(run=run.run, spec=run.spec, keys=run.keys, code=ledger.code_of(run.run))
+
+
+def changes(before: Before, after: Before) -> Changes:
+    """Hold one run against another."""
+    old, new = (dict(_leaves(side.spec)) for side in (before, after))
+    spec = [Change(name=name, before=old.get(name), after=new.get(name)) for name in dict.fromkeys([*old, *new])]
+    stages = [name for name in STAGES if name in before.keys and name in after.keys]
+    pairs = [(before.keys[name].inputs, after.keys[name].inputs) for name in stages]
+    versions = {
+        name.removeprefix("version."): (was.get(name), now.get(name))
+        for was, now in pairs
+        for name in sorted({*was, *now})
+        if name.startswith("version.") and was.get(name) != now.get(name)
+    }
+    read = [side.keys["read"].inputs.get("files", {}) if "read" in side.keys else {} for side in (before, after)]
+    return Changes(
+        spec=tuple(change for change in spec if change.before != change.after),
+        code=tuple(change for was, now in pairs for change in _code_changes(was, now, before, after)),
+        files=tuple(_file_changes(*read)),
+        versions=tuple(Change(name=name, before=was, after=now) for name, (was, now) in versions.items()),
+    )
+
+
+def why_run(stage: StageName, key: StageKey, before: Before | None, now: Before) -> list[str]:
+    """Why a stage has no output to reuse: each input that differs from the run before, down to the definition in a file."""
+    old = before.keys.get(stage) if before is not None else None
+    if before is None or old is None:
+        return ["it has never run"]
+    found = [line for line in changed_inputs(old.inputs, key.inputs) if not line.startswith("code.")]
+    found += [f"code: {change} changed" for change in _code_changes(old.inputs, key.inputs, before, now)]
+    above = [name for name in key.inputs if name.startswith("key.") and old.inputs.get(name) != key.inputs[name]]
+    found = [_without_digests(line) for line in found] + [f"{name.removeprefix('key.')} has changed" for name in above]
+    if not found and before.run != now.run:
+        return [f"run {now.run} is a new one, and this is the first time that it gets here"]
+    return found or ["it was not finished before"]
+
+
+def _without_digests(line: str) -> str:
+    name, separator, values = line.partition(": ")
+    return f"{name}: others than before" if separator and len(_DIGEST.findall(values)) == 2 else line
+
+
+def _code_changes(was: Mapping[str, Any], now: Mapping[str, Any], before: Before, after: Before) -> Iterator[CodeChange]:
+    for name in sorted({*was, *now}):
+        old, new = was.get(name) or {}, now.get(name) or {}
+        if not name.startswith("code.") or old == new:
+            continue
+        target = name.removeprefix("code.")
+        then, here = before.code.get(target, {}), after.code.get(target, {})
+        for file in sorted({*old, *new}):
+            if old.get(file) != new.get(file):
+                names = changed_names(then.get(file, {}), here.get(file, {}))
+                yield CodeChange(target=target, file=file, names=tuple(names))
+
+
+def _file_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[FileChange]:
+    yield from (FileChange(name=name, what="added") for name in sorted(new.keys() - old.keys()))
+    yield from (FileChange(name=name, what="gone") for name in sorted(old.keys() - new.keys()))
+    yield from (FileChange(name=name, what="changed") for name in sorted(old.keys() & new.keys()) if old[name] != new[name])
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of everything in a spec that says something."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{prefix}.{index}")
+    elif value is not None:
+        yield prefix, value
+
+
+def _short(value: Any) -> str:
+    text = "(none)" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")

@@ -1,0 +1,84 @@
+"""A small project that gets a file a night: breast cancer diagnoses, and on the second night a file with flipped labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sklearn.datasets import load_breast_cancer
+
+from tests.drills.project import Command
+
+__all__ = ["ADDED", "FIRST", "make_nights", "run_nights"]
+
+FIRST, ADDED = "night1.csv", "night2.csv"
+
+PIPELINE = """\
+name: nightly
+data:
+  format: csv
+  train: data/train/
+  validation: {fraction: 0.25}
+  test: data/test.csv
+  label: diagnosis
+preprocess:
+  - standard_scaler: {columns: [mean radius, mean texture, mean area, worst concavity]}
+  - label_encoder: {column: diagnosis}
+  - concatenator: {columns: [mean radius, mean texture, mean area, worst concavity], output: features}
+train:
+  recipe: model.py:Net
+  epochs: 20
+  batch_rows: 32
+  learning_rate: 0.01
+  cpus_per_worker: 0.5
+register: {name: nightly}
+"""
+
+MODEL = """\
+from torch import nn
+
+
+class Net:
+    def build_model(self, schema):
+        return nn.Linear(4, schema.num_classes)
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(self.predict(model, batch), batch["diagnosis"])
+
+    def predict(self, model, batch):
+        return model(batch["features"])
+"""
+
+
+def make_nights(folder: Path) -> Path:
+    """Write the project of the first night and return its pipeline file."""
+    (folder / "data" / "train").mkdir(parents=True)
+    table = _table()
+    table.iloc[:250].to_csv(folder / "data" / "train" / FIRST, index=False)
+    table.iloc[400:].to_csv(folder / "data" / "test.csv", index=False)
+    (folder / "model.py").write_text(MODEL)
+    file = folder / "pipeline.yaml"
+    file.write_text(PIPELINE)
+    return file
+
+
+def add_flipped_night(file: Path) -> None:
+    """The second night's file: its rows are as good as the others, and each has the other label."""
+    table = _table().iloc[250:400].copy()
+    table["diagnosis"] = table["diagnosis"].map({"benign": "malignant", "malignant": "benign"})
+    table.to_csv(file.parent / "data" / "train" / ADDED, index=False)
+
+
+def run_nights(folder: Path) -> dict[str, Any]:
+    """Both nights, as `penstock run --json` reports them."""
+    file = make_nights(folder / "project")
+    first = Command("run", str(file), "--json").finish()
+    add_flipped_night(file)
+    return {"first": first, "second": Command("run", str(file), "--json").finish()}
+
+
+def _table() -> Any:
+    data = load_breast_cancer(as_frame=True)
+    table = data.data[["mean radius", "mean texture", "mean area", "worst concavity"]].copy()
+    table["diagnosis"] = data.target.map({0: "malignant", 1: "benign"})
+    return table.sample(frac=1.0, random_state=7)

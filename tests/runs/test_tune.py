@@ -1,0 +1,90 @@
+"""`penstock tune` on a real project: trials in one cluster, runs below one, and a best spec that is trained already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+
+from tests.drills.project import Command, make_project
+from tests.shared import made_once
+
+pytestmark = pytest.mark.slow
+
+TUNE = """
+tune:
+  space:
+    train.learning_rate: {log_range: [1e-3, 1e-1]}
+    train.params: {choice: [{pause_s: 0.001}, {pause_s: 0.002}]}
+  trials: 3
+  seed: 4
+"""
+
+
+def project(folder: Path, tune: str, *, epochs: int) -> Path:
+    """The drills' project with one worker, and a section `tune`."""
+    file = make_project(folder, epochs=epochs, files=2)
+    file.write_text(file.read_text().replace("workers: 2", "workers: 1") + tune)
+    return file
+
+
+def sweep(folder: Path) -> dict[str, Any]:
+    return Command("tune", str(project(folder / "project", TUNE, epochs=3)), "--json").finish()
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The pipeline file of a sweep of three trials, and what `penstock tune --json` said."""
+    folder, said = made_once(tmp_path_factory, "swept", sweep)
+    return folder / "project" / "pipeline.yaml", said
+
+
+def test_the_best_of_all_trials_is_the_one_that_is_registered(swept: tuple[Path, dict[str, Any]]) -> None:
+    _, said = swept
+    assert [trial["state"] for trial in said["trials"]] == ["done"] * 3
+    best = min(said["trials"], key=lambda trial: trial["value"])
+    assert said["best"]["trial"] == best["number"]
+    assert said["weights_digest"] == best["weights_digest"]
+    assert said["model_uri"] == "models:/drill/1", "one version, and not one for each trial"
+    assert {stage["name"]: stage["outcome"] for stage in said["stages"]}["train"] == "reused"
+
+
+def test_rows_are_prepared_once_and_each_trial_is_a_run_below_the_sweep(swept: tuple[Path, dict[str, Any]]) -> None:
+    file, said = swept
+    assert len(list(file.parent.glob(".penstock/datasets/*/manifest.json"))) == 1
+    client = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
+    parent = client.get_run(said["mlflow_run_id"])
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["mlflow.note.content"].startswith("3 trials (3 done); the best is trial ")
+    for trial in said["trials"]:
+        run = client.get_run(trial["tracked_run"])
+        assert run.data.tags["mlflow.parentRunId"] == said["mlflow_run_id"]
+        assert run.data.params["train.learning_rate"] == str(trial["values"]["train.learning_rate"])
+        assert run.data.metrics["objective"] == pytest.approx(trial["value"])
+        assert run.info.status == "FINISHED"
+
+
+def test_the_best_spec_is_a_file_whose_training_is_found(swept: tuple[Path, dict[str, Any]]) -> None:
+    file, said = swept
+    best = yaml.safe_load(Path(said["file"]).read_text())
+    assert "tune" not in best
+    assert best["train"]["learning_rate"] == said["best"]["values"]["train.learning_rate"]
+    planned = Command("plan", said["file"], "--json").finish()
+    assert [stage["action"] for stage in planned["stages"]] == ["reuse"] * 7
+    statuses = {run["run"]: run["status"] for run in Command("status", str(file), "--json").finish()["runs"]}
+    assert statuses[said["sweep"]] == "done" and statuses[said["best"]["run"]] == "done"
+    assert len(statuses) == 4
+    again = Command("run", said["file"], "--json").finish()
+    assert again["run"] == said["best"]["run"] and again["weights_digest"] == said["weights_digest"]
+    assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
+
+
+def test_the_same_command_again_trains_nothing(swept: tuple[Path, dict[str, Any]]) -> None:
+    file, said = swept
+    again = Command("tune", str(file), "--json").finish()
+    assert again["trials"] == said["trials"]
+    assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
+    assert again["model_uri"] == said["model_uri"]

@@ -1,0 +1,65 @@
+"""What is said to differ between two runs: down to the function, and nothing that does not matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.flows.spec_file import load_spec
+from penstock.tasks.changes import Before, changes, why_run
+from penstock.tasks.keys import stage_keys
+from penstock.tasks.project import Project
+from tests.drills.project import make_project
+
+
+def side(file: Path, run: str, overrides: tuple[str, ...] = ()) -> Before:
+    loaded = load_spec(file, overrides)
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    keys = stage_keys(project, lambda _stage, _key: None)
+    return Before(run=run, spec=loaded.spec.model_dump(mode="json", by_alias=True), keys=keys, code=project.definitions())
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_a_change_of_code_is_named_down_to_the_method(tmp_path: Path) -> None:
+    file = make_project(tmp_path, files=2)
+    before = side(file, "a")
+    edit(file.parent / "model.py", "nn.Dropout(0.3)", "nn.Dropout(0.2)")
+    edit(file.parent / "transforms.py", "/ 16", "/ 8.0  # half")
+    (file.parent / "data" / "train" / "part-0.parquet").rename(file.parent / "data" / "train" / "part-9.parquet")
+    after = side(file, "b", ("train.epochs=9",))
+    found = changes(before, after)
+    assert found.lines() == [
+        "data: added train/part-9.parquet",
+        "data: gone train/part-0.parquet",
+        "code: transforms.py: scale",
+        "code: model.py: Net.build_model",
+        "spec: train.epochs: 6 -> 9",
+    ]
+    assert why_run("train", after.keys["train"], before, after) == [
+        "train.epochs: 6 -> 9",
+        "code: model.py: Net.build_model changed",
+    ]
+    assert why_run("preprocess", after.keys["preprocess"], before, after) == [
+        "code: transforms.py: scale changed",
+        "read has changed",
+    ]
+    assert why_run("read", after.keys["read"], None, after) == ["it has never run"]
+    assert why_run("read", before.keys["read"], before, before) == ["it was not finished before"]
+
+
+def test_comments_docstrings_and_what_is_not_reached_are_no_change(tmp_path: Path) -> None:
+    file = make_project(tmp_path, files=1)
+    before: Any = side(file, "a")
+    edit(
+        file.parent / "model.py",
+        "class Net:",
+        'def unused():\n    return 1\n\n\nclass Net:\n    """A net."""\n\n    # so small\n',
+    )
+    after = side(file, "b")
+    assert changes(before, after).lines() == []
+    assert list(after.code["model.py:Net"]["model.py"]) == ["Net"]

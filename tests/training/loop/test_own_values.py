@@ -1,0 +1,95 @@
+"""Do values that user code logs, and what it prints, reach the run: from any place, step by step, added up over the ranks?"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+
+import penstock
+from penstock.errors import TrainingError
+from penstock.storage import Storage
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.own_values import OwnValues, collecting
+from penstock.training.ranks import Group
+from tests.training.digits import CPU, ROWS, ListClient, make_job, train_alone
+from tests.training.ranks import run_ranks, train_ranks
+
+STEPS = 14
+
+
+@pytest.fixture(autouse=True)
+def mlflow_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's process ends with its training; this one goes on."""
+    for name, value in vars(mlflow).items():
+        if callable(value):
+            monkeypatch.setattr(mlflow, name, value)
+
+
+def charts(folder: Path, run: str) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for point in read_journal(Storage(str(folder / run)), STEPS):
+        for name, value in point.values.items():
+            found.setdefault(name, {})[point.step] = value
+    return found
+
+
+def test_what_is_logged_is_charted_step_by_step_the_same_on_two_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_alone(make_job(tmp_path, run="one", recipe="Logging", params={"dropout": 0.0}))
+    train_ranks(make_job(tmp_path, run="two", recipe="Logging", params={"dropout": 0.0}, workers=2))
+    one, two = charts(tmp_path, "one"), charts(tmp_path, "two")
+    steps = set(range(1, STEPS + 1))
+    for found in (one, two):
+        assert [found["train/rows"][step] for step in (1, 7)] == [48.0, ROWS["train"] - 6 * 48]
+        assert set(found["train/rows"]) == set(found["train/twice"]) == steps
+        assert found["train/twice"] == pytest.approx({step: 2 * loss for step, loss in found["train/loss"].items()}, rel=1e-6)
+        assert found["val/twice"] == pytest.approx({step: 2 * loss for step, loss in found["val/loss"].items()}, rel=1e-6)
+        assert found["val/rows"] == {7: ROWS["validation"], STEPS: ROWS["validation"]}
+    assert two["train/mean_label"] == pytest.approx(one["train/mean_label"], rel=1e-6)
+    assert set(one["from_mlflow"]) == steps and one["from_mlflow"][1] == 48.0 and two["from_mlflow"][1] == 24.0
+    assert 0 < len(one["mine/sometimes"]) < STEPS and set(one["mine/sometimes"].values()) == {1.0}
+    assert {"ranks/0/loss_s", "ranks/1/data_wait_s", "ranks/1/loss_s"} <= two.keys() - one.keys()
+    assert not list(Path.cwd().glob("mlflow.db")) and "label of the first row" in capsys.readouterr().out
+
+
+def log_on_one_rank(group: Group) -> list[dict[str, float]]:
+    with collecting(OwnValues(group, "train")) as own:
+        if group.rank == 1:
+            penstock.log("mine", 3.0)
+            thread = threading.Thread(target=penstock.log, args=("mine", torch.tensor(5.0)))
+            thread.start()
+            thread.join()
+        penstock.log("all", group.rank + 1, reduce="sum")
+        return [own.totals(), own.totals()]
+
+
+def test_a_value_of_one_rank_or_of_a_thread_is_counted_once() -> None:
+    assert run_ranks(log_on_one_rank, 2) == [[{"train/all": 3.0, "train/mine": 4.0}, {}]] * 2
+
+
+def test_what_cannot_be_charted_is_refused_by_name_and_outside_a_training_nothing_happens() -> None:
+    with pytest.warns(UserWarning, match="outside of a training"):
+        penstock.log("kl", 1.0)
+    with collecting(OwnValues(Group(0, 1, CPU), "train")):
+        for name, value, problem in [
+            ("loss", 1.0, "penstock's own chart"),
+            ("a?", 1.0, "letters, digits"),
+            ("kl", torch.zeros(3), r"a tensor of shape \[3\]"),
+            ("kl", "x", "not a number"),
+        ]:
+            with pytest.raises(TrainingError, match=problem):
+                penstock.log(name, value)
+        penstock.log("kl", 1.0)
+        with pytest.raises(TrainingError, match="it was 'mean' before"):
+            penstock.log("kl", 1.0, reduce="sum")
+
+
+def test_other_calls_of_mlflow_are_refused_where_they_would_make_a_stray_database(tmp_path: Path) -> None:
+    train_alone(make_job(tmp_path, recipe="Logging", max_steps=1), ListClient())
+    with pytest.raises(TrainingError, match=r"mlflow\.log_param is called on a training worker"):
+        mlflow.log_param("a", 1)

@@ -1,0 +1,136 @@
+"""Functions written for Ray Train, in the style of its guides, that know nothing of penstock. Captured, never imported."""
+
+import os
+import tempfile
+
+import ray.train
+import ray.train.torch
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
+
+
+class SmallResNet(nn.Module):
+    """For grey images of one channel."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 8, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(Block(8), Block(8))
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, image):
+        x = self.blocks(torch.relu(self.stem(image.unsqueeze(1))))
+        return self.head(x.mean((2, 3)))
+
+
+def train_func(config):
+    """A residual network on grey images, which saves and restores itself."""
+    model = ray.train.torch.prepare_model(SmallResNet(10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    first_epoch = 0
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as folder:
+            state = torch.load(os.path.join(folder, "state.pt"), weights_only=True)
+        getattr(model, "module", model).load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first_epoch = state["epoch"]
+    shard = ray.train.get_dataset_shard("train")
+    rank = ray.train.get_context().get_world_rank()
+    steps = 0
+    for epoch in range(first_epoch, config["epochs"]):
+        model.train()
+        for batch in shard.iter_torch_batches(batch_size=config["batch_size"], dtypes={"image": torch.float32}):
+            loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps += 1
+            if steps % config.get("every", 10**9) == 0:
+                report(model, optimizer, epoch, {"loss": loss.item()}, rank)
+            if steps == config.get("dies_after"):
+                raise RuntimeError("killed in the middle of an epoch")
+        right, seen = 0, 0
+        model.eval()
+        for batch in ray.train.get_dataset_shard("validation").iter_torch_batches(batch_size=64):
+            with torch.no_grad():
+                right += (model(batch["image"]).argmax(1) == batch["label"]).sum().item()
+            seen += len(batch["label"])
+        print("epoch", epoch, "rows", seen)
+        report(model, optimizer, epoch + 1, {"loss": loss.item(), "val/accuracy": right / seen, "epoch": epoch}, rank)
+
+
+def report(model, optimizer, epoch, metrics, rank):
+    if rank != 0:
+        ray.train.report(metrics)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        state = {"model": getattr(model, "module", model).state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(state, os.path.join(folder, "state.pt"))
+        ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
+def load_model(folder, config):
+    model = SmallResNet(10)
+    model.load_state_dict(torch.load(os.path.join(folder, "state.pt"), weights_only=True)["model"])
+    return model
+
+
+def predict(model, batch):
+    return model(batch["image"])
+
+
+def linear_on_items():
+    """No config, its own items and its own loader; the pipeline's rows are not used."""
+    from torch.utils.data import DataLoader
+
+    items = [(torch.tensor([float(x)]), torch.tensor([3.0 * x + 1.0])) for x in range(32)]
+    loader = DataLoader(items, batch_size=8)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(model.state_dict(), os.path.join(folder, "linear.pt"))
+            ray.train.report({"mse": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
+def every_format(config):
+    """Writes down what the shard gives in each form."""
+    shard = ray.train.get_dataset_shard("train")
+    kinds = [type(next(iter(shard.iter_batches(batch_format=f)))).__name__ for f in ("numpy", "pandas", "pyarrow")]
+    collated = next(iter(shard.iter_torch_batches(batch_size=5, collate_fn=lambda rows: torch.as_tensor(rows["label"]) + 100)))
+    rows = sum(len(batch["label"]) for batch in shard.iter_batches(batch_size=50))
+    dropped = sum(len(batch["label"]) for batch in shard.iter_batches(batch_size=50, drop_last=True))
+    one = next(iter(shard.iter_rows()))
+    print(
+        "forms",
+        kinds,
+        int(collated.min()) >= 100,
+        len(collated),
+        rows,
+        dropped,
+        one["image"].shape,
+        shard.count(),
+        shard.schema().names,
+    )
+    getattr(shard, config["asks"])(**config.get("arguments", {}))
+
+
+def without_checkpoint(config):
+    ray.train.report({"loss": 1.0})

@@ -1,0 +1,65 @@
+"""Does a recipe with several optimizers and a step of its own resume to the bit, and learn on two ranks as on one?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.errors import ResumeError, SpecError
+from penstock.storage import Storage
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.state_files import weights_of
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.frameworks.torch.framework import TORCH
+from tests.training.digits import make_job, train_alone
+from tests.training.ranks import train_ranks
+
+
+def newest(folder: Path, run: str) -> Checkpoint:
+    checkpoint, _ = CheckpointStore(Storage(str(folder / run))).newest_valid()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def test_a_gan_that_is_stopped_twice_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    train_alone(make_job(tmp_path, run="whole", recipe="Gan", clip_norm=0.5))
+    for attempt, max_steps in enumerate([3, 9, None], start=1):
+        train_alone(make_job(tmp_path, run="parts", recipe="Gan", attempt=attempt, max_steps=max_steps, clip_norm=0.5))
+    whole, parts = newest(tmp_path, "whole").manifest, newest(tmp_path, "parts").manifest
+    assert whole.step == parts.step == 14 and parts.exactness == "bit-exact"
+    assert whole.weights_digest == parts.weights_digest and whole.metrics == parts.metrics
+    assert 0 < (whole.metrics["val/realism"] or 0) < 1 and 0.2 < (whole.metrics["val/bright"] or 0) < 0.4
+    points = {p.step: p.values for p in read_journal(Storage(str(tmp_path / "whole")), 14) if "train/loss" in p.values}
+    assert all(
+        values["train/critic"] + values["train/generator"] == pytest.approx(values["train/loss"]) for values in points.values()
+    )
+
+
+def test_two_ranks_learn_as_one_and_continue_to_the_bit(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"recipe": "LinearGan"}
+    train_alone(make_job(tmp_path, run="one", **more))
+    whole = make_job(tmp_path, run="two", workers=2, **more)
+    parts = [make_job(tmp_path, run="parts", workers=2, attempt=n, max_steps=s, **more) for n, s in [(1, 5), (2, None)]]
+    train_ranks(whole, *parts)
+    one, two = (weights_of(newest(tmp_path, run).storage) for run in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], atol=1e-5), name
+    assert newest(tmp_path, "two").manifest.weights_digest == newest(tmp_path, "parts").manifest.weights_digest
+
+
+def test_what_only_penstocks_own_step_can_do_is_refused(tmp_path: Path) -> None:
+    job = make_job(tmp_path, recipe="Gan", accumulate=2, compile=True)
+    with pytest.raises(SpecError, match="training_step") as caught:
+        TORCH.check(job.code, job.spec)
+    assert [problem.split()[0] for problem in caught.value.problems] == ["train.accumulate", "train.compile"]
+
+
+def test_a_changed_set_of_optimizers_is_refused_by_name(tmp_path: Path) -> None:
+    train_alone(make_job(tmp_path, recipe="Gan", max_steps=2))
+    with pytest.raises(ResumeError, match="optimizer"):
+        train_alone(make_job(tmp_path, recipe="LinearGan", attempt=2))

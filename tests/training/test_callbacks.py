@@ -1,0 +1,153 @@
+"""Are callbacks called when they should be, kept in the checkpoint, and part of a resume that ends as an undisturbed run?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.errors import PenstockError, SpecError, TrainingError
+from penstock.storage import Storage
+from penstock.training.callback_code import CallbackCode
+from penstock.training.callbacks.loading import load_callbacks
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.state_files import weights_of
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.events import Notice
+from penstock.training.spec import TrainSpec
+from tests.training.digits import ListClient, make_job, train_alone
+from tests.training.ranks import train_ranks
+
+
+def newest(folder: Path, run: str) -> Checkpoint:
+    checkpoint, _ = CheckpointStore(Storage(str(folder / run))).newest_valid()
+    assert checkpoint is not None
+    return checkpoint
+
+
+def diary(folder: Path, **more: Any) -> list[dict[str, Any]]:
+    return [{"recipes.py:Diary": {"folder": str(folder), **more}}]
+
+
+def test_a_users_callback_is_called_at_every_turn_and_keeps_its_state_over_a_stop(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"callbacks": diary(tmp_path)}
+    train_alone(make_job(tmp_path, max_steps=9, **more))
+    train_alone(make_job(tmp_path, attempt=2, **more))
+    assert (tmp_path / "diary").read_text().splitlines() == [
+        *("0 start 0", "7 epoch 1", "7 validation val/loss", "7 checkpoint"),
+        *("9 validation val/loss", "9 checkpoint", "9 end 9"),
+        *("9 start 9", "14 epoch 2", "14 validation val/loss", "14 checkpoint", "14 end 14"),
+    ]
+    points = read_journal(Storage(str(tmp_path / "run")), 14)
+    assert [p.values["mine/count"] for p in points if "mine/count" in p.values] == list(range(1, 15))
+    assert newest(tmp_path, "run").manifest.exactness == "bit-exact"
+
+
+def test_a_stop_of_one_rank_ends_all_at_that_step_as_finished_and_stays_the_end(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"callbacks": diary(tmp_path, stop_at=4, stop_on_rank=1), "workers": 2}
+    jobs = [make_job(tmp_path, attempt=attempt, **more) for attempt in (1, 2)]
+    first, again = train_ranks(*jobs)
+    assert (first.status, first.state.step) == (again.status, again.state.step) == ("finished", 4)
+    assert "val/loss" in newest(tmp_path, "run").manifest.metrics
+
+
+def test_early_stopping_ends_a_stopped_run_where_it_ends_an_undisturbed_one(tmp_path: Path) -> None:
+    callbacks = [
+        {"early_stopping": {"metric": "val/accuracy", "mode": "max", "patience": 2}},
+        "gradient_norms",
+        {"ema": {"decay": 0.5}},
+    ]
+    more: dict[str, Any] = {
+        "callbacks": callbacks,
+        "epochs": 40,
+        "learning_rate": 0.02,
+        "batch_rows": 96,
+        "validate_every_steps": 2,
+    }
+    client = ListClient()
+    whole = train_alone(make_job(tmp_path, run="whole", **more), client)
+    assert whole.status == "finished" and 10 < whole.state.step < 160
+    (notice,) = [event.message for event in client.events if isinstance(event, Notice)]
+    assert notice.startswith(f"ends at step {whole.state.step}: early_stopping: val/accuracy has not been better than 0.")
+    for attempt, max_steps in enumerate([4, whole.state.step - 2, None], start=1):
+        parts = train_alone(make_job(tmp_path, run="parts", attempt=attempt, max_steps=max_steps, **more))
+    one, two = newest(tmp_path, "whole").manifest, newest(tmp_path, "parts").manifest
+    assert parts.state == whole.state and one.weights_digest == two.weights_digest and one.metrics == two.metrics
+    norms = [
+        p.values["train/gradient_norm"] for p in read_journal(Storage(str(tmp_path / "parts")), 99) if "train/loss" in p.values
+    ]
+    assert len(norms) == whole.state.step and all(norm > 0 for norm in norms)
+
+
+def test_the_moving_average_is_what_is_saved_and_validated_and_training_goes_on_from_the_weights(tmp_path: Path) -> None:
+    train_alone(make_job(tmp_path, run="plain", max_steps=3))
+    train_alone(make_job(tmp_path, run="ema", max_steps=3, callbacks=[{"ema": {"decay": 0.9}}]))
+    train_alone(make_job(tmp_path, run="longer", callbacks=[{"ema": {"decay": 0.9}}]))
+    train_alone(make_job(tmp_path, run="ema", attempt=2, callbacks=[{"ema": {"decay": 0.9}}]))
+    plain, ema = weights_of(newest(tmp_path, "plain").storage), newest(tmp_path, "ema")
+    assert ema.manifest.weights_digest == newest(tmp_path, "longer").manifest.weights_digest
+    assert not torch.equal(plain["head.weight"], weights_of(ema.storage)["head.weight"])
+    losses = [p.values["train/loss"] for p in read_journal(Storage(str(tmp_path / "longer")), 14) if "train/loss" in p.values]
+    train_alone(make_job(tmp_path, run="plain", attempt=2))
+    plain_losses = [
+        p.values["train/loss"] for p in read_journal(Storage(str(tmp_path / "plain")), 14) if "train/loss" in p.values
+    ]
+    assert losses == plain_losses  # what is shown changes nothing of what is learned
+
+
+def test_each_step_is_in_the_files_once_after_a_stop(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    more: dict[str, Any] = {"callbacks": ["json_lines", "tensorboard"], "checkpoint": {"every_steps": 4, "every_s": None}}
+    train_alone(make_job(tmp_path, max_steps=6, **more))
+    train_alone(make_job(tmp_path, attempt=2, **more))
+    folder = tmp_path / "run" / "callbacks"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 15))
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (
+            {"recipes.py:Diary": {"folder": "", "fail": True}},
+            r"recipes\.py:Diary: step\(\) failed: ValueError: this callback is broken",
+        ),
+        ("recipes.py:Keeps", "the state of the recipe's callbacks"),
+        ({"early_stopping": {"metric": "val/none"}}, "watches 'val/none', which validation does not measure"),
+    ],
+)
+def test_a_callback_that_fails_is_told_by_its_name(tmp_path: Path, entry: Any, problem: str) -> None:
+    if isinstance(entry, dict) and "recipes.py:Diary" in entry:
+        entry["recipes.py:Diary"]["folder"] = str(tmp_path)
+    with pytest.raises(TrainingError, match=problem):
+        train_alone(make_job(tmp_path, callbacks=[entry], epochs=1))
+    if isinstance(entry, dict) and "recipes.py:Diary" in entry:
+        assert (tmp_path / "diary").read_text().splitlines()[-1] == "3 failure TrainingError"
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (CallbackCode("early_stoping", {}), "did you mean"),
+        (CallbackCode("early_stopping", {"patienc": 3}), "cannot be made with"),
+        (CallbackCode("early_stopping", {"patience": 0}), "patience is 1 or more"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_training(entry: CallbackCode, problem: str) -> None:
+    with pytest.raises(PenstockError) as caught:
+        load_callbacks([entry])
+    assert problem in str(caught.value) + str(caught.value.next_step)
+
+
+def test_an_entry_is_one_name() -> None:
+    with pytest.raises(ValueError, match="one name with its options"):
+        TrainSpec(recipe="a.py:A", callbacks=[{"ema": {}, "tensorboard": {}}])
+    assert issubclass(SpecError, PenstockError)

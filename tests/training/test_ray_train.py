@@ -1,0 +1,152 @@
+"""Does a function written for Ray Train run with no edit: its rows, reports and checkpoints, also after a kill?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.train.v2.api.context import LocalTrainContext
+
+from penstock.errors import SpecError, TrainingError
+from penstock.storage import Storage
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.events import Printed
+from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
+from penstock.training.frameworks.ray_train.rank import run_loop_rank
+from penstock.training.frameworks.ray_train.session import Session
+from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, load_model
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import capture
+from tests.training.digits import CPU, ROWS, ListClient, make_job
+from tests.training.on_ray.test_trainer import Watcher
+
+PARAMS = {"lr": 0.02, "epochs": 3, "batch_size": 32}
+
+
+def loop_job(folder: Path, function: str = "train_func", run: str = "run", attempt: int = 1, **more: Any) -> TrainJob:
+    """A job whose loop is a function of loops.py; `more` are its params and fields of the train section."""
+    fields = {name: more.pop(name) for name in [*more] if name in TrainSpec.model_fields}
+    spec = TrainSpec(loop=f"loops.py:{function}", params={**PARAMS, **more}, **fields)
+    code = capture(spec.recipe, Path(__file__).parent, spec.params)
+    return replace(make_job(folder, run=run, attempt=attempt), spec=spec, code=code)
+
+
+def newest(folder: Path, run: str = "run") -> Checkpoint:
+    checkpoint, _ = CheckpointStore(Storage(str(folder / run))).newest_valid()
+    assert checkpoint is not None
+    return checkpoint
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let Ray's context be that of its local mode: here is no worker of Ray Train."""
+    context = LocalTrainContext(experiment_name="loop")
+    monkeypatch.setattr(Session, "get_context", lambda self: context)
+    monkeypatch.setattr("ray.train.torch.train_loop_utils.get_device", lambda: CPU)
+    yield
+    ray.shutdown()
+
+
+def run_alone(job: TrainJob, client: ListClient | None = None) -> RankResult:
+    return run_loop_rank(job, Group(0, 1, CPU), client or ListClient())
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = run_alone(loop_job(tmp_path, run="whole", every=4))
+    with pytest.raises(TrainingError, match=r"loops\.py:\d+ in train_func"):
+        run_alone(loop_job(tmp_path, run="parts", every=4, dies_after=19))
+    assert newest(tmp_path, "parts").state.step == 16 and newest(tmp_path, "parts").state.position == 5 * 32
+    parts = run_alone(loop_job(tmp_path, run="parts", attempt=2, every=4))
+    assert whole.status == parts.status == "finished" and parts.resumed_from_step == 16
+    assert whole.exactness == "bit-exact" and "its own affair" in parts.exactness
+    one, two = newest(tmp_path, "whole").manifest, newest(tmp_path, "parts").manifest
+    assert (one.step, one.epoch, one.position) == (two.step, two.epoch, two.position) == (33, 3, 0)
+    assert one.weights_digest == two.weights_digest and one.metrics == two.metrics
+    points = [p for p in read_journal(Storage(str(tmp_path / "whole")), 99) if "val/accuracy" in p.values]
+    assert [p.step for p in points] == [11, 22, 33] and points[-1].values["val/accuracy"] > 0.15
+
+    job = loop_job(tmp_path, run="whole")
+    model = load_model(
+        ModelSpec(code=job.code, params=job.spec.params, feed_schema=job.manifest.feed_schema, loader=RAY_TRAIN.loader),
+        newest(tmp_path, "whole").storage,
+    )
+    assert model.predict({"image": torch.zeros(3, 8, 8)}, 3).shape == (3, 10)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_loop_over_its_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None:
+    result = run_alone(loop_job(tmp_path, "linear_on_items"))
+    assert result.status == "finished" and newest(tmp_path).state.step == 3
+    losses = [p.values["mse"] for p in read_journal(Storage(str(tmp_path / "run")), 9)]
+    assert len(losses) == 3 and losses[0] > losses[2]
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"asks": "to_tf"}, "has no to_tf"),
+        ({"asks": "materialize"}, "has no materialize"),
+        ({"asks": "iter_batches", "arguments": {"local_shuffle_buffer_size": 9}}, "local_shuffle_buffer_size=9"),
+    ],
+)
+def test_the_shard_has_rays_methods_and_refuses_the_others_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(SpecError, match=problem):
+        run_alone(loop_job(tmp_path, "every_format", **more))
+    rows = ROWS["train"]
+    wanted = f"forms ['dict', 'DataFrame', 'Table'] True 5 {rows} {rows // 50 * 50} (8, 8) {rows} ['image', 'label']"
+    assert wanted in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_loop_without_a_checkpoint_and_settings_it_cannot_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="has reported no checkpoint"):
+        run_alone(loop_job(tmp_path, "without_checkpoint"))
+    job = loop_job(tmp_path, learning_rate=0.5, batch_rows=64)
+    with pytest.raises(SpecError, match=r"reads no train\.batch_rows and no train\.learning_rate"):
+        RAY_TRAIN.check(job.code, job.spec)
+    with pytest.raises(SpecError, match="is a class, not a function"):
+        RAY_TRAIN.check(loop_job(tmp_path, "Block").code, loop_job(tmp_path, "Block").spec)
+    with pytest.raises(ValueError, match="take one"):
+        TrainSpec(loop="a.py:f", recipe="b.py:B")
+
+
+@pytest.fixture
+def cluster() -> Any:
+    """A local Ray of two CPUs."""
+    ray.shutdown()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.drill
+@pytest.mark.usefixtures("cluster")
+def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    listener = Watcher()
+    more: dict[str, Any] = {"workers": 2, "every": 2, "batch_size": 16}
+    whole = RAY_TRAIN.train(loop_job(tmp_path, run="whole", **more), stop=threading.Event(), listener=listener)
+    assert (whole.status, whole.step, whole.restarts) == ("finished", 33, 0)
+    printed = {(event.rank, line) for event in listener.events if isinstance(event, Printed) for line in event.lines}
+    assert (0, "epoch 0 rows 51") in printed and (1, "epoch 0 rows 50") in printed
+    killer = Watcher(at_step=14, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
+    killed = RAY_TRAIN.train(loop_job(tmp_path, run="killed", **more), stop=threading.Event(), listener=killer)
+    assert (killed.status, killed.step, killed.restarts) == ("finished", 33, 1)
+    assert killed.weights_digest == whole.weights_digest

@@ -1,0 +1,56 @@
+"""Which weights are shown, when each step's are noisy? A moving average of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from penstock.errors import SpecError
+from penstock.training.callbacks.callback import Training
+
+__all__ = ["MovingAverage"]
+
+
+class MovingAverage:
+    """Keeps an exponential moving average of the weights; it is what is validated, saved as the model and registered.
+
+    The trained weights are in the checkpoint, too: training continues from them.
+
+    Args:
+        decay: the average's share after each step; 0.999 remembers about the last 1,000 steps.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 < decay < 1:
+            raise SpecError(f"train.callbacks: ema got decay: {decay!r}; it lies between 0 and 1")
+        self._decay = decay
+        self._average: dict[str, Tensor] = {}
+        self._loaded: Mapping[str, Tensor] = {}
+
+    def start(self, training: Training) -> None:
+        """Begin with the weights as they are, or with the average that was saved."""
+        state = {name: value for name, value in training.model.state_dict().items() if _is_averaged(value)}
+        self._average = {
+            name: self._loaded.get(name, value).detach().to(value.device, copy=True) for name, value in state.items()
+        }
+
+    def step(self, training: Training) -> None:
+        """Move the average."""
+        now = training.model.state_dict()
+        with torch.no_grad():
+            for name, average in self._average.items():
+                average.lerp_(now[name].to(average.dtype), 1 - self._decay)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The average, of all weights that are fractions."""
+        return self._average
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Those that a checkpoint shows."""
+        self._loaded = weights
+
+
+def _is_averaged(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

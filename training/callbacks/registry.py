@@ -1,0 +1,23 @@
+"""Which callbacks can be asked for by name?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.plugins import Plugins
+
+__all__ = ["CALLBACKS"]
+
+_HERE = "penstock.training.callbacks"
+
+CALLBACKS: Plugins[Any] = Plugins(
+    "callback",
+    "penstock.callbacks",
+    {
+        "early_stopping": f"{_HERE}.early_stopping:EarlyStopping",
+        "ema": f"{_HERE}.averages:MovingAverage",
+        "gradient_norms": f"{_HERE}.gradient_norms:GradientNorms",
+        "json_lines": f"{_HERE}.files:JsonLines",
+        "tensorboard": f"{_HERE}.files:TensorBoard",
+    },
+)

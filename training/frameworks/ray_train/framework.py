@@ -1,0 +1,80 @@
+"""What does a Ray Train function do for the pipeline? It brings the loop; rows, checkpoints and charts are penstock's."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import SpecError
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.schema import FeedSchema
+from penstock.training.events import Event
+from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.ray_train.folder import FOLDER_FILE
+from penstock.training.frameworks.ray_train.loading import LoopModel
+from penstock.training.frameworks.ray_train.rank import run_loop_rank
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.model import Predicts
+from penstock.training.on_ray import trainer
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import UserCode
+
+__all__ = ["RAY_TRAIN", "RayTrainFramework"]
+
+_THE_LOOPS = (
+    *("epochs", "max_steps", "batch_rows", "precision", "compile", "accumulate", "clip_norm", "learning_rate"),
+    *("validate_every_steps", "on_nan", "last_batch", "callbacks"),
+)
+"""Fields that a loop decides itself."""
+
+
+class RayTrainFramework:
+    """See `penstock.training.frameworks.framework.Framework`."""
+
+    libraries = ("torch", "ray")
+    loader = "penstock.training.frameworks.ray_train.loading:load"
+    model_files = (FOLDER_FILE,)
+
+    def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
+        """Import the function; refuse settings that only a recipe's loop reads."""
+        function = code.load()
+        if isinstance(function, type) or not callable(function):
+            raise SpecError(
+                f"train.loop: {code.target} is a {'class' if isinstance(function, type) else type(function).__name__}, "
+                "not a function",
+                next_step="a class with build_model and loss is a recipe: train.recipe",
+            )
+        asked = [
+            name
+            for name in _THE_LOOPS
+            if getattr(spec, name) != TrainSpec.model_fields[name].get_default(call_default_factory=True)
+        ]
+        if asked:
+            raise SpecError(
+                f"train.loop: {code.target} has its own loop, which reads no "
+                + " and no ".join(f"train.{name}" for name in asked),
+                next_step="put it into train.params, which the function gets as its config",
+            )
+        module = sys.modules[function.__module__]
+        return LoopModel(True if hasattr(module, "load_model") else None, module, code.target)
+
+    def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
+        """Nothing: a loop cannot be called for one batch."""
+        return TriedBatch(loss=None, parameters=0, weights_bytes=0, checkpoint_bytes=0, predict_shape=None)
+
+    def train(
+        self,
+        job: TrainJob,
+        *,
+        stop: threading.Event,
+        listener: Callable[[list[Event]], None],
+        own_cluster: bool = False,
+    ) -> TrainOutcome:
+        """Call the function on Ray Train workers."""
+        work: Any = run_loop_rank
+        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work)
+
+
+RAY_TRAIN = RayTrainFramework()

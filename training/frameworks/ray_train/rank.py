@@ -1,0 +1,135 @@
+"""What does one Ray Train worker do with a user's function? It answers Ray's calls from penstock, and calls it."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils, set_train_fn_utils
+
+from penstock.errors import PenstockError, TrainingError
+from penstock.training.checkpoint.exactness import (
+    BIT_EXACT,
+    check_identity,
+    environment_of,
+    environment_of_all,
+    judge,
+    with_reason,
+)
+from penstock.training.checkpoint.fence import Writer
+from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
+from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.writer import CheckpointWriter
+from penstock.training.determinism import make_deterministic
+from penstock.training.events import Resumed
+from penstock.training.frameworks.ray_train.session import Session, StopAtCheckpoint
+from penstock.training.job import TrainJob
+from penstock.training.loop.event_sender import Courier, MailboxClient
+from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
+from penstock.training.own_values import OwnValues, collecting
+from penstock.training.ranks import Group
+from penstock.training.recipe import Recipe
+from penstock.training.rng import seed_rng
+from penstock.training.state import TrainState
+from penstock.training.users_mlflow import take_over_mlflow
+
+__all__ = ["run_loop_rank"]
+
+RESTORES_ITSELF = "what train_func restores of a checkpoint is its own affair"
+ASKED_FOR_NONE = "train_func did not call ray.train.get_checkpoint()"
+
+
+def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
+    """Call the user's function as one rank of `group`. A collective; arguments as of on_ray/worker.py's `run_rank`.
+
+    Raises:
+        TrainingError: the function fails, or ends without a checkpoint.
+    """
+    make_deterministic(job.spec.cpus_per_worker)
+    stop = group.from_first(stop)
+    take_over_mlflow(job.code)
+    function = job.code.load()
+    store = job_checkpoints(job)
+    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
+    environment = environment_of_all(group.everyones(environment_of(group.device, job.manifest.feed_schema)))
+    state, exactness = TrainState(), BIT_EXACT
+    if checkpoint is not None:
+        check_identity(checkpoint.manifest, job.identity, checkpoint.name)
+        state = checkpoint.state
+        exactness = with_reason(judge(checkpoint.manifest, group.world_size, job.settings, environment), RESTORES_ITSELF)
+    facts = CheckpointFacts(
+        step=state.step,
+        epoch=state.epoch,
+        position=state.position,
+        world_size=group.world_size,
+        identity=job.identity,
+        settings=job.settings,
+        environment=environment,
+        exactness=exactness,
+    )
+    name = checkpoint.name if checkpoint is not None else None
+    result = RankResult("interrupted", state, exactness, state.step if checkpoint is not None else None, name)
+    if stop:
+        return result
+    with ExitStack() as closes:
+        courier: Courier | None = None
+        writer: CheckpointWriter | None = None
+        if group.is_first:
+            store.check_not_replaced()
+            truncate_journal(job.run_storage, state.step)
+            courier = closes.enter_context(closing(Courier(client)))
+            writer = closes.enter_context(
+                closing(CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post))
+            )
+            if checkpoint is not None:
+                courier.post(
+                    Resumed(step=state.step, checkpoint=checkpoint.name, exactness=exactness, warnings=tuple(warnings))
+                )
+        own = closes.enter_context(collecting(OwnValues(group, "train")))
+        session = closes.enter_context(closing(Session(job, group, facts, checkpoint, own, courier, writer)))
+        _answer_with(session, closes)
+        seed_rng(job.seed)  # weights begin alike on every rank, as in a recipe
+        finished = _call(job, function)
+        written = writer.wait() if writer is not None else None
+    name = written or name
+    if finished and group.from_first(name is None):
+        raise TrainingError(
+            f"{job.code.target} came to its end and has reported no checkpoint, so there is nothing to keep of it",
+            next_step="ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder)), once at least",
+        )
+    if checkpoint is not None and not session.asked_for_checkpoint:
+        exactness = with_reason(exactness, ASKED_FOR_NONE)
+    return replace(
+        result,
+        status="finished" if finished else "interrupted",
+        state=session.state,
+        exactness=exactness,
+        checkpoint=name,
+    )
+
+
+def _answer_with(session: Session, closes: ExitStack) -> None:
+    """Let Ray Train's functions ask the session, until the end."""
+    try:
+        before = get_train_fn_utils()
+    except RuntimeError:  # no worker of Ray Train
+        before = None
+    set_train_fn_utils(session)
+    closes.callback(set_train_fn_utils, before)
+
+
+def _call(job: TrainJob, function: object) -> bool:
+    """Call the function; True when it came to its end, False where it was left for a stop."""
+    if not callable(function):
+        raise TrainingError(f"train.loop: {job.code.target} is no function")
+    given = [job.code.located(dict(job.spec.params))] if inspect.signature(function).parameters else []
+    try:
+        with Recipe(function, job.code.target).blaming("train_func"):
+            function(*given)
+    except PenstockError:
+        raise
+    except StopAtCheckpoint:
+        return False
+    return True

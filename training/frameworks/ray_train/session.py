@@ -1,0 +1,246 @@
+"""What does a Ray Train function get from `ray.train.report`, `get_checkpoint`, `get_dataset_shard` and `get_context`?
+
+Ray Train asks one object of the process for all of them; on penstock's workers it is this one.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import ray.train
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
+
+from penstock.errors import SpecError, TrainingError
+from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.schema import SPLITS, Split
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.store import SavedBytes, Snapshot
+from penstock.training.checkpoint.writer import CheckpointWriter
+from penstock.training.events import Point, Saving, TrainProgress, now_ms
+from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
+from penstock.training.frameworks.ray_train.shard import Shard
+from penstock.training.job import TrainJob
+from penstock.training.loop.event_sender import Courier
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.own_values import OwnValues
+from penstock.training.ranks import Group
+from penstock.training.rng import capture_rng, restore_rng
+from penstock.training.state import TrainState
+
+__all__ = ["GENERATORS", "Session", "StopAtCheckpoint"]
+
+GENERATORS = "generators.safetensors"
+"""Each rank's random generators, uint8[ranks, n], as `ranks`."""
+
+_TRAIN = "train"
+
+
+class StopAtCheckpoint(BaseException):
+    """Leaves the user's function after a report, because the driver asked for a stop. No Exception: a loop may catch those."""
+
+
+class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no types for it
+    """One rank's.
+
+    Args:
+        job: what is trained.
+        group: the ranks.
+        facts: what is the same in every checkpoint of this worker group; its state is where training goes on.
+        checkpoint: the one that training continues from.
+        own: what user code logs between reports.
+        courier, writer: on rank 0, news for the driver and the way to the checkpoints.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        group: Group,
+        facts: CheckpointFacts,
+        checkpoint: Checkpoint | None,
+        own: OwnValues,
+        courier: Courier | None,
+        writer: CheckpointWriter | None,
+    ) -> None:
+        self._job, self._group, self._facts, self._own = job, group, facts, own
+        self._courier, self._writer = courier, writer
+        self.state = TrainState(facts.step, facts.epoch, facts.position)
+        """Where the newest checkpoint stands."""
+        self.asked_for_checkpoint = False
+        """Whether the function has called `get_checkpoint`."""
+        self._step, self._epoch, self._position = facts.step, facts.epoch, facts.position
+        self._reported_step = facts.step
+        self._rows, self._since_s = 0, time.monotonic()
+        self._unsealed: list[Point] = []
+        self._shards: dict[str, Shard] = {}
+        self._temporary = tempfile.TemporaryDirectory(prefix="penstock-loop-")
+        self._newest: ray.train.Checkpoint | None = None
+        self._generators: torch.Tensor | None = None
+        if checkpoint is not None:
+            folder = Path(self._temporary.name)
+            unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
+            self._newest = ray.train.Checkpoint.from_directory(str(folder))
+            if facts.world_size == group.world_size:
+                self._generators = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))["ranks"][group.rank]
+
+    def close(self) -> None:
+        """Remove what was unpacked."""
+        self._temporary.cleanup()
+
+    def get_checkpoint(self) -> ray.train.Checkpoint | None:
+        """The newest that was reported; at a start the newest valid one of the run."""
+        self.asked_for_checkpoint = True
+        return self._newest
+
+    def get_all_reported_checkpoints(self, *given: Any, **options: Any) -> Any:
+        """Not kept here."""
+        raise SpecError(
+            "ray.train.get_all_reported_checkpoints() is not there in a pipeline",
+            next_step="ray.train.get_checkpoint() gives the newest; train.checkpoint.best keeps the best",
+        )
+
+    def get_dataset_shard(self, dataset_info: Any) -> Any:
+        """This rank's `Shard` of a split: one object for each name, so that its epochs are counted."""
+        name = dataset_info.dataset_name or _TRAIN
+        rows = self._job.manifest.rows
+        if name not in SPLITS or not rows.get(cast(Split, name)):
+            there = [split for split in SPLITS if rows.get(split)]
+            raise SpecError(
+                f"ray.train.get_dataset_shard({name!r}): the pipeline has {', '.join(map(repr, there))}",
+                next_step=f"take one of these names, or give the data a {name} split"
+                if name in SPLITS
+                else "take one of these",
+            )
+        if name not in self._shards:
+            split = cast(Split, name)
+            whole = self._job.spec.datasets.get(split) == "whole"
+            rank, shares = (0, 1) if whole else (self._group.rank, self._group.world_size)
+
+            def open_feed(batch_rows: int, device: torch.device) -> Feed:
+                spec = self._job.spec.model_copy(update={"batch_rows": batch_rows})
+                return open_job_feed(replace(self._job, spec=spec), split, rank, shares, device)
+
+            train = name == _TRAIN
+            total = self._job.order.epoch_rows if train else rows[split]
+            start = (self._epoch, self._position) if train else (0, 0)
+            passed = self._passed if train else (lambda epoch, batch: None)
+            self._shards[name] = Shard(
+                name, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device, passed, start
+            )
+        return self._shards[name]
+
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: ray.train.Checkpoint | None = None,
+        checkpoint_dir_name: str | None = None,
+        checkpoint_upload_mode: Any = None,
+        delete_local_checkpoint_after_upload: bool | None = None,
+        checkpoint_upload_fn: Any = None,
+        validation: Any = False,
+    ) -> None:
+        """Chart rank 0's metrics; commit the folder of the ranks that have one, with the place in the rows. A collective.
+
+        Raises:
+            StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+        """
+        refused = {
+            "checkpoint_dir_name": checkpoint_dir_name,
+            "checkpoint_upload_fn": checkpoint_upload_fn,
+            "validation": validation or None,
+        }
+        for name, value in refused.items():
+            if value is not None:
+                raise SpecError(f"ray.train.report: {name} is not honoured in a pipeline", next_step="take it out")
+        self._reported_step = self._step = max(self._step, self._reported_step + 1)
+        values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        point = Point(now_ms(), self._step, {**self._own.totals(), **values})
+        files = self._everyones_files(checkpoint)
+        stop = self._group.from_first(self._courier is not None and self._courier.stop_requested.is_set())
+        if self._courier is not None:
+            self._unsealed.append(point)
+            self._courier.post(point)
+            self._post_progress()
+        if files is None:
+            return
+        position = self._position
+        epoch_done = position >= self._job.order.epoch_rows
+        self.state = TrainState(self._step, self._epoch + epoch_done, 0 if epoch_done else position)
+        self._save(files, values)
+        if checkpoint is not None:
+            self._newest = checkpoint
+        if stop:
+            raise StopAtCheckpoint
+
+    def _passed(self, epoch: int, batch: Batch) -> None:
+        """A batch of the train split goes to the loop: what it reports from now on counts it."""
+        if self._generators is not None:  # what the function drew before, to build its model, is behind it
+            restore_rng(self._generators, self._group.device)
+            self._generators = None
+        self._step += 1
+        self._epoch, self._position = epoch, batch.position
+        self._rows += batch.global_rows
+        self._post_progress()
+
+    def _post_progress(self) -> None:
+        if self._courier is not None:
+            rows_per_s = self._rows / max(time.monotonic() - self._since_s, 1e-9)
+            self._courier.post(TrainProgress(step=self._step, total_steps=None, epoch=self._epoch, rows_per_s=rows_per_s))
+
+    def _everyones_files(self, checkpoint: ray.train.Checkpoint | None) -> dict[str, bytes] | None:
+        """What all ranks report, in one folder; None where none reports a folder. Empty on all but rank 0."""
+        own: dict[str, bytes] | None = None
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                own = files_in(Path(folder))
+        if self._group.world_size == 1:
+            return own
+        everyones: list[dict[str, bytes] | None] | None = [None] * self._group.world_size if self._group.is_first else None
+        dist.gather_object(own, everyones, dst=0)
+        together: dict[str, bytes] | None = None
+        for files in everyones or []:
+            together = together if files is None else {**files, **(together or {})}
+        there = self._group.from_first(together is not None)
+        return (together or {}) if there else None
+
+    def _save(self, files: Mapping[str, bytes], values: Mapping[str, float]) -> None:
+        generators = self._group.gather(capture_rng(self._group.device))
+        if self._writer is None or self._courier is None:
+            self._group.together(lambda: None)
+            generators()
+            return
+        self._group.together(self._writer.wait)
+        if not files:
+            raise TrainingError(
+                "ray.train.report got a checkpoint whose folder is empty", next_step="write the state into it before the report"
+            )
+        update = {
+            "step": self.state.step,
+            "epoch": self.state.epoch,
+            "position": self.state.position,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
+        }
+        facts = self._facts.model_copy(update=update)
+        saved = {
+            FOLDER_FILE: SavedBytes(packed_folder(files)),
+            GENERATORS: SavedBytes(safetensors.torch.save({"ranks": generators().contiguous()})),
+        }
+        digest = folder_digest(files)
+        points, self._unsealed = self._unsealed, []
+        self._courier.post(Saving(step=self.state.step))
+        self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest), points)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, numbers.Real) or (hasattr(value, "dtype") and getattr(value, "size", 0) == 1)

@@ -1,0 +1,195 @@
+"""What does `ray.train.get_dataset_shard(name)` give? An object with the methods of Ray's DataIterator, fed by penstock's feed.
+
+One pass over the rows is an epoch in the spec's order, on each rank its share. Where it stands is an epoch and a number of
+rows, so a loop that reports in the middle of an epoch continues with the next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from penstock.errors import SpecError
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.schema import FeedSchema
+
+__all__ = ["Shard"]
+
+OpenFeed = Callable[[int, torch.device], Feed]
+"""(rows of a global batch, device) -> this rank's feed."""
+
+_ELSEWHERE = {
+    "local_shuffle_buffer_size": "shuffle: {mode: global} mixes all rows, and windowed mixes within shuffle.window_rows",
+    "local_shuffle_seed": "shuffle.seed in the pipeline file is the seed",
+}
+_NOT_THERE = {
+    "to_tf": "take iter_batches(batch_format='numpy'), whose arrays TensorFlow reads",
+    "materialize": "the rows are prepared and kept by the pipeline already: iterate over the shard itself",
+    "iter_epochs": "call iter_torch_batches() or iter_batches() once in each epoch",
+    "to_torch": "take iter_torch_batches()",
+}
+
+
+class Shard:
+    """One rank's rows of a named dataset.
+
+    Args:
+        name: of the dataset, for messages.
+        schema: of the rows.
+        rows: how many there are, of all ranks that share them.
+        shares: how many ranks share them; 1 where each gets all.
+        open_feed: opens this rank's feed.
+        device: where torch batches go unless the loop says otherwise.
+        passed: called with each batch of this shard, before the loop gets it.
+        start: (epoch, position) where the first pass begins.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: FeedSchema,
+        rows: int,
+        shares: int,
+        open_feed: OpenFeed,
+        device: torch.device,
+        passed: Callable[[int, Batch], None] = lambda epoch, batch: None,
+        start: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._name, self._schema, self._rows, self._shares = name, schema, rows, shares
+        self._open_feed, self._device, self._passed = open_feed, device, passed
+        self._next = start
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_THERE:
+            raise SpecError(f"the shard {self._name!r} has no {name}()", next_step=_NOT_THERE[name])
+        raise AttributeError(f"the shard {self._name!r} has no attribute {name!r}")
+
+    def iter_torch_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        dtypes: Any = None,
+        device: Any = "auto",
+        collate_fn: Any = None,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+        **refused: Any,
+    ) -> Iterator[Any]:
+        """An epoch of dicts of tensors, or of what `collate_fn` makes of a batch of numpy arrays (or of what its class takes).
+
+        Args:
+            prefetch_batches, pin_memory: taken; the feed reads ahead and pins by itself.
+            batch_size: rows on this rank; None is all of them.
+            dtypes: one, or by column.
+            device: `auto` is this rank's.
+        """
+        _refuse(self._name, refused)
+        to = self._device if device in (None, "auto") else torch.device(device)
+        if collate_fn is not None:
+            return (
+                _on(collate_fn(_collated(collate_fn, batch, self._schema)), to)
+                for batch in self._batches(batch_size, drop_last)
+            )
+        return (_cast(batch.columns, dtypes) for batch in self._batches(batch_size, drop_last, to))
+
+    def iter_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        batch_format: str | None = "default",
+        drop_last: bool = False,
+        **refused: Any,
+    ) -> Iterator[Any]:
+        """An epoch of batches: dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`)."""
+        _refuse(self._name, refused)
+        forms = {None: _table, "default": _arrays, "numpy": _arrays, "pandas": _frame, "pyarrow": _table}
+        if batch_format not in forms:
+            raise SpecError(f"iter_batches: batch_format {batch_format!r}; it is one of numpy, pandas and pyarrow")
+        return (forms[batch_format](batch.columns) for batch in self._batches(batch_size, drop_last))
+
+    def iter_rows(self) -> Iterator[dict[str, Any]]:
+        """An epoch of rows, each a dict."""
+        for batch in self._batches(256, False):
+            arrays = _arrays(batch.columns)
+            for row in range(batch.rows):
+                yield {name: values[row] if values.ndim > 1 else values[row].item() for name, values in arrays.items()}
+
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        return _table(
+            {column.name: torch.zeros(0, *column.shape, dtype=getattr(torch, column.dtype)) for column in self._schema.columns}
+        ).schema
+
+    def count(self) -> int:
+        """Rows of the dataset, of all ranks that share it."""
+        return self._rows
+
+    def stats(self) -> str:
+        """A line about the shard."""
+        return f"{self._name}: {self._rows:,} rows, prepared by penstock, shared by {self._shares} workers"
+
+    def _batches(self, batch_size: int | None, drop_last: bool, device: torch.device | None = None) -> Iterator[Batch]:
+        own = batch_size if batch_size is not None else -(-self._rows // self._shares)
+        whole = own * self._shares
+        epoch, position = self._next
+        self._next = (epoch + 1, 0)
+        feed = self._open_feed(whole, device or torch.device("cpu"))
+        for batch in feed.batches(epoch, position):
+            # As Ray does, all ranks get equally many batches: one that is too small for all of them is left out.
+            if batch.global_rows < self._shares or (drop_last and batch.global_rows < whole):
+                continue
+            self._passed(epoch, batch)
+            yield batch
+
+
+def _refuse(name: str, given: Mapping[str, Any]) -> None:
+    for argument, value in given.items():
+        if value is not None:
+            advice = _ELSEWHERE.get(argument, "take it out")
+            raise SpecError(f"the shard {name!r} does not honour {argument}={value!r}", next_step=advice)
+
+
+def _arrays(columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: column.cpu().numpy() for name, column in columns.items()}
+
+
+def _table(columns: Mapping[str, torch.Tensor]) -> pa.Table:
+    return pa.table({name: tensor_array(values) for name, values in _arrays(columns).items()})
+
+
+def _frame(columns: Mapping[str, torch.Tensor]) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame({name: values if values.ndim == 1 else list(values) for name, values in _arrays(columns).items()})
+
+
+def _collated(collate_fn: Any, batch: Batch, schema: FeedSchema) -> Any:
+    from ray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn
+
+    if isinstance(collate_fn, ArrowBatchCollateFn):
+        return _table(batch.columns)
+    return _frame(batch.columns) if isinstance(collate_fn, PandasBatchCollateFn) else _arrays(batch.columns)
+
+
+def _cast(columns: Mapping[str, torch.Tensor], dtypes: Any) -> dict[str, torch.Tensor]:
+    if dtypes is None:
+        return dict(columns)
+    wanted = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(columns, dtypes)
+    return {name: column.to(wanted[name]) if name in wanted else column for name, column in columns.items()}
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: _on(each, device) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on(each, device) for each in value)
+    return value

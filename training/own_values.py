@@ -1,0 +1,184 @@
+"""Which values does user code chart besides the loss? `penstock.log`, and what `loss` returns in a dict.
+
+A value belongs to the step that runs while it is logged. It stays where it is, on a GPU too, until the ranks meet; then it is
+added up over the calls of the step and over the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import TrainingError
+
+if TYPE_CHECKING:
+    from penstock.training.ranks import Group
+
+__all__ = ["OwnValues", "Reduce", "collecting", "log", "logged_rows", "record"]
+
+Reduce = Literal["mean", "sum"]
+
+PENSTOCKS_OWN = frozenset(f"train/{name}" for name in ("loss", "lr", "rows_per_s", "step_s", "data_wait_s", "epoch")) | {
+    "val/loss"
+}
+
+_NAME = re.compile(r"[\w\-./ :]{1,250}")
+
+_current: OwnValues | None = None
+
+
+def log(name: str, value: Any, reduce: Reduce = "mean") -> None:
+    """Chart a value of your own, from anywhere in user code: `penstock.log("kl", kl)`.
+
+    In a step of training it becomes `train/kl`, in a validation `val/kl`, in the evaluation of a split `test/kl`; a name with a
+    slash stays as it is. It is no collective: a rank may log what others do not. Outside of these it does nothing, and says so
+    once, so that the same code runs in a notebook.
+
+    Args:
+        value: a number, or a tensor with one; it is not waited for. A tensor on a GPU is read when the ranks meet next.
+        reduce: `mean` over all rows that are learned while it is logged (in `loss`), else over all calls of the step, of all
+            ranks; or their `sum`.
+
+    Raises:
+        TrainingError: the value is not one number, or the name is one of penstock's or none that a chart can have.
+    """
+    if _current is None:
+        warnings.warn(
+            "penstock.log() is called outside of a training, so nothing is charted (said once)",
+            stacklevel=2,
+            category=UserWarning,
+        )
+        return
+    _current.add(name, value, reduce)
+
+
+def record(name: str, value: Any, *, as_named: bool = False) -> None:
+    """As `log`, for penstock itself: silent where nothing is charted; `as_named` puts nothing in front of the name."""
+    if _current is not None:
+        _current.add(name, value, "mean", as_named=as_named)
+
+
+def logged_rows(rows: int) -> None:
+    """Say how many rows the values count for that are logged from here on."""
+    if _current is not None:
+        _current.rows = rows
+
+
+@contextmanager
+def collecting(values: OwnValues) -> Iterator[OwnValues]:
+    """Collect what is logged in the block, in any thread of this process, instead of where it went before."""
+    global _current
+    before, _current = _current, values
+    try:
+        yield values
+    finally:
+        _current = before
+
+
+class OwnValues:
+    """What one rank has logged since the ranks met last.
+
+    Args:
+        group: the ranks that add up; None is this process alone.
+        phase: in front of names without a slash: `train`, `val`, or a split.
+    """
+
+    def __init__(self, group: Group | None, phase: str) -> None:
+        self.rows = 1
+        """How many rows a logged value counts for."""
+        self._group = group
+        self._phase = phase
+        self._lock = threading.Lock()
+        self._steps: list[dict[str, list[Any]]] = [{}]
+        """For each step: name -> [sum of what was logged times its rows, the rows]."""
+        self._reduce: dict[str, Reduce] = {}
+        self._agreed: dict[str, Reduce] = {}
+
+    def add(self, name: str, value: Any, reduce: Reduce, *, as_named: bool = False) -> None:
+        """Take a value; see `log`."""
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("/"):
+            raise TrainingError(
+                f"penstock.log({name!r}): a chart's name is letters, digits, spaces and any of _ - . / :",
+                next_step="give the value another name",
+            )
+        chart = name if "/" in name or as_named else f"{self._phase}/{name}"
+        if chart in PENSTOCKS_OWN:
+            raise TrainingError(
+                f"penstock.log({name!r}): {chart} is penstock's own chart", next_step="give the value another name"
+            )
+        if reduce not in ("mean", "sum") or self._reduce.get(chart, reduce) != reduce:
+            known = self._reduce.get(chart)
+            raise TrainingError(
+                f"penstock.log({name!r}, reduce={reduce!r}): "
+                + (f"it was {known!r} before" if known else "it is 'mean' or 'sum'"),
+                next_step="log one name in one way",
+            )
+        number = value.detach() if hasattr(value, "detach") else value
+        if getattr(number, "numel", lambda: 1)() != 1:
+            raise TrainingError(
+                f"penstock.log({name!r}): a tensor of shape {list(number.shape)}; one number is charted",
+                next_step="log its mean, or each entry under a name of its own",
+            )
+        try:
+            number = number.reshape(()).double() if hasattr(number, "detach") else float(number)
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"penstock.log({name!r}): {value!r} is a {type(value).__name__}, not a number", next_step="log a number"
+            ) from error
+        rows = self.rows if reduce == "mean" else 1
+        with self._lock:
+            self._reduce[chart] = reduce
+            total = self._steps[-1].setdefault(chart, [0.0, 0.0])
+            total[0] = total[0] + number * rows
+            total[1] += rows
+
+    def end_step(self) -> None:
+        """What is logged from here on is of the next step."""
+        with self._lock:
+            self._steps.append({})
+
+    @property
+    def new_names(self) -> int:
+        """How many names this rank has that not all ranks know of."""
+        return len(self._reduce.keys() - self._agreed.keys())
+
+    def agree(self) -> None:
+        """Tell all ranks the names that one of them has. A collective."""
+        if self._group is None or self._group.world_size == 1:
+            self._agreed = dict(self._reduce)
+            return
+        for known in self._group.everyones({"names": json.dumps(self._reduce)}):
+            self._agreed.update(json.loads(known["names"]))
+        self._agreed = dict(sorted(self._agreed.items()))
+
+    def add_up(self, steps: int) -> list[dict[str, float]]:
+        """The values of the last `steps` steps, over all ranks, and forget them. A collective where names are agreed on."""
+        with self._lock:
+            done, self._steps = self._steps[:steps], self._steps[steps:] or [{}]
+        if not self._agreed:
+            return [{} for _ in range(steps)]
+        done += [{}] * (steps - len(done))
+        cells = [step.get(name, (0.0, 0.0)) for step in done for name in self._agreed]
+        flat = [number for total, rows in cells for number in (float(total), rows)]
+        summed = iter(self._group.sum(flat) if self._group is not None else flat)
+        found: list[dict[str, float]] = []
+        for _ in range(steps):
+            values = {}
+            for name, reduce in self._agreed.items():
+                total, rows = next(summed), next(summed)
+                if rows:
+                    values[name] = total / rows if reduce == "mean" else total
+            found.append(values)
+        return found
+
+    def totals(self) -> dict[str, float]:
+        """The values of all that was logged, as of one step. A collective."""
+        new = self._group.sum([float(self.new_names)])[0] if self._group is not None else self.new_names
+        if new:
+            self.agree()
+        return self.add_up(1)[0]

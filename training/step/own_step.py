@@ -1,0 +1,104 @@
+"""How does a recipe with a `training_step` of its own learn on many ranks as on one?
+
+It calls backward and its optimizers itself. Before an optimizer steps, the gradients of that optimizer's parameters become the
+mean over the rows of all ranks: one sum, of all of them in one fixed order, so that a resumed process gets the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.errors import TrainingError
+from penstock.training.ranks import Group
+from penstock.training.recipe import Columns, Recipe
+from penstock.training.step.several import SeveralOptimizers
+
+__all__ = ["OwnStep"]
+
+
+class OwnStep:
+    """One rank's side of such steps.
+
+    Args:
+        recipe: the user's.
+        model: as the recipe gets it.
+        optimizer: one, or several under names; the recipe gets the dict then.
+        group: the ranks.
+        autocast: makes the context that the step runs in.
+        clip_norm: of each optimizer's gradients.
+        seen: called before each step of an optimizer, when its gradients are complete.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        optimizer: Optimizer | SeveralOptimizers,
+        group: Group,
+        autocast: Callable[[], Any],
+        clip_norm: float | None,
+        seen: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._recipe, self._model, self._group = recipe, model, group
+        self._autocast, self._clip_norm, self._seen = autocast, clip_norm, seen
+        self._optimizers: Any = optimizer.parts if isinstance(optimizer, SeveralOptimizers) else optimizer
+        self._share = 1.0
+        self._buffers = list(model.buffers())
+        self.loss_s = 0.0
+        """Seconds spent in the recipe's step so far, which on several ranks wait for each other in it."""
+        for each in self._optimizers.values() if isinstance(self._optimizers, dict) else [self._optimizers]:
+            each.register_step_pre_hook(self._before_step)
+
+    def __call__(self, batch: Columns, rows: int, global_rows: int) -> Tensor:
+        """Learn one global batch. A collective; every rank's recipe steps its optimizers equally often.
+
+        Returns:
+            This rank's summand of the global mean of the loss that the recipe returned.
+        """
+        if rows == 0:
+            raise TrainingError(
+                f"a step has {global_rows} rows for {self._group.world_size} workers, and training_step() needs some on each",
+                next_step="set train.last_batch to drop or fill",
+            )
+        self._share = rows / global_rows
+        began_s = time.perf_counter()
+        self._group.copy_first(self._buffers)  # as DDP does: a discriminator's may count in its forward pass
+        with self._autocast():
+            loss = self._recipe.training_step(self._model, batch, self._optimizers)
+        self.loss_s += time.perf_counter() - began_s
+        return loss.detach().float() * self._share
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._group.world_size > 1:
+            if any(given is not None and given is not optimizer for given in (*args, *kwargs.values())):
+                raise TrainingError(
+                    f"{type(optimizer).__name__}.step() gets a closure, which several workers cannot share",
+                    next_step="call backward() before step(), or set train.workers to 1",
+                )
+            self._average(parameters)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+        self._seen()
+
+    def _average(self, parameters: list[Tensor]) -> None:
+        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
+            raise TrainingError(
+                "an embedding with sparse=True and training_step() do not go together on several workers",
+                next_step="take sparse=True from the embedding, or set train.workers to 1",
+            )
+        flat = [torch.zeros_like(p) if p.grad is None else p.grad * self._share for p in parameters]
+        reached = torch.tensor([float(p.grad is not None) for p in parameters], device=self._group.device)
+        summed = torch.cat([*(gradient.float().reshape(-1) for gradient in flat), reached])
+        dist.all_reduce(summed)
+        *gradients, reached = summed.split([*(p.numel() for p in parameters), len(parameters)])
+        for parameter, gradient, ranks in zip(parameters, gradients, reached.tolist(), strict=True):
+            # One that no rank has reached has no gradient, so that momentum and weight decay leave it alone.
+            parameter.grad = gradient.view_as(parameter).to(parameter.dtype) if ranks else None
