@@ -60,7 +60,7 @@ class Predicts(Protocol):
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Count one batch's predictions into its own metrics."""
-        raise NotImplementedError
+        raise AssertionError("called of a model that cannot measure")
 
 
 class TrainedModel(Predicts, Protocol):
