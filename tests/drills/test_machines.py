@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -235,10 +234,6 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     assert "\x1b" not in run.command.said and "(raylet)" not in run.command.said
     assert result["exactness"] == "bit-exact"
     assert result["weights_digest"] == calm["weights_digest"]
-    with sqlite3.connect(machines.folder / f"disk{HEAD}" / "faults" / ".penstock" / "mlflow" / "mlflow.db") as database:
-        samples = database.execute("select step from metrics where key = 'system/cpu_utilization_percentage' order by step")
-        steps = [step for (step,) in samples.fetchall()]
-    assert len(steps) > 3 and steps == list(range(len(steps))), "machines of rank 0, one after the other, are sampled"
     (name,) = project.storage.list("runs")
     counted = {checkpoint.name for checkpoint in CheckpointStore(project.storage.child(f"runs/{name}")).committed()}
     late = {each for each, manifest in project.checkpoints().items() if manifest["writer"] == "a1-r2"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from penstock.training.events import Event, MachineLoad, Warned
 from penstock.training.loop.event_sender import Courier
 from penstock.training.loop.machine_load import MachineSampler
+from tests.training.digits import ListClient, make_job, train_alone
 
 
 class Nvml:
@@ -53,6 +56,13 @@ def test_a_sample_is_taken_when_it_is_due_and_its_failure_is_told_once(monkeypat
     assert sampler.take() == [Warned(message="no charts of the machine from here on: OSError: no such disk")]
     now[0] = 1e9
     assert sampler.take() == []
+
+
+def test_rank_0_samples_its_machine_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.training.loop.rank_zero.MachineSampler", partial(MachineSampler, every_s=0.0))
+    client = ListClient()
+    train_alone(make_job(tmp_path, max_steps=2), client)
+    assert any(isinstance(event, MachineLoad) for event in client.events)
 
 
 def test_samples_travel_with_the_events_of_rank_0() -> None:
