@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.flows.history.report import report_page
+from penstock.flows.run.flow_runs import name_flow_run
 from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted
 from penstock.redact import redact_text
@@ -42,7 +43,9 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
     ctx.tracker.set_tags({**tags, "description": "\n\n".join(filter(None, [note, _description(ctx)]))})
-    if not prefect_answers(PREFECT_BACK_S):
+    if prefect_answers(PREFECT_BACK_S):
+        name_flow_run(_flow_run_name(ctx, status), [ctx.run.pipeline, ctx.run.run, status])
+    else:
         ctx.attempt = ctx.attempt.model_copy(update={"prefect_missed_end": True})
         ctx.reporter.warn("the Prefect server is away: it was not told how this attempt ended; the next run or status tells it")
     _attach_report(ctx)
@@ -56,6 +59,16 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     if unrecorded is not None:  # a full disk, for instance
         ctx.reporter.warn(f"the end of this attempt is not on record ({unrecorded}); the next run or status repairs that")
     return result
+
+
+def _flow_run_name(ctx: RunContext, status: Status) -> str:
+    """Pipeline and date, which the run's id is made of, then how it ended: a list of flow runs can be read."""
+    performed = [outcome.outcome for outcome in ctx.outcomes.values()]
+    how = "all reused" if status == "done" and set(performed) == {"reused"} else status
+    names = (f"{split}/{name}" for split in ("test", "validation") for name in ("accuracy", "r2", "loss"))
+    metric = next((name for name in names if name in ctx.attempt.metrics), None)
+    result = f", {metric} {ctx.attempt.metrics[metric]:.4f}" if metric is not None and status == "done" else ""
+    return f"{ctx.run.run} attempt {ctx.attempt.number}: {how}{result}"
 
 
 def _attach_report(ctx: RunContext) -> None:

@@ -57,7 +57,7 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
     value = attempt.metrics.get(metric) if metric is not None else None
     difference = None if value is None or before is None else value - before
     seconds = _seconds(attempt)
-    nothing_new = attempt.status == "done" and all(stage["outcome"] == "reused" for stage in attempt.stages)
+    nothing_new = attempt.status == "done" and attempt.stages and all(stage["outcome"] == "reused" for stage in attempt.stages)
     return {
         "started": attempt.started,
         "run": run.run,

@@ -29,6 +29,8 @@ from penstock.training.tracking.registry import TRACKERS
 
 __all__ = ["interrupts_once_stopped", "load_ahead", "run"]
 
+_SILENCE_S = 2.0
+
 
 def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
     """Run or continue a pipeline in this process and return what `penstock run --json` prints.
@@ -60,8 +62,22 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
                 start_ray(cpus_needed(loaded.spec))
             stopping.check()  # what was raised inside Ray may have been swallowed there
 
-        with prefect_api(loaded.state_dir, meanwhile):
+        with contextlib.ExitStack() as servers:
+            with _saying_what_is_waited_for("the Prefect server"):
+                servers.enter_context(prefect_api(loaded.state_dir, meanwhile))
             return _call_flow(loaded, list(overrides), fresh, until, stopping)
+
+
+@contextlib.contextmanager
+def _saying_what_is_waited_for(what: str) -> Iterator[None]:
+    """Print a line if the block takes more than two seconds: silence looks like a command that hangs."""
+    timer = threading.Timer(_SILENCE_S, lambda: print(f"  waiting for {what}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _check_stage(until: str | None) -> None:

@@ -30,7 +30,10 @@ class RunNames:
     def __init__(self, file: Path | None) -> None:
         storage, self.state_dir, self.pipeline = state_of(file)
         self.ledger = Ledger(storage)
-        self.runs = [run for run in self.ledger.runs() if self.pipeline in (None, run.pipeline)]
+        known = [run for run in self.ledger.runs() if self.pipeline in (None, run.pipeline)]
+        self.runs = [run for run in known if run.sweep in (None, run.run)]
+        """Without the trials of sweeps, which are found by their id only."""
+        self._known = known
 
     def find(self, name: str) -> Run:
         """The run that `name` means.
@@ -45,7 +48,7 @@ class RunNames:
             return self.runs[-2]
         if name == "best" and finished:
             return self._best(finished)
-        exact = [run for run in self.runs if name in (run.run, run.run.removeprefix(f"{run.pipeline}-"))]
+        exact = [run for run in self._known if name in (run.run, run.run.removeprefix(f"{run.pipeline}-"))]
         found = exact or [run for run in self.runs if len(name) >= _PART and name in run.run]
         if len(found) > 1:
             raise SpecError(f"{name!r} is a part of {len(found)} runs", problems=[run.run for run in found[-10:]])

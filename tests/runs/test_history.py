@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
@@ -143,6 +144,15 @@ def test_a_run_is_one_page_that_the_tracked_run_has_too(nights_file: Path, night
     client = MlflowClient(f"sqlite:///{nights_file.parent}/.penstock/mlflow/mlflow.db")
     attached = client.download_artifacts(nights["second"]["mlflow_run_id"], "report.html", str(tmp_path))
     assert Path(attached).read_text() == text
+
+
+def test_prefects_list_of_flow_runs_says_what_ran_when_and_how_it_ended(
+    nights_file: Path, nights: dict[str, Any], prefect_url: str
+) -> None:
+    record = next((nights_file.parent / ".penstock" / "runs" / nights["second"]["run"] / "attempts").glob("*.json"))
+    flow_run = httpx.get(f"{prefect_url}/flow_runs/{json.loads(record.read_text())['prefect_flow_run_id']}").json()
+    accuracy = nights["second"]["metrics"]["test/accuracy"]
+    assert flow_run["name"] == f"{nights['second']['run']} attempt 1: done, test/accuracy {accuracy:.4f}"
 
 
 def test_the_speed_is_a_sentence() -> None:
