@@ -50,7 +50,8 @@ class Plugins(Generic[T_co]):
 
         Raises:
             SpecError: no such name; it says which there are, and which is meant perhaps.
-            PreflightError: the package that adds it cannot be imported, or two packages add the name.
+            PreflightError: the package that adds it cannot be imported, two packages add the name, or a library is missing
+                that comes with an extra of penstock.
         """
         found: T_co = self._load(name)
         return found
@@ -79,6 +80,10 @@ class Plugins(Generic[T_co]):
         dist = self._added[name].dist
         return f"{dist.name}=={dist.version}" if dist is not None else self._added[name].value
 
+    def place(self, name: str) -> str:
+        """`module:attribute` of a name that there is."""
+        return self._own[name] if name in self._own else self._added[name].value
+
     @functools.cached_property
     def _added(self) -> dict[str, EntryPoint]:
         found: dict[str, EntryPoint] = {}
@@ -97,7 +102,13 @@ class Plugins(Generic[T_co]):
     def _load(self, name: str) -> Any:
         if name in self._own:
             module, _, attribute = self._own[name].partition(":")
-            return getattr(importlib.import_module(module), attribute)
+            try:
+                return getattr(importlib.import_module(module), attribute)
+            except ModuleNotFoundError as error:
+                raise PreflightError(
+                    f"the {self.what} {name!r} needs {error.name}, which is not installed on {platform.node()}",
+                    next_step=f'pip install "penstock[{name}]"',
+                ) from error
         if name not in self._added:
             close = difflib.get_close_matches(name, self.names, 1)
             raise SpecError(

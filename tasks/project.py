@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
@@ -18,8 +18,11 @@ from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.registry.registry import ModelRegistry
-from penstock.usercode.capture import UserCode, capture
+from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.definitions import Definitions, definitions_of
+
+if TYPE_CHECKING:
+    from penstock.training.checkpoint.start_from import StartWeights
 
 __all__ = ["Project"]
 
@@ -78,12 +81,14 @@ class Project:
 
     @cached_property
     def recipe(self) -> UserCode:
-        """The user's code that the framework trains. Raises SpecError if it cannot be found."""
+        """The user's code that the framework trains, if the spec names any. Raises SpecError if it cannot be found."""
+        if self.spec.train.recipe is None:
+            return NO_CODE
         return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
 
     def definitions(self) -> dict[str, Definitions]:
         """The source of all that the user's code reaches, by target as the pipeline file has it."""
-        codes = {**self.transforms, self.spec.train.recipe: self.recipe}
+        codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
         return {target: definitions_of(code) for target, code in codes.items()}
 
     @cached_property
@@ -102,6 +107,15 @@ class Project:
             CallbackCode(name, options, capture(name, self.base_dir, options, self._is_source) if ":" in name else None)
             for name, options in self.spec.train.named_callbacks
         )
+
+    @cached_property
+    def start_from(self) -> StartWeights | None:
+        """What `train.start_from` names. Raises SpecError if it is not there."""
+        if self.spec.train.start_from is None:
+            return None
+        from penstock.training.checkpoint.start_from import find_start  # loads torch
+
+        return find_start(self.spec.train.start_from, self.base_dir, self.storage)
 
     @property
     def codes(self) -> tuple[UserCode, ...]:

@@ -14,7 +14,7 @@ from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
 from penstock.tasks.tune.spec import TuneSpec
-from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
 from penstock.training.tracking.registry import TRACKERS
@@ -61,6 +61,8 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     """Return (path, message) for every rule between fields that `spec` breaks."""
     problems = [(path, unknown) for path, names in NAMED.items() if (unknown := _unknown(spec, path, names))]
     train = spec.train
+    if train.recipe is None and train.framework not in RECIPE_OPTIONAL:
+        problems.append(("train.recipe", f"missing: {train.framework} trains the class that it names; write file.py:Name"))
     if train.batch_rows % train.workers:
         lower = train.batch_rows // train.workers * train.workers
         options = " or ".join(str(n) for n in (lower, lower + train.workers) if n)

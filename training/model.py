@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from penstock.config import Section
@@ -59,8 +59,8 @@ class Predicts(Protocol):
         return False
 
     def measure(self, metrics: dict[str, Any], output: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Count one batch's predictions into its own metrics."""
-        raise NotImplementedError
+        """Count one batch's predictions into its own metrics. Called where `can_measure` says so."""
+        return None
 
 
 class TrainedModel(Predicts, Protocol):
@@ -74,6 +74,10 @@ class TrainedModel(Predicts, Protocol):
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """The mean loss over the batch's rows, a scalar."""
         raise NotImplementedError
+
+    def importance(self) -> dict[str, float]:
+        """How much each column counts for the predictions, as shares of 1 by name; empty where nothing is known of it."""
+        return {}
 
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
         """Predictions, rows first: scores [rows, classes], or [rows] of two classes, as `predicts` says; values [rows].
@@ -108,8 +112,10 @@ class ModelSpec(Section):
     """`module:function`, called with (this, storage rooted at the folder of the model's files) -> TrainedModel."""
     requires: dict[str, str] = Field(default_factory=dict)
     """Distribution -> version, of what the loader needs besides penstock."""
-    fitted: dict[str, Any] = Field(default_factory=dict)
-    """The fitted preprocessing, to prepare raw rows with; the model itself takes prepared columns."""
+    raw: dict[str, Any] | None = None
+    """What prepares raw rows (`penstock.training.registry.raw_rows.RawForm`); the framework's model takes prepared ones."""
+    batch_rows: PositiveInt = 1024
+    """Rows it gets at once where it answers: as many as where it was measured, for other sizes may round otherwise."""
 
 
 def load_model(spec: ModelSpec, files: Storage) -> TrainedModel:

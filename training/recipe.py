@@ -350,6 +350,10 @@ class RecipeModel:
         """The recipe's own."""
         return self.recipe.metrics()
 
+    def importance(self) -> dict[str, float]:
+        """Nothing is known."""
+        return {}
+
     def loss(self, batch: Columns) -> Tensor:
         """The mean loss over the batch's rows, a scalar."""
         return self.recipe.loss(self.model, batch)

@@ -29,7 +29,7 @@ class CheckpointSpec(Section):
     every_s: Annotated[PositiveFloat | None, OnResume.FREE] = 60.0
     """Save when so many seconds have passed since the last checkpoint."""
     every_epoch: Annotated[bool, OnResume.FREE] = True
-    """Save at the end of each epoch."""
+    """Save at the end of each epoch, unless that is a round of boosting: `every_steps` counts rounds."""
     keep: Annotated[PositiveInt, OnResume.FREE] = 3
     """Newest checkpoints kept; at least two protect against a damaged newest one."""
     best: Annotated[BestSpec | None, OnResume.WARN] = None
@@ -40,15 +40,17 @@ class TrainSpec(Section):
     """What is trained, and on what."""
 
     framework: str = "torch"
-    """The training framework: `torch`, or the name that an installed package adds (docs/extend/framework.md)."""
-    recipe: Annotated[str, OnResume.WARN]
-    """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md)."""
+    """The training framework: `torch`, `xgboost` or `lightgbm` (docs/boosted.md), or the name that an installed package adds
+    (docs/extend/framework.md)."""
+    recipe: Annotated[str | None, OnResume.WARN] = None
+    """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md). Boosted trees need none; for them
+    it names an objective."""
     loop: Annotated[str | None, OnResume.WARN] = None
     """`path/to/file.py:train_func`, instead of `recipe`: a function written for Ray Train, with no edit (docs/ray-train.md)."""
     params: Annotated[dict[str, Any], OnResume.WARN] = Field(default_factory=dict)
-    """Constructor arguments of the recipe."""
+    """Constructor arguments of the recipe; the parameters of boosted trees."""
     epochs: Annotated[PositiveInt, OnResume.FREE] = 1
-    """Passes over the train split."""
+    """Passes over the train split. A round of boosting is one."""
     max_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Stop after so many optimizer steps, whatever the epochs say."""
     batch_rows: PositiveInt = 256
@@ -77,6 +79,9 @@ class TrainSpec(Section):
     """What a loss or a weight that is not a number means: `stop` fails the run and saves nothing that came after it."""
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Validate also every so many steps; the end of each epoch always does."""
+    start_from: str | None = None
+    """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, or `run:<run>`. Those that fit by
+    name and shape are taken, and a line says which are new or left. The content is part of the key."""
     datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] = Field(default_factory=dict)
     """For `loop`: whether `get_dataset_shard` cuts a dataset over the workers (`split`, the default) or gives each all of it
     (`whole`)."""

@@ -51,7 +51,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     check_recipe(project)
     TRACKERS.get(loaded.spec.tracking.tracker)
     stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
-    say(f"recipe     ok   {loaded.spec.train.recipe}")
+    say(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
     if loaded.spec.tune is not None:
         check_space(loaded)
         say(f"tune       ok   up to {loaded.spec.tune.limit} trials over {', '.join(loaded.spec.tune.space)}")
@@ -65,7 +65,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     ships: dict[str, int] = {}
     for code in project.codes:
         ships |= code.shipped
-    say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items()))}")
+    say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
     batch = try_one_batch(project, snapshot)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")

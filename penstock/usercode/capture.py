@@ -32,7 +32,7 @@ from penstock.usercode.package import BINARY, Package, file_content
 from penstock.usercode.secret_files import holds_private_key
 from penstock.usercode.syntax import read_source_text
 
-__all__ = ["UserCode", "UserCodeError", "capture"]
+__all__ = ["NO_CODE", "UserCode", "UserCodeError", "capture"]
 
 
 class UserCode(Section):
@@ -106,6 +106,10 @@ class UserCode(Section):
             close = difflib.get_close_matches(name, dir(module), n=3, cutoff=0.5)
             hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
             raise UserCodeError(f"{self.target}: the module has no {name!r} after import{hint}") from error
+
+
+NO_CODE = UserCode(target="", digest=digest_of([]), files={}, versions={})
+"""Of a pipeline file that names none: what trains needs nothing but parameters."""
 
 
 def capture(

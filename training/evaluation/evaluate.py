@@ -110,6 +110,12 @@ def evaluate(
         if figures and model.can_predict:
             result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
             result.tables.update({f"{split}-{name}": table for name, table in findings.tables().items()})
+    if importance := model.importance():
+        result.tables["feature_importance"] = {"column": list(importance), "share": list(importance.values())}
+        if figures:
+            from penstock.training.evaluation import figures as draw  # as in Findings.figures
+
+            result.figures["feature_importance.png"] = draw.figure_png(draw.importance_figure(importance))
     return result
 
 

@@ -7,7 +7,7 @@ blind eyes.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,6 +27,7 @@ __all__ = [
     "calibration_figure",
     "confusion_figure",
     "figure_png",
+    "importance_figure",
     "precision_recall_figure",
     "predicted_true_figure",
     "residuals_figure",
@@ -43,6 +44,9 @@ _REFERENCE = {"color": "#9a9a9a", "linestyle": "--", "linewidth": 1}
 
 MAX_POINTS = 5_000
 """Points in a scatter plot; more only darken it."""
+
+MOST_COLUMNS = 30
+"""Bars of column importance; the columns behind them count least."""
 
 MOST_NUMBERED_CLASSES = 30
 """Above this, the cells of a confusion matrix are too small to hold a number."""
@@ -157,6 +161,16 @@ def residuals_figure(predicted: Floats, true: Floats, label: str, title: str = "
     return _errors(
         predicted, true, "residual_vs_predicted", (f"predicted {label}", f"true - predicted {label}"), f"{title}\n{spread}"
     )
+
+
+def importance_figure(shares: Mapping[str, float], title: str = "Feature importance") -> Figure:
+    """Draw how much each column counts for the predictions, as shares of 1 by name; the largest come first."""
+    shown = list(shares.items())[:MOST_COLUMNS][::-1]
+    figure, axes = _figure(6.2, 1.6 + 0.22 * len(shown))
+    axes.barh([_short(name, 40) for name, _ in shown], [share for _, share in shown], color=_MEASURED["color"])
+    left_out = f": {len(shown)} of {len(shares)} columns" if len(shown) < len(shares) else ""
+    _label(axes, "share", "", f"{title}{left_out}")
+    return figure
 
 
 def _errors(predicted: Floats, true: Floats, kind: str, labels: tuple[str, str], title: str) -> Figure:

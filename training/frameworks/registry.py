@@ -9,7 +9,7 @@ from penstock.plugins import Plugins
 if TYPE_CHECKING:  # a pipeline file is read without loading torch
     from penstock.training.frameworks.framework import Framework
 
-__all__ = ["FRAMEWORKS"]
+__all__ = ["FRAMEWORKS", "RECIPE_OPTIONAL"]
 
 FRAMEWORKS: Plugins[Framework] = Plugins(
     "training framework",
@@ -17,6 +17,11 @@ FRAMEWORKS: Plugins[Framework] = Plugins(
     {
         "ray_train": "penstock.training.frameworks.ray_train.framework:RAY_TRAIN",
         "torch": "penstock.training.frameworks.torch.framework:TORCH",
+        "xgboost": "penstock.training.frameworks.xgboost.framework:XGBOOST",
+        "lightgbm": "penstock.training.frameworks.lightgbm.framework:LIGHTGBM",
     },
     needs=("libraries", "loader", "model_files", "check", "try_batch", "train"),
 )
+
+RECIPE_OPTIONAL = frozenset({"xgboost", "lightgbm"})
+"""Frameworks that train from `train.params` alone. Said here, because a pipeline file is read without importing any."""

@@ -31,6 +31,7 @@ from penstock.training.checkpoint.exactness import (
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import load_matching, start_weights
 from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
@@ -130,6 +131,9 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
+    begun_with = ""
+    if checkpoint is None and job.spec.start_from is not None:
+        begun_with = load_matching(learner.model, start_weights(job.run_storage), job.spec.start_from)
     seen = Training(
         learner.model,
         learner.made_optimizer,
@@ -151,6 +155,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     with rank_observer(job, group, client, learner, facts, store) as observer:
         if checkpoint is not None:
             observer.resumed(checkpoint, [*warnings, *changes])
+        if begun_with:
+            observer.tell(begun_with)
 
         def tell(operation: str) -> None:
             if learner.model.training:  # what validation does changes no weight

@@ -1,0 +1,195 @@
+"""Do boosted trees go on to the same trees, on two ranks, and what are they to evaluation and to a user?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import PenstockError, PreflightError, SpecError, TrainingError
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.plugins import Plugins
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.evaluation.evaluate import evaluate
+from penstock.training.events import Point
+from penstock.training.frameworks.boosted.library import Library
+from penstock.training.frameworks.boosted.rank import run_boosted_rank
+from penstock.training.frameworks.boosted.table import FeatureTable
+from penstock.training.frameworks.registry import FRAMEWORKS
+from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, load_model
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import NO_CODE, capture
+from tests.training.digits import CPU, SCHEMA, ListClient, make_job
+from tests.training.ranks import run_ranks
+
+LIBRARIES = ("xgboost", "lightgbm")
+BEST = {"metric": "val/loss", "mode": "min"}
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "xgboost": [{"max_depth": 3}, {"max_depth": 3, "subsample": 0.7, "colsample_bytree": 0.6}],
+    "lightgbm": [{"num_leaves": 6}, {"num_leaves": 6, "feature_fraction": 0.6}],
+}
+
+
+def library(name: str) -> Library:
+    if name == "xgboost":
+        from penstock.training.frameworks.xgboost.library import LIBRARY as XGBOOST
+
+        return XGBOOST
+    from penstock.training.frameworks.lightgbm.library import LIBRARY as LIGHTGBM
+
+    return LIGHTGBM
+
+
+def boosted(folder: Path, name: str, run: str, recipe: str | None = None, **spec: Any) -> TrainJob:
+    job = make_job(folder, run=run, attempt=spec.pop("attempt", 1), **{"epochs": 12, "workers": 2, **spec})
+    values = {**job.spec.model_dump(exclude_unset=True), "framework": name, "recipe": recipe}
+    code = capture(recipe, Path(__file__).parent) if recipe else NO_CODE
+    return replace(job, spec=TrainSpec.model_validate(values), code=code)
+
+
+def boost(group: Group, jobs: list[tuple[str, TrainJob]]) -> list[RankResult | str]:
+    """Train the jobs one after the other; of one that fails, the message."""
+    made: list[RankResult | str] = []
+    for name, job in jobs:
+        try:
+            made.append(run_boosted_rank(library(name), job, group, ListClient()))
+        except PenstockError as error:
+            made.append(str(error))
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_goes_on_from_a_checkpoint_ends_with_the_same_trees_and_predictions(tmp_path: Path, name: str) -> None:
+    jobs, pairs = [], []
+    for number, params in enumerate(SETTINGS[name]):
+        made = {"params": params, "checkpoint": {"every_s": None, "every_steps": 4, "best": BEST}}
+        whole = boosted(tmp_path, name, f"whole-{number}", **made)
+        part = boosted(tmp_path, name, f"part-{number}", **made, **{"epochs": 5})
+        rest = boosted(tmp_path, name, f"part-{number}", **made, attempt=2)
+        jobs += [(name, whole), (name, part), (name, rest)]
+        pairs.append((whole, rest))
+    results = run_ranks(boost, 2, jobs)[0]
+    for (whole, rest), (first, _, second) in zip(pairs, zip(*[iter(results)] * 3, strict=True), strict=True):
+        assert (first.status, second.status, second.resumed_from_step) == ("finished", "finished", 5)
+        assert second.exactness == "bit-exact"
+        ends = [job_checkpoints(job).committed()[0] for job in (whole, rest)]
+        assert [end.manifest.step for end in ends] == [12, 12]
+        assert ends[0].manifest.weights_digest == ends[1].manifest.weights_digest
+        assert ends[0].manifest.metrics == ends[1].manifest.metrics
+        models = [load_model(model_spec(name, job), end.storage) for job, end in zip((whole, rest), ends, strict=True)]
+        batch = next(open_job_feed(whole, "test", 0, 1, CPU).batches(0))
+        answers = [model.predict(batch.columns, batch.rows) for model in models]
+        assert torch.equal(*answers) and answers[0].shape == (batch.rows, 10)
+        assert torch.allclose(answers[0].sum(dim=1), torch.ones(batch.rows))
+    # Both ranks' rows are in the trees, and they are good for more than one rank's: chance is right in a tenth.
+    found = evaluate(pairs[-1][0], models[0], splits=["validation", "test"])
+    assert found.metrics["test/accuracy"] > 0.6
+    assert found.metrics["validation/loss"] == pytest.approx(ends[0].manifest.metrics["val/loss"], rel=1e-4)
+    assert {"test-confusion_matrix.png", "feature_importance.png"} <= set(found.figures)
+    assert found.tables["feature_importance"] == {"column": ["image"], "share": [1.0]}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_patience_ends_training_the_best_round_is_kept_and_an_objective_of_ones_own_learns(tmp_path: Path, name: str) -> None:
+    rate = {"eta" if name == "xgboost" else "learning_rate": 0.9, "early_stopping_rounds": 3}
+    one = {"workers": 1, "epochs": 60}
+    checkpoint = {"every_s": None, "best": BEST}
+    patient = boosted(tmp_path, name, "patient", **one, params=rate, checkpoint=checkpoint)
+    own = boosted(tmp_path, name, "own", "objectives.py:softmax", workers=1, checkpoint={"every_s": None})
+    client = ListClient()
+    ended = run_boosted_rank(library(name), patient, Group(0, 1, CPU), client)
+    assert (ended.status, ended.state.step < 60) == ("finished", True)
+    losses = [event.values["val/loss"] for event in client.events if isinstance(event, Point)]
+    best = int(np.argmin(losses)) + 1
+    assert len(losses) == ended.state.step == best + 3, "three rounds after the best one"
+    store = job_checkpoints(patient)
+    kept = store.best()
+    assert kept is not None and kept.manifest.step == best
+    assert [item.manifest.step for item in store.committed()] == [best + 3, best]
+    found = evaluate(patient, load_model(model_spec(name, patient), kept.storage), splits=["validation"], figures=False)
+    assert found.metrics["validation/loss"] == pytest.approx(min(losses), rel=1e-4)
+
+    run_boosted_rank(library(name), own, Group(0, 1, CPU), ListClient())
+    model = load_model(model_spec(name, own), job_checkpoints(own).committed()[0].storage)
+    assert model.predicts == "logits"
+    assert evaluate(own, model, splits=["test"], figures=False).metrics["test/accuracy"] > 0.6
+
+
+def test_what_lightgbm_cannot_put_back_is_not_called_bit_exact(tmp_path: Path) -> None:
+    made = {"params": {"bagging_fraction": 0.5, "bagging_freq": 1}, "workers": 1}
+    for epochs, attempt in ((3, 1), (5, 2)):
+        job = boosted(tmp_path, "lightgbm", "bagged", **made, epochs=epochs, attempt=attempt)
+        ended = run_boosted_rank(library("lightgbm"), job, Group(0, 1, CPU), ListClient())
+    assert ended.exactness == "same-order: lightgbm does not keep the state of bagging_fraction"
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, name: str) -> None:
+    framework = FRAMEWORKS.get(name)
+    spec: dict[str, Any] = {"framework": name, "learning_rate": 0.1, "params": {"n_estimators": 5, "early_stopping_rounds": 3}}
+    with pytest.raises(SpecError) as raised:
+        framework.check(NO_CODE, TrainSpec(**spec))
+    said = " ".join(raised.value.problems)
+    assert "train.params.n_estimators: train.epochs says how many rounds" in said
+    assert f"train.learning_rate: {name} does not read it" in said
+    assert "train.epochs is not there" in said and "early_stopping_rounds needs checkpoint.best" in said
+    job = boosted(tmp_path, name, "run")
+    batch = next(open_job_feed(job, "train", 0, 1, CPU).batches(0))
+    odd = TrainSpec(framework=name, epochs=5, params={"objective": "binary:logistic" if name == "xgboost" else "binary"})
+    with pytest.raises(SpecError, match="one of 10 classes"):
+        framework.try_batch(NO_CODE, odd, SCHEMA, batch, 1)
+    wrong = TrainSpec(framework=name, epochs=5, params={"max_depth": "deep"})
+    with pytest.raises(TrainingError, match=f"{name} refuses"):
+        framework.try_batch(NO_CODE, wrong, SCHEMA, batch, 1)
+    tried = framework.try_batch(NO_CODE, TrainSpec(framework=name, epochs=5), SCHEMA, batch, 1)
+    assert tried.predict_shape == [batch.rows, 10] and 0 < tried.loss < 3
+
+
+def test_columns_become_named_features_and_lists_are_refused() -> None:
+    columns = (
+        ColumnInfo(name="age [years]", dtype="int64"),
+        ColumnInfo(name="pixels", dtype="uint8", shape=(2, 2)),
+        ColumnInfo(name="label", dtype="int64"),
+    )
+    table = FeatureTable(FeedSchema(columns=columns, label="label", num_classes=2))
+    assert table.names == ["age__years_", "pixels_0", "pixels_1", "pixels_2", "pixels_3"]
+    pixels = torch.arange(8, dtype=torch.uint8).reshape(2, 2, 2)
+    matrix = table.matrix({"age [years]": torch.tensor([40, 50]), "pixels": pixels, "label": torch.tensor([0, 1])})
+    assert matrix.tolist() == [[40, 0, 1, 2, 3], [50, 4, 5, 6, 7]] and matrix.dtype == np.float32
+    assert table.by_column([1.0, 1.0, 2.0, 0.0, 0.0]) == {"pixels": 0.75, "age [years]": 0.25}
+    ragged = columns[1].model_copy(update={"shape": (), "ragged": "packed"})
+    with pytest.raises(SpecError, match="those of pixels differ"):
+        FeatureTable(FeedSchema(columns=(ragged, columns[2]), label="label", num_classes=2))
+    with pytest.raises(SpecError, match="trees learn one label"):
+        FeatureTable(FeedSchema(columns=columns, label="pixels"))
+
+
+def test_a_library_that_is_not_installed_is_one_clear_line_and_none_is_loaded_unasked() -> None:
+    absent: Plugins[Any] = Plugins("training framework", "penstock.test_frameworks", {"boosted": "no_such_library.trees:TREES"})
+    with pytest.raises(PreflightError, match="the training framework 'boosted' needs no_such_library, which is not") as raised:
+        absent.get("boosted")
+    assert raised.value.next_step == 'pip install "penstock[boosted]"'
+    script = (
+        "import sys; from penstock.training.frameworks.registry import FRAMEWORKS; import penstock.training.on_ray.worker;"
+        "import penstock.flows.cli, penstock.flows.pipeline; FRAMEWORKS.get('torch').libraries;"
+        "print({'xgboost', 'lightgbm'} & sys.modules.keys()); FRAMEWORKS.get('lightgbm');"
+        "print({'xgboost', 'lightgbm'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["set()", "{'lightgbm'}"]
+
+
+def model_spec(name: str, job: TrainJob) -> ModelSpec:
+    loader = FRAMEWORKS.get(name).loader
+    return ModelSpec(code=job.code, params=job.spec.params, feed_schema=job.manifest.feed_schema, loader=loader)

@@ -1,0 +1,126 @@
+"""What do boosted trees do for the pipeline? The six things of a framework, for any library of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from penstock.errors import SpecError
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.schema import FeedSchema
+from penstock.training.events import Event
+from penstock.training.frameworks.boosted.library import Library, OwnObjective, ShardTable, Task
+from penstock.training.frameworks.boosted.model import BoostedPredicts, loss_of
+from penstock.training.frameworks.boosted.rank import rank_of, without_patience
+from penstock.training.frameworks.boosted.rounds import PATIENCE, rounds_of
+from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.model import Predicts
+from penstock.training.on_ray import trainer
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import UserCode
+
+__all__ = ["BoostedFramework"]
+
+_ROUNDS = ("num_boost_round", "num_iterations", "n_estimators", "num_rounds", "num_trees", "n_iter")
+
+_DECIDED = {
+    **dict.fromkeys(_ROUNDS, "train.epochs says how many rounds"),
+    **dict.fromkeys(("nthread", "n_jobs", "num_threads"), "train.cpus_per_worker says how many threads"),
+    **dict.fromkeys(("seed", "random_state"), "shuffle.seed is the seed"),
+    "num_class": "the label says how many classes",
+    "device": "train.gpus: trees are trained on CPUs here",
+    "eval_metric": "train.checkpoint.best and `evaluate.metrics` say what is measured",
+    "metric": "train.checkpoint.best and `evaluate.metrics` say what is measured",
+}
+
+_OF_OTHERS = ("callbacks", "precision", "compile", "accumulate", "clip_norm", "learning_rate")
+
+BYTES_PER_LEAF = 120
+"""In a file, with the node above it."""
+
+
+class BoostedFramework:
+    """See `penstock.training.frameworks.framework.Framework`."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The library, as it is installed."""
+        return (self._library.distribution,)
+
+    @property
+    def loader(self) -> str:
+        """As of the library."""
+        return self._library.loader
+
+    @property
+    def model_files(self) -> tuple[str, ...]:
+        """The trees."""
+        return (self._library.file,)
+
+    def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
+        """Refuse parameters that the pipeline file has another word for, and import an own objective."""
+        problems = [f"params.{name}: {why}" for name, why in _DECIDED.items() if name in spec.params]
+        unread = [name for name in _OF_OTHERS if name in spec.model_fields_set]
+        problems += [f"{name}: {self._library.name} does not read it; its own settings are in params" for name in unread]
+        if ".py:" in str(spec.params.get("objective", "")):
+            problems.append("params.objective: an objective of your own is named by train.recipe")
+        if "epochs" not in spec.model_fields_set and spec.max_steps is None:
+            problems.append("epochs is not there: it says how many rounds, such as 200")
+        if PATIENCE in spec.params and spec.checkpoint.best is None:
+            problems.append(f"params.{PATIENCE} needs checkpoint.best, which says by what: {{metric: val/loss, mode: min}}")
+        if problems:
+            raise SpecError(
+                f"train does not fit {self._library.name}",
+                problems=[f"train.{problem}" for problem in problems],
+                next_step="correct the train section; docs/boosted.md has an example",
+            )
+        self._library.check(spec.params)
+        if code.target:
+            OwnObjective(code)
+        return BoostedPredicts(own=bool(code.target))
+
+    def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
+        """Grow one round on the rows of a batch. What a base score would be of so few rows says nothing."""
+        params = without_patience(spec.params)
+        task = Task(schema, params, seed, max(1, int(spec.cpus_per_worker)), code)
+        shard = ShardTable(task.table, _OneBatch(batch))  # type: ignore[arg-type]  # all that a table asks of a feed
+        trees = self._library.trees(task, shard, None, None, self._library.for_few_rows)
+        trees.grow(0)
+        output = torch.from_numpy(trees.predictions("train"))
+        label = torch.from_numpy(next(shard.batches())[1])
+        loss = loss_of(output, label, schema, BoostedPredicts(own=task.own is not None).predicts)
+        classes = schema.num_classes or 2
+        leaves = self._library.most_leaves(params) * (1 if classes == 2 else classes) * rounds_of(spec)
+        shape = list(output.shape)
+        return TriedBatch(
+            loss=float(loss), parameters=leaves, weights_bytes=0, checkpoint_bytes=leaves * BYTES_PER_LEAF, predict_shape=shape
+        )
+
+    def train(
+        self,
+        job: TrainJob,
+        *,
+        stop: threading.Event,
+        listener: Callable[[list[Event]], None],
+        own_cluster: bool = False,
+    ) -> TrainOutcome:
+        """Train on Ray Train workers."""
+        on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
+        return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=rank_of(self._library))
+
+
+@dataclass(frozen=True)
+class _OneBatch:
+    """A feed of one batch, as far as a shard table asks."""
+
+    batch: Batch
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        yield self.batch

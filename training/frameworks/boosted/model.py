@@ -1,0 +1,83 @@
+"""What are grown trees to evaluation and to a model registry? A `TrainedModel`, rebuilt from their file without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.ingest.schema import FeedSchema
+from penstock.storage import Storage
+from penstock.training.evaluation.metrics import prepare_predictions
+from penstock.training.frameworks.boosted.library import Forest, Library
+from penstock.training.frameworks.boosted.table import FeatureTable
+from penstock.training.model import ClassScores, ModelSpec, Predicts, TrainedModel
+
+__all__ = ["BoostedModel", "BoostedPredicts", "load_boosted", "loss_of"]
+
+SMALLEST = 1e-7
+"""A probability of 0 would make an infinite loss of one row."""
+
+
+class BoostedPredicts(Predicts):
+    """What can be measured of trees.
+
+    Args:
+        own: whether the objective is the user's; then predictions are raw scores.
+    """
+
+    def __init__(self, *, own: bool) -> None:
+        self._own = own
+
+    @property
+    def predicts(self) -> ClassScores:
+        """Probabilities, unless only the user knows what the scores are."""
+        return "logits" if self._own else "probabilities"
+
+
+class BoostedModel(BoostedPredicts, TrainedModel):
+    """Grown trees."""
+
+    def __init__(self, schema: FeedSchema, forest: Forest, *, own: bool) -> None:
+        super().__init__(own=own)
+        self._schema, self._forest, self._table = schema, forest, FeatureTable(schema)
+
+    def importance(self) -> dict[str, float]:
+        """What the splits at each column gained, as shares of 1."""
+        return self._table.by_column(self._forest.gains())
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Cross-entropy of classes, squared error of numbers: the mean over the rows."""
+        label = batch[self._table.label]
+        return loss_of(self.predict(batch, len(label)), label.reshape(-1), self._schema, self.predicts)
+
+    def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
+        """Probabilities, values or raw scores, float32: [rows] or [rows, classes]."""
+        return torch.from_numpy(self._forest.predict(self._table.matrix(batch)).astype(np.float32, copy=False))
+
+
+def loss_of(output: Tensor, label: Tensor, schema: FeedSchema, predicts: ClassScores) -> Tensor:
+    """The mean over the rows of cross-entropy, or of the squared error; the same of every objective, so that runs compare.
+
+    Args:
+        output: predictions, [rows] or [rows, classes].
+        label: class indices or numbers, [rows].
+        schema: says which.
+        predicts: what the predictions of classes are.
+    """
+    if schema.num_classes is None:
+        return torch.mean((output.double() - label.double()) ** 2)
+    if predicts == "logits":
+        output = prepare_predictions(output, schema)
+    index = label.long()
+    right = torch.where(index == 1, output, 1 - output) if output.ndim == 1 else output.gather(1, index[:, None])[:, 0]
+    return -right.clamp_min(SMALLEST).log().mean(dtype=torch.float64)
+
+
+def load_boosted(library: Library, spec: ModelSpec, files: Storage) -> BoostedModel:
+    """A trained model from a checkpoint's files, or those of a registered model."""
+    own = bool(spec.code.target)
+    forest: Any = library.forest(files.read_bytes(library.file), raw=own)
+    return BoostedModel(spec.feed_schema, forest, own=own)

@@ -1,0 +1,207 @@
+"""The loop of boosting: a round, what it is worth on both splits, a checkpoint where one is due.
+
+Every rank does the same rounds and knows the same numbers; rank 0 charts and saves. Each validated round is a candidate for the
+best one, but none is saved for that alone: the trees of an earlier round are the first of a later one's, so the best so far is
+written with the next checkpoint that is due.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from penstock.config import Section
+from penstock.digest import bytes_digest
+from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.store import SavedBytes, Snapshot
+from penstock.training.checkpoint.writer import CheckpointWriter
+from penstock.training.evaluation.metrics import MetricSet
+from penstock.training.events import Point, Saving, TrainProgress, Warned, now_ms
+from penstock.training.frameworks.boosted.library import ShardTable, Trees
+from penstock.training.frameworks.boosted.model import loss_of
+from penstock.training.job import TrainJob
+from penstock.training.loop.event_sender import Courier
+from penstock.training.model import Predicts
+from penstock.training.not_a_number import not_a_number
+from penstock.training.ranks import Group
+from penstock.training.spec import BestSpec, TrainSpec
+from penstock.training.state import TrainState
+
+__all__ = ["PATIENCE", "PROGRESS", "FirstRank", "Parts", "Progress", "rounds_of", "run_rounds"]
+
+PATIENCE = "early_stopping_rounds"
+"""The one of `train.params` that is the pipeline's to keep, not the library's."""
+
+PROGRESS = "progress.json"
+"""What a checkpoint holds besides the trees."""
+
+
+class Progress(Section):
+    """The best round so far."""
+
+    value: float | None = None
+    """Of the metric of `train.checkpoint.best`."""
+    step: int = 0
+    """The latest round with that value."""
+    reached: int = 0
+    """The first round with that value: patience counts from here."""
+
+    def after(self, step: int, value: float | None, rule: BestSpec) -> Progress:
+        """Once round `step` is measured."""
+        if value is None or not math.isfinite(value):
+            return self
+        sign = 1.0 if rule.mode == "min" else -1.0
+        if self.value is None or sign * value < sign * self.value:
+            return Progress(value=value, step=step, reached=step)
+        return self.model_copy(update={"step": step}) if value == self.value else self
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with; `first` on rank 0 alone."""
+
+    job: TrainJob
+    group: Group
+    trees: Trees
+    train: ShardTable
+    validation: ShardTable | None
+    metrics: MetricSet
+    predicts: Predicts
+    first: FirstRank | None
+
+
+def rounds_of(spec: TrainSpec) -> int:
+    """How many rounds are asked for."""
+    return min(spec.epochs, spec.max_steps) if spec.max_steps is not None else spec.epochs
+
+
+def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Literal["finished", "interrupted"], TrainState]:
+    """Boost from `state` to the end of the spec, or until rank 0 wants to stop. A collective."""
+    group, first, spec = parts.group, parts.first, parts.job.spec
+    labels = torch.cat([torch.from_numpy(labels) for _, labels in parts.train.batches()])
+    held_out = None
+    if parts.validation is not None:
+        held_out = torch.cat([torch.from_numpy(labels) for _, labels in parts.validation.batches()])
+    while not _over(spec, state, progress):
+        began_s = time.perf_counter()
+        parts.trees.grow(state.step)
+        state = TrainState(step=state.step + 1, epoch=state.epoch + 1)
+        sums = [_loss_sum(parts, "train", labels), float(len(labels)), 0.0, 0.0]
+        if held_out is not None:
+            sums[2:] = [_loss_sum(parts, "validation", held_out, parts.metrics), float(len(held_out))]
+        wishes = first.wants() if first is not None else (False, False)
+        train, rows, lost, others, stop, save = group.sum([*sums, *map(float, wishes)])
+        values = {"train/loss": train / rows}
+        if not math.isfinite(train) and spec.on_nan == "stop":
+            raise not_a_number(f"the training loss is {train / rows} at round {state.step:,}")
+        if held_out is not None:
+            values |= {"val/loss": lost / max(others, 1.0)}
+            values |= {f"val/{name}": value for name, value in parts.metrics.compute().items()}
+        if (best := spec.checkpoint.best) is not None:
+            progress = progress.after(state.step, values.get(best.metric), best)
+        last = _over(spec, state, progress)
+        if first is not None:
+            first.measured(state, progress, values, rows / max(time.perf_counter() - began_s, 1e-9))
+            planned = spec.checkpoint.every_steps is not None and state.step % spec.checkpoint.every_steps == 0
+            if last or stop or save or planned:
+                first.save(parts.trees)
+        if stop and not last:
+            return "interrupted", state
+    return "finished", state
+
+
+def _over(spec: TrainSpec, state: TrainState, progress: Progress) -> bool:
+    patience = spec.params.get(PATIENCE)
+    tired = patience is not None and progress.value is not None and state.step - progress.reached >= int(patience)
+    return tired or state.step >= rounds_of(spec)
+
+
+def _loss_sum(
+    parts: Parts, split: Literal["train", "validation"], labels: torch.Tensor, metrics: MetricSet | None = None
+) -> float:
+    output, schema = torch.from_numpy(parts.trees.predictions(split)), parts.job.manifest.feed_schema
+    if metrics is not None and len(labels):
+        metrics.update(output, {str(schema.label): labels})
+    return float(loss_of(output, labels, schema, parts.predicts.predicts)) * len(labels) if len(labels) else 0.0
+
+
+class _Measured(NamedTuple):
+    state: TrainState
+    progress: Progress
+    values: Mapping[str, float]
+
+
+class FirstRank:
+    """Rank 0's part: points for the tracker, and checkpoints.
+
+    Args:
+        job: what is trained.
+        courier: takes events to the driver.
+        writer: writes checkpoints in the background.
+        facts: what is the same in every checkpoint of this worker group.
+        file: the name that the trees have in one.
+    """
+
+    def __init__(self, job: TrainJob, courier: Courier, writer: CheckpointWriter, facts: CheckpointFacts, file: str) -> None:
+        self._job, self._courier, self._writer, self._facts, self._file = job, courier, writer, facts, file
+        self._saved_s = time.monotonic()
+        self._unsealed: list[Point] = []
+        self._now: _Measured | None = None
+        self._best: _Measured | None = None
+        """Measured since the last checkpoint; None where that or an earlier one is still the best."""
+        self._warned = False
+
+    def wants(self) -> tuple[bool, bool]:
+        """A stop when the driver asked for one, a save when the time has come and the writer is free."""
+        self._writer.check()
+        every_s = self._job.spec.checkpoint.every_s
+        due = every_s is not None and time.monotonic() - self._saved_s >= every_s
+        return self._courier.stop_requested.is_set(), due and not self._writer.busy
+
+    def measured(self, state: TrainState, progress: Progress, values: Mapping[str, float], rows_per_s: float) -> None:
+        """Take in a round."""
+        self._now = _Measured(state, progress, values)
+        if progress.step == state.step:
+            self._best = self._now
+        if not math.isfinite(values["train/loss"]) and not self._warned:
+            self._warned = True
+            self._courier.post(Warned(message=f"the training loss is {values['train/loss']} at round {state.step:,}"))
+        chart = {**values, "train/rows_per_s": rows_per_s, "train/epoch": float(state.epoch - 1)}
+        point = Point(now_ms(), state.step, chart)
+        self._unsealed.append(point)
+        self._courier.post(point)
+        total = rounds_of(self._job.spec)
+        self._courier.post(TrainProgress(step=state.step, total_steps=total, epoch=state.epoch - 1, rows_per_s=rows_per_s))
+
+    def save(self, trees: Trees) -> None:
+        """Have the best round since the last checkpoint and the newest one written in the background.
+
+        Raises:
+            CheckpointError: the one before could not be written.
+        """
+        best, self._best = self._best, None
+        if best is not None and best is not self._now:
+            self._write(best, trees)
+        if self._now is not None:
+            self._write(self._now, trees)
+        self._saved_s = time.monotonic()
+
+    def _write(self, measured: _Measured, trees: Trees) -> None:
+        state, progress, values = measured
+        update = {
+            "step": state.step,
+            "epoch": state.epoch,
+            "position": state.position,
+            "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
+        }
+        facts, content = self._facts.model_copy(update=update), trees.content(state.step)
+        files = {self._file: SavedBytes(content), PROGRESS: SavedBytes(progress.model_dump_json().encode())}
+        points = [point for point in self._unsealed if point.step <= state.step]
+        self._unsealed = self._unsealed[len(points) :]
+        self._courier.post(Saving(step=state.step))
+        self._writer.submit(lambda: Snapshot(facts, files, lambda: bytes_digest(content)), points)

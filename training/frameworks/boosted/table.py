@@ -1,0 +1,79 @@
+"""How do the columns of a batch become the matrix that trees are grown on, and what is each of its features called?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.errors import SpecError
+from penstock.ingest.schema import FeedSchema
+
+__all__ = ["FeatureTable", "Floats"]
+
+Floats = NDArray[np.float32]
+
+_NOT_IN_NAMES = re.compile(r"[\[\]<>{}\":,\s]")
+"""What one library or the other takes in no feature's name."""
+
+
+class FeatureTable:
+    """The matrix behind a dataset's columns: float32 [rows, features], a column of k numbers as k features.
+
+    Raises:
+        SpecError: a column's rows differ in length, or there is no feature, or not one label.
+    """
+
+    def __init__(self, schema: FeedSchema) -> None:
+        ragged = [column.name for column in schema.features if column.ragged is not None]
+        if ragged:
+            raise SpecError(
+                f"trees need rows of one length, and those of {', '.join(ragged)} differ",
+                next_step="drop the column in `preprocess`, or make numbers of it with a map_batches step",
+            )
+        if schema.label is None or not schema.features:
+            raise SpecError("trees learn a label from features; the data has none", next_step="set data.label")
+        if schema[schema.label].shape:
+            raise SpecError(
+                f"trees learn one label; a row of {schema.label!r} holds {schema[schema.label].type_text}",
+                next_step="name a column of one class or one number in data.label",
+            )
+        self.schema, self.label = schema, schema.label
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the features: the column's name, with the place in it where it holds several."""
+        found: list[str] = []
+        for column in self.schema.features:
+            size = math.prod(column.shape)
+            name = _NOT_IN_NAMES.sub("_", column.name)
+            found += [name] if not column.shape else [f"{name}_{place}" for place in range(size)]
+        return found if len(set(found)) == len(found) else [f"f{number}_{name}" for number, name in enumerate(found)]
+
+    def matrix(self, batch: Mapping[str, Tensor]) -> Floats:
+        """The features of a batch on the CPU, [rows, features]. Shares memory with a single column of float32."""
+        parts = [batch[column.name].numpy() for column in self.schema.features]
+        parts = [part.reshape(len(part), -1) for part in parts]
+        if len(parts) == 1:
+            return np.ascontiguousarray(parts[0], np.float32)
+        matrix = np.empty((len(parts[0]), len(self.names)), np.float32)
+        np.concatenate(parts, axis=1, out=matrix, casting="unsafe")
+        return matrix
+
+    def labels(self, batch: Mapping[str, Tensor]) -> Floats:
+        """The label of a batch, [rows]: the class's index, or the number."""
+        return batch[self.label].numpy().reshape(-1).astype(np.float32)
+
+    def by_column(self, gains: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+        """Sum what each feature counts over the features of each column; shares of 1, the largest first."""
+        total, first, shares = float(np.sum(gains)), 0, dict[str, float]()
+        for column in self.schema.features:
+            size = math.prod(column.shape)
+            shares[column.name] = float(np.sum(gains[first : first + size])) / total if total else 0.0
+            first += size
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -1,0 +1,10 @@
+"""What does lightgbm do for the pipeline? What all libraries of boosted trees do."""
+
+from __future__ import annotations
+
+from penstock.training.frameworks.boosted.framework import BoostedFramework
+from penstock.training.frameworks.lightgbm.library import LIBRARY
+
+__all__ = ["LIGHTGBM"]
+
+LIGHTGBM = BoostedFramework(LIBRARY)

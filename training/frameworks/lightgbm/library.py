@@ -1,0 +1,234 @@
+"""How does lightgbm grow trees on several ranks, so that a continued training grows the same ones?
+
+It goes on from a model by taking that model's scores as the rows' first ones: the same sums of the same leaves. What draws
+features keeps a generator from round to round, so where features are drawn each round gets seeds of its own. What draws rows
+(bagging, GOSS) and what drops trees (DART) cannot be put back: `not_repeatable` says so.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Literal
+
+import lightgbm
+import numpy as np
+import torch
+from lightgbm.basic import LightGBMError, _InnerPredictor
+from numpy.typing import NDArray
+
+from penstock.errors import SpecError, TrainingError
+from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective
+from penstock.training.ranks import Group
+
+__all__ = ["LIBRARY", "LightgbmLibrary"]
+
+_FITTING = {
+    "binary": ("binary", "cross_entropy"),
+    "classes": ("multiclass", "softmax"),
+    "number": (
+        "regression",
+        "regression_l1",
+        "huber",
+        "fair",
+        "poisson",
+        "quantile",
+        "mape",
+        "gamma",
+        "tweedie",
+    ),
+}
+
+_BOOSTING = ("boosting", "boosting_type", "boost")
+
+_ROW_SHARES = ("bagging_fraction", "sub_row", "subsample", "bagging", "pos_bagging_fraction", "neg_bagging_fraction")
+
+_FEATURE_DRAWS = (
+    "feature_fraction",
+    "sub_feature",
+    "colsample_bytree",
+    "feature_fraction_bynode",
+    "sub_feature_bynode",
+    "colsample_bynode",
+    "extra_trees",
+    "extra_tree",
+)
+
+_OF_THIS_RUN = re.compile(r"\nparameters:.*?end of parameters\n|\npandas_categorical:[^\n]*", re.DOTALL)
+"""In a model's text: addresses and threads of those that trained it."""
+
+_LOST = ("socket", "recv", "send", "connect", "linker", "network")
+"""Words of lightgbm when another rank is gone."""
+
+TIME_OUT_MIN = 120
+"""How long a rank may be busy with its part while the others wait; a rank that died is noticed by Ray Train."""
+
+
+class LightgbmLibrary:
+    """See `penstock.training.frameworks.boosted.library.Library`."""
+
+    name = "lightgbm"
+    distribution = "lightgbm"
+    version = lightgbm.__version__
+    loader = "penstock.training.frameworks.lightgbm.loading:load"
+    file = "model.txt"
+    for_few_rows: Mapping[str, Any] = MappingProxyType({"min_data_in_leaf": 1, "min_data_in_bin": 1})
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Refuse what cannot go on from a checkpoint, and what would give other bits each time."""
+        for name in _BOOSTING:
+            if params.get(name) in ("rf", "random_forest"):
+                raise SpecError(f"train.params.{name} is {params[name]!r}: a forest cannot go on from a checkpoint")
+        if params.get("deterministic") is False:
+            raise SpecError("train.params.deterministic is false: a continued training would end elsewhere; take it out")
+
+    def settings(self, task: Task) -> dict[str, Any]:
+        """The user's parameters, with what the pipeline decides where they leave it open."""
+        objective = choose_objective(task, _FITTING, task.params.get("objective"))
+        classes = task.schema.num_classes or 0
+        usual: dict[str, Any] = {"seed": task.seed, "verbosity": -1, "num_threads": task.threads, "deterministic": True}
+        if not task.params.get("force_col_wise"):
+            usual["force_row_wise"] = True  # else both are timed, and chance decides
+        more = {"num_class": classes} if classes > 2 else {}
+        return {**usual, **more, **task.params, "metric": "None", "objective": "none" if task.own else objective}
+
+    def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
+        """Rows that are drawn, trees that are dropped."""
+        for name in _ROW_SHARES:
+            if float(params.get(name, 1)) < 1:
+                return f"lightgbm does not keep the state of {name}"
+        for name in (*_BOOSTING, "data_sample_strategy"):
+            if params.get(name) in ("dart", "goss"):
+                return f"lightgbm does not keep the state of {params[name]}"
+        return None
+
+    def most_leaves(self, params: Mapping[str, Any]) -> int:
+        """`num_leaves`."""
+        return int(params.get("num_leaves", 31))
+
+    @contextmanager
+    def joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
+        """Every rank names a free port; lightgbm connects them when the trees begin, until they are gone."""
+        if group.world_size == 1:
+            yield {}
+            return
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        everyone = group.everyones({"address": f"{host}:{port}"})
+        yield {
+            "machines": ",".join(rank["address"] for rank in everyone),
+            "num_machines": group.world_size,
+            "local_listen_port": port,
+            "time_out": TIME_OUT_MIN,
+            "tree_learner": "data",
+            "pre_partition": True,
+        }
+
+    def trees(
+        self,
+        task: Task,
+        train: ShardTable,
+        validation: ShardTable | None,
+        content: bytes | None,
+        more: Mapping[str, Any],
+    ) -> LightgbmTrees:
+        """Hold the rows as one matrix until lightgbm has made its bins of them."""
+        with _blaming_params():
+            return LightgbmTrees({**self.settings(task), **more}, task, train, validation, content)
+
+    def forest(self, content: bytes, *, raw: bool) -> LightgbmForest:
+        """Trees from text."""
+        return LightgbmForest(content, raw=raw)
+
+
+class LightgbmTrees:
+    """See `penstock.training.frameworks.boosted.library.Trees`."""
+
+    def __init__(
+        self, params: dict[str, Any], task: Task, train: ShardTable, validation: ShardTable | None, content: bytes | None
+    ) -> None:
+        self._own, self._seed = task.own, task.seed
+        rows = _dataset(train, params)
+        if content is not None:  # as lightgbm.train does for its init_model
+            self._begun = lightgbm.Booster(model_str=content.decode())  # kept: the predictor has no more than its address
+            rows._set_predictor(_InnerPredictor.from_booster(self._begun, pred_parameter={}))
+        self._booster = lightgbm.Booster(params, rows)
+        if validation is not None:
+            self._booster.add_valid(_dataset(validation, params).set_reference(rows), "validation")  # its first scores, too
+        self._labels = np.asarray(rows.get_label(), np.float32)
+        self._draws = any(params.get(name, 1) not in (1, 1.0, False) or params.get(name) is True for name in _FEATURE_DRAWS)
+
+    def grow(self, number: int) -> None:
+        """A round; see the module for the seeds."""
+        with _blaming_params():
+            if self._draws:
+                seeds = {name: (self._seed + 7919 * number + place) % 2**31 for place, name in enumerate(_SEEDS)}
+                self._booster.reset_parameter(seeds)
+            self._booster.update(fobj=self._derivatives if self._own is not None else None)
+
+    def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
+        """What lightgbm keeps from round to round, as it hands it to metrics."""
+        seen: list[NDArray[Any]] = []
+
+        def look(predictions: NDArray[Any], rows: lightgbm.Dataset) -> tuple[str, float, bool]:
+            seen.append(np.asarray(predictions, np.float32))
+            return "", 0.0, True
+
+        self._booster.eval_train(look) if split == "train" else self._booster.eval_valid(look)
+        return seen[0]
+
+    def content(self, rounds: int) -> bytes:
+        """As text, without what differs from run to run."""
+        return _OF_THIS_RUN.sub("", self._booster.model_to_string(num_iteration=rounds)).encode()
+
+    def _derivatives(self, scores: NDArray[Any], rows: lightgbm.Dataset) -> tuple[Floats, Floats]:
+        assert self._own is not None
+        return self._own(np.asarray(scores, np.float32), self._labels)
+
+
+class LightgbmForest:
+    """See `penstock.training.frameworks.boosted.library.Forest`."""
+
+    def __init__(self, content: bytes, *, raw: bool) -> None:
+        self._booster, self._raw = lightgbm.Booster(model_str=content.decode()), raw
+
+    def predict(self, matrix: Floats) -> NDArray[Any]:
+        """In this process, with as many threads as torch has here."""
+        made = self._booster.predict(matrix, raw_score=self._raw, num_threads=torch.get_num_threads())
+        return np.asarray(made)
+
+    def gains(self) -> NDArray[np.float64]:
+        """Features without a split have none."""
+        return np.asarray(self._booster.feature_importance("gain"), np.float64)
+
+
+_SEEDS = ("feature_fraction_seed", "extra_seed")
+
+
+def _dataset(shard: ShardTable, params: dict[str, Any]) -> lightgbm.Dataset:
+    labels = np.concatenate([part for _, part in shard.batches()])
+    matrix, first = np.empty((len(labels), len(shard.names)), np.float32), 0
+    for part, _ in shard.batches():
+        matrix[first : first + len(part)] = part
+        first += len(part)
+    return lightgbm.Dataset(matrix, labels, feature_name=shard.names, params=params)
+
+
+@contextmanager
+def _blaming_params() -> Iterator[None]:
+    """A refusal of lightgbm that every restart would meet again becomes an error a user can act on."""
+    try:
+        yield
+    except LightGBMError as error:
+        if any(word in str(error).lower() for word in _LOST):  # another rank is gone
+            raise
+        raise TrainingError(
+            f"lightgbm refuses: {str(error).strip()}", next_step="correct train.params and run the same command again"
+        ) from error
+
+
+LIBRARY = LightgbmLibrary()

@@ -1,0 +1,236 @@
+"""How does xgboost grow trees on several ranks, so that a continued training grows the same ones?
+
+A round that continues must meet the state of one that was not interrupted. Predictions on the training rows are the same sums
+of the same leaves. Random numbers come from the seed and the number of the round (`seed_per_iteration`); but the object that
+draws the columns keeps a generator of its own from round to round, so where anything is drawn it is made anew for each.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import xgboost
+from numpy.typing import NDArray
+from xgboost.collective import CommunicatorContext
+
+from penstock.errors import SpecError, TrainingError
+from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective
+from penstock.training.ranks import Group
+
+__all__ = ["LIBRARY", "XgboostLibrary"]
+
+_FITTING = {
+    "binary": ("binary:logistic",),
+    "classes": ("multi:softprob",),
+    "number": (
+        "reg:squarederror",
+        "reg:absoluteerror",
+        "reg:pseudohubererror",
+        "reg:squaredlogerror",
+        "reg:gamma",
+        "reg:tweedie",
+        "count:poisson",
+    ),
+}
+
+_DRAWS = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
+
+_UPDATERS = ("prune", "grow_quantile_histmaker")
+"""Any other one, then the one of `tree_method: hist`: a change makes the object anew that grows trees."""
+
+
+def _distribution() -> str:
+    """`xgboost`, or the smaller one that has no code for GPUs."""
+    for name in ("xgboost", "xgboost-cpu"):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        return name
+    return "xgboost"
+
+
+class XgboostLibrary:
+    """See `penstock.training.frameworks.boosted.library.Library`."""
+
+    name = "xgboost"
+    distribution = _distribution()
+    version = xgboost.__version__
+    loader = "penstock.training.frameworks.xgboost.loading:load"
+    file = "model.ubj"
+    for_few_rows: Mapping[str, Any] = MappingProxyType({"base_score": 0.5})
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Refuse what has no place beside rows that are read as quantiles."""
+        for name, known in (("tree_method", ("hist", "auto")), ("booster", ("gbtree", "dart"))):
+            if name in params and params[name] not in known:
+                raise SpecError(f"train.params.{name} is {params[name]!r}; it can be {' or '.join(known)}")
+
+    def settings(self, task: Task) -> dict[str, Any]:
+        """The user's parameters, with what the pipeline decides where they leave it open."""
+        objective = choose_objective(task, _FITTING, task.params.get("objective"))
+        classes = task.schema.num_classes or 0
+        more: dict[str, Any] = {"num_class": classes} if classes > 2 else {}
+        if task.own is not None:  # raw scores begin at zero
+            more["base_score"] = 0.5 if classes == 2 else 0.0
+        usual = {"seed": task.seed, "seed_per_iteration": True, "nthread": task.threads, "tree_method": "hist"}
+        return {**usual, **more, **task.params, "objective": objective}
+
+    def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
+        """Nothing: see the module."""
+        return None
+
+    def most_leaves(self, params: Mapping[str, Any]) -> int:
+        """By depth, or by `max_leaves`."""
+        return int(params.get("max_leaves") or 2 ** min(int(params.get("max_depth") or 6), 20))
+
+    @contextmanager
+    def joined(self, group: Group, host: str) -> Iterator[dict[str, Any]]:
+        """Rank 0 starts xgboost's tracker; all meet there."""
+        if group.world_size == 1:
+            yield {}
+            return
+        address = group.from_first(_start_tracker(group.world_size, host) if group.is_first else None)
+        # The task's id puts the ranks into the same order.
+        with (
+            xgboost.config_context(verbosity=0),
+            CommunicatorContext(dmlc_communicator="rabit", dmlc_task_id=f"{group.rank:08d}", **address),
+        ):
+            yield {}
+
+    def trees(
+        self,
+        task: Task,
+        train: ShardTable,
+        validation: ShardTable | None,
+        content: bytes | None,
+        more: Mapping[str, Any],
+    ) -> XgboostTrees:
+        """Read the rows as quantiles, without a copy of all of them."""
+        with _blaming_params():
+            return XgboostTrees({**self.settings(task), **more}, task, train, validation, content)
+
+    def forest(self, content: bytes, *, raw: bool) -> XgboostForest:
+        """Trees from UBJSON."""
+        return XgboostForest(content, raw=raw)
+
+
+class XgboostTrees:
+    """See `penstock.training.frameworks.boosted.library.Trees`."""
+
+    def __init__(
+        self, params: dict[str, Any], task: Task, train: ShardTable, validation: ShardTable | None, content: bytes | None
+    ) -> None:
+        bins = int(params.get("max_bin", 256))
+        self._own, self._params = task.own, params
+        self._rows = {"train": xgboost.QuantileDMatrix(_Rows(train), max_bin=bins)}
+        if validation is not None:
+            reference = self._rows["train"]
+            self._rows["validation"] = xgboost.QuantileDMatrix(_Rows(validation), max_bin=bins, ref=reference)
+        start = bytearray(content) if content is not None else None
+        self._booster = xgboost.Booster(params, list(self._rows.values()), model_file=start)
+        self._labels = self._rows["train"].get_label() if self._own else None
+        self._draws = any(float(params.get(name, 1)) < 1 for name in _DRAWS)
+
+    def grow(self, number: int) -> None:
+        """A round; see the module for what is made anew."""
+        if self._draws:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that updaters are named by hand
+                self._booster.set_param("updater", _UPDATERS[0])
+                self._booster.save_config()  # which lets it notice
+                self._booster.set_param("updater", _UPDATERS[1])
+        train = self._rows["train"]
+        with _blaming_params():
+            if self._own is None or self._labels is None:
+                self._booster.update(train, number)
+            else:
+                scores = self._booster.predict(train, output_margin=True, training=True)
+                gradient, hessian = self._own(scores, self._labels)
+                self._booster.boost(train, number, grad=gradient, hess=hessian)
+
+    def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
+        """The sums of leaves are kept from round to round; only the newest trees are gone through."""
+        made: NDArray[Any] = self._booster.predict(self._rows[split], output_margin=self._own is not None)
+        return made
+
+    def content(self, rounds: int) -> bytes:
+        """As UBJSON."""
+        whole = rounds == self._booster.num_boosted_rounds()
+        return bytes((self._booster if whole else self._booster[:rounds]).save_raw("ubj"))
+
+
+class XgboostForest:
+    """See `penstock.training.frameworks.boosted.library.Forest`."""
+
+    def __init__(self, content: bytes, *, raw: bool) -> None:
+        self._booster, self._raw = xgboost.Booster(model_file=bytearray(content)), raw
+
+    def predict(self, matrix: Floats) -> NDArray[Any]:
+        """In this process, with as many threads as torch has here."""
+        made: NDArray[Any] = self._booster.inplace_predict(matrix, predict_type="margin" if self._raw else "value")
+        return made
+
+    def gains(self) -> NDArray[np.float64]:
+        """Features without a split have none."""
+        names = self._booster.feature_names or [f"f{number}" for number in range(self._booster.num_features())]
+        found = self._booster.get_score(importance_type="total_gain")
+        return np.asarray([np.sum(found.get(name, 0.0)) for name in names], np.float64)
+
+
+class _Rows(xgboost.DataIter):
+    """A shard's batches, as xgboost asks for them: several passes, each from the start."""
+
+    def __init__(self, shard: ShardTable) -> None:
+        self._shard = shard
+        self._batches: Iterator[tuple[Floats, Floats]] = iter(())
+        super().__init__()
+
+    def reset(self) -> None:
+        """Begin a pass."""
+        self._batches = self._shard.batches()
+
+    def next(self, input_data: Callable[..., Any]) -> bool:
+        """Give a batch; False at the end."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        input_data(data=batch[0], label=batch[1], feature_names=self._shard.names)
+        return True
+
+
+def _start_tracker(ranks: int, host: str) -> dict[str, Any]:
+    """Where the ranks meet: a server of xgboost's in this process, which ends when all have left."""
+    tracker = xgboost.RabitTracker(n_workers=ranks, host_ip=host, sortby="task")
+    tracker.start()
+    threading.Thread(target=tracker.wait_for, name="penstock-xgboost-tracker", daemon=True).start()
+    return dict(tracker.worker_args())
+
+
+@contextmanager
+def _blaming_params() -> Iterator[None]:
+    """A refusal of xgboost that every restart would meet again becomes an error a user can act on."""
+    try:
+        yield
+    except ValueError as error:
+        if "rabit" in str(error).lower() or "collective" in str(error).lower():  # another rank is gone
+            raise
+        raise TrainingError(
+            f"xgboost refuses: {_first_line(error)}", next_step="correct train.params and run the same command again"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """Without xgboost's clock, source file and stack."""
+    text = str(error).splitlines()[0]
+    return text.partition(": ")[2] or text
+
+
+LIBRARY = XgboostLibrary()
