@@ -80,6 +80,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@$(BIN)/python -m benchmarks.prepare
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python -m benchmarks.start
+	@$(BIN)/python -m benchmarks.tune
 	@$(BIN)/python -m benchmarks.report
 
 clean: ## remove the environment, the demo and every cache

@@ -27,6 +27,8 @@ from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN
 from penstock.tasks.tune.record import Trial
 from penstock.tasks.tune.spec import TuneSpec
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point
 from penstock.training.job import TrainOutcome
 
@@ -128,6 +130,8 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
     ctx.on_points = _reporting(sweep, trial)
     try:
         introduce(ctx)
+        if committed := CheckpointStore(ctx.work_storage).committed():  # what was measured before it is not measured again
+            ctx.on_points(list(read_journal(ctx.work_storage, committed[0].manifest.step)))
         for stage in _PREPARING:
             stage.publish(ctx, ctx.output(stage.name))
         perform(TRAIN, ctx)
