@@ -224,6 +224,7 @@ def compare(
     before: RunName,
     after: RunName = "last",
     file: FileOption = None,
+    html: Annotated[Path | None, typer.Option(help="Also write it as a page that needs no network.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
@@ -233,6 +234,50 @@ def compare(
 
         result = compare_runs(file, before, after)
         show_comparison(result, _out)
+        if html is not None:
+            from penstock.flows.verbs.compare.page import comparison_page
+
+            html.write_text(comparison_page(result), encoding="utf-8")
+            _err.print(f"see it: {html}", markup=False, soft_wrap=True)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def rows(
+    name: RunName,
+    step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
+    limit: Annotated[int | None, typer.Option(help="Only so many of its rows.")] = None,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """List the rows a step of a run trained on: file, line and values."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.rows import rows_of_step, show_rows
+
+        result = rows_of_step(file, name, step, limit)
+        show_rows(result, _out)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
+def report(
+    name: RunName = "last",
+    output: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="RUN.html")] = None,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page of a run that needs no network: data, stages, losses, throughput, figures, environment."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.report import write_report
+
+        result = write_report(file, name, output)
+        _out.print(result["page"], markup=False, soft_wrap=True)
         return result
 
     _answer(work, as_json)

@@ -114,8 +114,17 @@ class DataSpec(Section):
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
     decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label below 0, or larger than those of
     the train split, stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
+    duplicates: Literal["warn", "refuse"] = "warn"
+    """What happens where a row of validation or test is in another split too, by its content as far as it is read (of images:
+    the picture). `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
+
+    @property
+    def may_share_rows(self) -> bool:
+        """Whether equal rows can come to lie in two splits: rules that go by whole rows keep them together."""
+        held_out = (self.validation, self.test)
+        return any(isinstance(rule, str) or (rule is not None and rule.by != "row") for rule in held_out)
 
     @property
     def read_columns(self) -> list[str] | None:

@@ -6,6 +6,7 @@ What a program of your own may import from here; each is loaded on first use, so
     FeedOptions               what `open_feed` may be given
     log                       chart a value of your own from a recipe or a callback (docs/recipe.md)
     run, load_spec            a pipeline file, run or read (docs/spec.md)
+    load_model                a registered model, to be asked for predictions from raw rows (docs/model.md)
     errors                    what the functions above raise
 """
 
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
     from penstock.ingest.feed.options import FeedOptions
     from penstock.ingest.open_feed import FeedDataset, open_feed
     from penstock.training.own_values import log
+    from penstock.training.registry.load import load_model
 
 __version__ = "0.1.0"
-__all__ = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_spec", "log", "open_feed", "run"]
+__all__ = ["FeedDataset", "FeedOptions", "__version__", "errors", "load_model", "load_spec", "log", "open_feed", "run"]
 
 _PLACES = {
     "FeedDataset": "penstock.ingest.open_feed",
     "FeedOptions": "penstock.ingest.feed.options",
     "open_feed": "penstock.ingest.open_feed",
+    "load_model": "penstock.training.registry.load",
     "load_spec": "penstock.flows.spec_file",
     "log": "penstock.training.own_values",
     "run": "penstock.flows.verbs.run",

@@ -80,6 +80,10 @@ class Plugins(Generic[T_co]):
         dist = self._added[name].dist
         return f"{dist.name}=={dist.version}" if dist is not None else self._added[name].value
 
+    def place(self, name: str) -> str:
+        """`module:attribute` of a name that there is."""
+        return self._own[name] if name in self._own else self._added[name].value
+
     @functools.cached_property
     def _added(self) -> dict[str, EntryPoint]:
         found: dict[str, EntryPoint] = {}

@@ -60,6 +60,8 @@ class StageOutcome:
     """What a person wants to know of the output, as (label, value)."""
     because: tuple[str, ...] = ()
     """Why it was reused, run or resumed."""
+    began: str = ""
+    """UTC."""
 
 
 @dataclass

@@ -56,6 +56,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             ctx.ledger.save_answers(ctx.run.run, split, _with_sources(ctx, split, columns))
     for name, figure in result.figures.items():
         ctx.tracker.log_figure(f"evaluation/{name}", figure)
+        ctx.work_storage.write_bytes(f"figures/{name}", figure)
     output = {
         "metrics": metrics,
         "step": checkpoint.manifest.step,

@@ -26,11 +26,12 @@ from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
-OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "train": 2, "evaluate": 3, "register": 2}
+OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "train": 2, "evaluate": 3, "register": 3}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.
 _NOT_IN_TRAIN_KEY = (
+    "start_from",  # by its content
     "retries",
     "on_nan",
     "checkpoint.every_steps",
@@ -140,7 +141,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     # Where the files lie does not count: their listing does.
-    elsewhere = {"label", "invalid", *(split for split in SPLITS if isinstance(getattr(data, split), str))}
+    elsewhere = {"label", "invalid", "duplicates", *(split for split in SPLITS if isinstance(getattr(data, split), str))}
     read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in elsewhere}
     return {
         "read": {
@@ -160,11 +161,13 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "version.numpy": _version("numpy"),
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
+        | {"data.duplicates": data.duplicates}
         | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             **({f"code.{train.recipe}": project.recipe.reached} if train.recipe else {}),
+            **({"start_from": project.start_from.digest} if project.start_from is not None else {}),
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
             **{f"code.{each.name}": each.code.reached for each in project.callbacks if each.code is not None},
             **{f"version.{n}": v for each in project.callbacks if each.code is not None for n, v in each.code.versions.items()},

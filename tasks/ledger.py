@@ -7,6 +7,8 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
     pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
     runs/<run>/code.json                 source of the user's definitions that its newest attempt reaches
+    runs/<run>/environment.txt           versions and machine of its newest attempt
+    runs/<run>/figures/<split>-<name>.png  what evaluate drew
     runs/<run>/answers/<split>.arrow     the model's answer on each held-out row
     runs/<run>/attempts/<n>.json         who worked on it, when, and how it ended
     runs/<run>/stages/<stage>.json       outputs that belong to this run (train, evaluate, register)
@@ -95,7 +97,10 @@ class Attempt(Section):
     workers: dict[int, str] = Field(default_factory=dict)
     """Rank -> `host:pid` of the newest worker group: whom to look at, or to kill, when training hangs."""
     stages: list[dict[str, Any]] = Field(default_factory=list)
-    """Name, key, outcome and seconds of each stage reached, and because of what it was reused or run."""
+    """Name, key, outcome, begin and seconds of each stage reached, and because of what it was reused or run."""
+    command: str = ""
+    """What would do it again, to be pasted into a shell."""
+    warnings: list[str] = Field(default_factory=list)
     changed: list[str] = Field(default_factory=list)
     """What differs from the pipeline's attempt before: lines about the spec, the code, the data and the versions."""
     metrics: dict[str, float] = Field(default_factory=dict)

@@ -9,6 +9,9 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, untried_classes
+from penstock.ingest.materialize.idle_steps import idle_steps
+from penstock.ingest.materialize.profile import Profile
+from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import SPLITS
@@ -17,7 +20,7 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
 
-__all__ = ["STAGE", "feed_opener"]
+__all__ = ["STAGE", "feed_opener", "preparation_of"]
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -41,13 +44,14 @@ def feed_opener(ctx: RunContext) -> FeedOpener | None:
     return ctx.open_feeds
 
 
-def _preparation(ctx: RunContext) -> Preparation:
+def preparation_of(ctx: RunContext) -> Preparation:
+    """How the run's rows become rows to train on."""
     spec = ctx.project.spec
     return Preparation(spec.data, tuple(spec.preprocess), ctx.fitted, ctx.snapshot, dict(ctx.project.transforms))
 
 
 def _source(ctx: RunContext) -> RowSource:
-    return RowSource(_preparation(ctx), ctx.project.spec.materialize)
+    return RowSource(preparation_of(ctx), ctx.project.spec.materialize)
 
 
 def _put(ctx: RunContext) -> DatasetManifest:
@@ -68,19 +72,28 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
     if unseen := manifest.extra.get("unseen_categories"):
         ctx.warn(f"materialize: one_hot made zeros of values that train does not have, rows by column: {unseen}")
+    for found in _shared(manifest):
+        ctx.warn(f"materialize: {found}, so the model is judged on rows it has seen")
     for said in (untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
         if said:
             ctx.warn(f"materialize: {said}")
     extra = dict(manifest.extra)
     # Beside the record, for it may be large, and a manifest goes to every worker.
-    ctx.ledger.save_profile(ctx.keys["materialize"].key, extra.pop("profile"))
+    profile = Profile.model_validate(extra.pop("profile"))
+    ctx.ledger.save_profile(ctx.keys["materialize"].key, profile.model_dump(mode="json"))
+    for said in idle_steps(ctx.project.spec.preprocess, ctx.snapshot, profile):
+        ctx.warn(f"materialize: {said}")
     return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
+
+
+def _shared(manifest: DatasetManifest) -> list[SharedRows]:
+    return [SharedRows.model_validate(found) for found in manifest.extra.get("shared_rows", ())]
 
 
 def _put_on_disk(ctx: RunContext) -> DatasetManifest:
     return materialize_dataset(
         key=ctx.keys["materialize"].key,
-        preparation=_preparation(ctx),
+        preparation=preparation_of(ctx),
         spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
@@ -104,6 +117,7 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
+        *(("rows in two splits", str(found)) for found in _shared(manifest)),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
         ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
@@ -20,6 +20,9 @@ from penstock.training.registry.registries import REGISTRIES
 from penstock.training.registry.registry import ModelRegistry
 from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.definitions import Definitions, definitions_of
+
+if TYPE_CHECKING:
+    from penstock.training.checkpoint.start_from import StartWeights
 
 __all__ = ["Project"]
 
@@ -104,6 +107,15 @@ class Project:
             CallbackCode(name, options, capture(name, self.base_dir, options, self._is_source) if ":" in name else None)
             for name, options in self.spec.train.named_callbacks
         )
+
+    @cached_property
+    def start_from(self) -> StartWeights | None:
+        """What `train.start_from` names. Raises SpecError if it is not there."""
+        if self.spec.train.start_from is None:
+            return None
+        from penstock.training.checkpoint.start_from import find_start  # loads torch
+
+        return find_start(self.spec.train.start_from, self.base_dir, self.storage)
 
     @property
     def codes(self) -> tuple[UserCode, ...]:

@@ -32,9 +32,4 @@ def _facts(output: dict[str, Any]) -> Facts:
     )
 
 
-def _show(ctx: RunContext, output: dict[str, Any]) -> None:
-    if copies := ctx.snapshot.said_of_copies():
-        ctx.warn(f"read: {copies}")
-
-
-STAGE = Stage("read", _run, _verify, _facts, publish=_show)
+STAGE = Stage("read", _run, _verify, _facts)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import pyarrow as pa
 
 from penstock.digest import digest_of
-from penstock.ingest.feed.lists import batch_rows_of, padded_of
-from penstock.ingest.shuffle.order import make_order
-from penstock.ingest.spec import ShuffleSpec
+from penstock.errors import DataError
+from penstock.ingest.preprocess.chain import Chain, split_rows
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.ledger import Ledger
+from penstock.tasks.materialize import preparation_of
 from penstock.tasks.stage import Facts, Stage, VerifyContext
-from penstock.tasks.train import make_job, model_spec, other_weights, trusted_checkpoint
-from penstock.training.open_feeds import open_job_feed
+from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
+from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.registry import TrainedVersion
 
 __all__ = ["STAGE"]
 
 EXAMPLE_ROWS = 4
+
+_SEEN_ROWS = 256
+"""Rows of a file that are looked at together for some that can be used."""
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
@@ -34,6 +36,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.ledger.note_alias(ctx.run, name, spec.register_.alias)
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     manifest = ctx.manifest
+    example = _example(ctx)
+    form = raw_form(spec.data, ctx.fitted, ctx.project.transforms, example)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ctx.project.framework.model_files]
         for file in files:
@@ -43,9 +47,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             alias=spec.register_.alias,
             # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
             key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
-            model=model_spec(ctx),
+            model=model_spec(ctx).model_copy(update={"raw": form.model_dump(mode="json")}),
             files=files,
-            example=_example(ctx),
+            example=example.drop_columns([form.label] if form.label is not None else []),
             tags={
                 "penstock.run": ctx.run.run,
                 "penstock.checkpoint": checkpoint.name,
@@ -68,18 +72,19 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     }, "ran"
 
 
-def _example(ctx: RunContext) -> dict[str, Any]:
-    """The first rows of the train split, without the label."""
-    manifest = ctx.manifest
-    as_stored = make_order(ShuffleSpec(mode="none"), manifest.rows["train"])
-    feed = open_job_feed(replace(make_job(ctx), order=as_stored), "train", 0, 1, torch.device("cpu"))
-    first = next(feed.batches(0))
-    rows = batch_rows_of(first.columns, 0, min(EXAMPLE_ROWS, first.rows), manifest.feed_schema.packed)
-    example: dict[str, Any] = {}
-    for column in manifest.feed_schema.features:
-        tensors = padded_of(column, rows) if column.ragged else {column.name: rows[column.name]}
-        example |= {name: tensor.numpy().copy() for name, tensor in tensors.items()}
-    return example
+def _example(ctx: RunContext) -> pa.Table:
+    """The first rows of the train split that can be used, as the source has them."""
+    preparation = preparation_of(ctx)
+    chain = Chain(preparation.data, preparation.steps, preparation.fitted, preparation.code)
+    files = [file for file in ctx.snapshot.files if file.location == "train"]
+    for split, table, origin in split_rows(preparation.data, ctx.snapshot, files, _SEEN_ROWS):
+        if split == "train":
+            used = chain.prepare(table, origin).origin
+            places = set(zip(used.files.tolist(), used.rows.tolist(), strict=True))
+            rows = [place in places for place in zip(origin.files.tolist(), origin.rows.tolist(), strict=True)]
+            if any(rows):
+                return table.filter(pa.array(rows)).slice(0, EXAMPLE_ROWS)
+    raise DataError("the train split has no rows that can be used any more", next_step="run again; the source has changed")
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
@@ -95,7 +100,7 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 
 
 def _facts(output: dict[str, Any]) -> Facts:
-    return (("model", output["uri"]), ("alias", str(output.get("alias"))))
+    return (("model", output["uri"]), ("alias", str(output.get("alias"))), ("registry", output["tracking_uri"]))
 
 
 STAGE = Stage("register", _run, _verify, _facts, of_run=True)

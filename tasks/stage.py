@@ -6,6 +6,7 @@ defaults lose results silently. The record in the storage is what makes a stage 
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,11 +157,15 @@ def _done(
     because: Sequence[str],
 ) -> StageOutcome:
     seconds = time.monotonic() - started
-    outcome = StageOutcome(stage.name, key, how, seconds, output, stage.facts(output), tuple(because))
+    outcome = StageOutcome(stage.name, key, how, seconds, output, stage.facts(output), tuple(because), _utc_before(seconds))
     ctx.outcomes[stage.name] = outcome
     stage.publish(ctx, output)
     ctx.reporter.finished(outcome)
     return outcome
+
+
+def _utc_before(seconds: float) -> str:
+    return (dt.datetime.now(dt.UTC) - dt.timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
 
 
 def _publish(ctx: RunContext, outcome: StageOutcome) -> None:

@@ -55,6 +55,7 @@ def make_job(ctx: RunContext) -> TrainJob:
             "batch_rows": str(spec.train.batch_rows),
         },
         open_feeds=feed_opener(ctx),
+        one_of_many=ctx.run.sweep is not None,
         callbacks=ctx.project.callbacks,
     )
 
@@ -68,7 +69,7 @@ def model_spec(ctx: RunContext) -> ModelSpec:
         feed_schema=ctx.manifest.feed_schema,
         loader=project.framework.loader,
         requires=framework_versions(project),
-        fitted=ctx.output("preprocess"),
+        batch_rows=project.spec.train.batch_rows,
     )
 
 
@@ -89,6 +90,11 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.tracker.checkpoints(committed)
     if not committed and ctx.ledger.has_trained(ctx.run.run):
         ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
+
+    if not committed and ctx.project.start_from is not None:
+        from penstock.training.checkpoint.start_from import START  # loads torch
+
+        ctx.work_storage.write_bytes(START, ctx.project.start_from.read())
 
     def listen(events: Sequence[Event]) -> None:
         if ctx.stopping.lost is not None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,15 @@ def calm_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def nights(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> dict[str, Any]:
     """What `penstock run --json` said of two nights of `nights_file`: `first`, and `second` with a file of flipped labels."""
-    return made_once(tmp_path_factory, "nights", run_nights)[1]  # type: ignore[no-any-return]
+    return made_once(tmp_path_factory, "nights", partial(run_nights, prefect_url))[1]  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")
-def nights_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nights_file(tmp_path_factory: pytest.TempPathFactory, prefect_url: str) -> Path:
     """The pipeline file of `nights`."""
-    return made_once(tmp_path_factory, "nights", run_nights)[0] / "project" / "pipeline.yaml"
+    return made_once(tmp_path_factory, "nights", partial(run_nights, prefect_url))[0] / "project" / "pipeline.yaml"
 
 
 def run_outside(*command: str | Path, cwd: Path, **more: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from penstock.config import Section
@@ -112,8 +112,10 @@ class ModelSpec(Section):
     """`module:function`, called with (this, storage rooted at the folder of the model's files) -> TrainedModel."""
     requires: dict[str, str] = Field(default_factory=dict)
     """Distribution -> version, of what the loader needs besides penstock."""
-    fitted: dict[str, Any] = Field(default_factory=dict)
-    """The fitted preprocessing, to prepare raw rows with; the model itself takes prepared columns."""
+    raw: dict[str, Any] | None = None
+    """What prepares raw rows (`penstock.training.registry.raw_rows.RawForm`); the framework's model takes prepared ones."""
+    batch_rows: PositiveInt = 1024
+    """Rows it gets at once where it answers: as many as where it was measured, for other sizes may round otherwise."""
 
 
 def load_model(spec: ModelSpec, files: Storage) -> TrainedModel:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
+from penstock.flows.history.report import report_page
 from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted
 from penstock.redact import redact_text
@@ -36,7 +37,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     unrecorded = _failure_of(lambda: ctx.ledger.save_run(ctx.run))
     if unrecorded is not None and error is None:
         raise unrecorded
-    ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics")}
+    ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics", "warnings")}
     ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
@@ -44,6 +45,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     if not prefect_answers(PREFECT_BACK_S):
         ctx.attempt = ctx.attempt.model_copy(update={"prefect_missed_end": True})
         ctx.reporter.warn("the Prefect server is away: it was not told how this attempt ended; the next run or status tells it")
+    _attach_report(ctx)
     unsent = ctx.tracker.close(TRACKED_STATUS[status])
     if unsent:
         waits = counted(unsent, "record waits", "records wait")
@@ -54,6 +56,16 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     if unrecorded is not None:  # a full disk, for instance
         ctx.reporter.warn(f"the end of this attempt is not on record ({unrecorded}); the next run or status repairs that")
     return result
+
+
+def _attach_report(ctx: RunContext) -> None:
+    """Give the tracker the page of the run, where there is something new to read."""
+    if all(outcome.outcome == "reused" for outcome in ctx.outcomes.values()):
+        return
+    try:
+        ctx.tracker.log_text("report.html", report_page(ctx.ledger, ctx.run, ctx.attempt))
+    except Exception as error:  # of any class: a page must not fail a run
+        ctx.reporter.warn(f"no report: {type(error).__name__}: {error}")
 
 
 def _description(ctx: RunContext) -> str:
@@ -76,6 +88,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         "exactness": trained.get("exactness") or ctx.attempt.exactness,
         "stages": [
             {"name": o.name, "key": o.key, "outcome": o.outcome, "seconds": round(o.seconds, 3), "because": list(o.because)}
+            | {"began": o.began}
             for o in ctx.outcomes.values()
         ],
         "metrics": {**trained.get("metrics", {}), **evaluated.get("metrics", {})},

@@ -9,6 +9,7 @@ from penstock.errors import PreflightError
 from penstock.flows.run.cpus import workers_refused
 from penstock.flows.servers.nodes import ABSENT, ask_nodes, installed_versions
 from penstock.ingest.files.listing import SourceFile, capped
+from penstock.messages import counted
 from penstock.tasks.project import Project
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool)
         nodes_by_what.setdefault(trouble.what, []).append(trouble.node)
     count = len({trouble.node for trouble in troubles})
     raise PreflightError(
-        f"{count} node{'s' * (count > 1)} of the Ray cluster {cluster.address} cannot do their part of this run",
+        f"{counted(count, 'node')} of the Ray cluster {cluster.address} cannot take part in this run",
         problems=[f"{', '.join(capped(nodes, 5))}: {what}" for what, nodes in nodes_by_what.items()],
         next_step="; ".join(dict.fromkeys(trouble.fix for trouble in troubles)),
     )

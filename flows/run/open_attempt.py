@@ -106,9 +106,12 @@ def begin_attempt(
     code = project.definitions()
     now = Before(run=run.run, spec=run.spec, keys=keys, code=code)
     changed = changes(before, now).lines() if before is not None else []
-    attempt = ledger.new_attempt(run.run, flow_run.get_id()).model_copy(update={"changed": changed})
+    attempt = ledger.new_attempt(run.run, flow_run.get_id()).model_copy(
+        update={"changed": changed, "command": run_command(loaded.file, loaded.overrides)}
+    )
     ledger.save_attempt(run.run, attempt)
     ledger.save_code(run.run, code)
+    ledger.run_storage(run.run).write_bytes("environment.txt", describe_environment().encode())
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
         project=project,
@@ -181,7 +184,7 @@ def _chosen_run(
     reporter: Reporter,
 ) -> Run:
     """The run that this attempt belongs to, as it is to be recorded."""
-    spec = loaded.spec.model_dump(mode="json", by_alias=True)
+    spec = loaded.spec.model_dump(mode="json", by_alias=True, exclude={"tune"})
     # With --fresh the checkpoints are not even looked at: they may be the reason for it.
     fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
     decision = fresh or decide(ledger, current, spec["train"], keys)

@@ -113,12 +113,12 @@ class TerminalReporter:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(redact_text(text), markup=False)
+        self._console.print(redact_text(text), markup=False, soft_wrap=True)
         _to_prefect(text)
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar."""
-        self._console.print(f"warning: {redact_text(text)}", style="yellow", markup=False)
+        self._console.print(f"warning: {redact_text(text)}", style="yellow", markup=False, soft_wrap=True)
         _to_prefect(text, logging.WARNING)
 
     def finished(self, outcome: StageOutcome) -> None:

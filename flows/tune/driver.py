@@ -103,10 +103,10 @@ class Driver:
             while True:
                 in_time = self._tune.time_s is None or time.monotonic() - begun_s < self._tune.time_s
                 while len(self._live) < concurrent and not self._ends and (waiting or in_time):
-                    following = waiting.pop(0) if waiting else self._next()
+                    verb, following = ("continues", waiting.pop(0)) if waiting else ("begins", self._next())
                     if following is None:
                         break
-                    self._begin(following)
+                    self._begin(following, verb)
                 if not self._live:
                     break
                 self._take()
@@ -134,13 +134,12 @@ class Driver:
         number = len(self.trials) + 1
         return Trial(number=number, values=values, run=f"{self._sweep.ctx.run.run}-{number:03d}")
 
-    def _begin(self, trial: Trial) -> None:
+    def _begin(self, trial: Trial, verb: str) -> None:
         self._keep(trial)
         self._live[trial.number] = StopRequest()
         self._live[trial.number].graceful = True
-        again = "continues" if trial.reports else "begins"
         values = ", ".join(f"{key}={short(value)}" for key, value in trial.values.items())
-        self._board.event(f"trial {trial.number} {again}: {values}")
+        self._board.event(f"trial {trial.number} {verb}: {values}")
         work = _Work(self._sweep, trial, self._live[trial.number], self._inbox)
         _trial_task.submit(quote(work), trial.number)  # type: ignore[call-overload]  # what Prefect hands on is the work itself
         self._board.update(self.trials, set(self._live))

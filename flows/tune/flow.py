@@ -16,13 +16,13 @@ from prefect.utilities.annotations import quote
 from pydantic import BaseModel, Field
 
 from penstock.digest import digest_of
-from penstock.errors import Interrupted, PenstockError, SpecError, TrainingError
+from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.pipeline import pipeline
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import EndedUntold
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
-from penstock.flows.run.preflight import check_recipe, check_storage, machine_cpus
+from penstock.flows.run.preflight import check_storage, machine_cpus
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address
@@ -31,7 +31,8 @@ from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
 from penstock.flows.tune.board import Board, short
 from penstock.flows.tune.driver import Driver
 from penstock.flows.tune.slots import trials_at_once
-from penstock.flows.tune.trial import Hears, Sweep, load_trial
+from penstock.flows.tune.space import check_space, tune_spec
+from penstock.flows.tune.trial import Hears, Sweep
 from penstock.lease import hold_lease
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.redact import hiding_secrets
@@ -44,10 +45,9 @@ from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.stage import stage_task
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.tune.record import SweepRecord, Trial, current_sweep, save_sweep
-from penstock.tasks.tune.search import check_searcher
 from penstock.tasks.tune.spec import TuneSpec
 
-__all__ = ["TuneRequest", "best_file", "tune", "tune_spec"]
+__all__ = ["TuneRequest", "best_file", "tune"]
 
 
 class TuneRequest(BaseModel):
@@ -56,16 +56,6 @@ class TuneRequest(BaseModel):
     file: str = Field(description="Path of the pipeline file.")
     overrides: list[str] = Field(default_factory=list, description="Changes of single values, such as `tune.trials=20`.")
     fresh: bool = Field(default=False, description="Start a new sweep instead of continuing the last one.")
-
-
-def tune_spec(loaded: LoadedSpec) -> TuneSpec:
-    """The section `tune` of the file. Raises SpecError if it has none."""
-    if loaded.spec.tune is None:
-        raise SpecError(
-            f"{loaded.file.name} has no section `tune`, which says what to try",
-            next_step="add for instance: tune: {space: {train.learning_rate: {log_range: [0.0001, 0.1]}}, trials: 8}",
-        )
-    return loaded.spec.tune
 
 
 def best_file(loaded: LoadedSpec) -> Path:
@@ -80,7 +70,7 @@ def tune(request: TuneRequest) -> State[Any]:
     reporter = make_reporter()
     loaded = load_spec(request.file, request.overrides)
     tune_section = tune_spec(loaded)
-    check_searcher(tune_section)
+    check_space(loaded)
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     stopping = StopRequest()
     with contextlib.ExitStack() as stack:
@@ -123,9 +113,6 @@ def _open_sweep(
 ) -> RunContext:
     """Choose the sweep to continue, or begin one, and open the records of an attempt at its own run."""
     ledger, section = Ledger(project.storage), tune_spec(loaded)
-    for values in ({key: dimension.extremes[0]} for key, dimension in section.space.items()):
-        one = load_trial(loaded, values)
-        check_recipe(Project(one.spec, one.base_dir, one.origins))
     keys = stage_keys(project, ledger.stage_output)
     record, identity = current_sweep(project.storage, loaded.spec.name), _identity(section, keys)
     run = ledger.load_run(record.sweep) if record is not None else None

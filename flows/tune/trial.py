@@ -13,7 +13,8 @@ from typing import Any
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.open_attempt import begin_attempt, introduce
-from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
+from penstock.flows.spec_file import LoadedSpec
+from penstock.flows.tune.space import load_trial
 from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.progress import Progress
 from penstock.tasks.all_stages import ALL_STAGES
@@ -29,7 +30,7 @@ from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.events import Point
 from penstock.training.job import TrainOutcome
 
-__all__ = ["Hears", "Sweep", "load_trial", "perform_trial"]
+__all__ = ["Hears", "Sweep", "perform_trial"]
 
 _PREPARING = [stage for stage in ALL_STAGES if stage.name in BEFORE_TRAINING]
 
@@ -86,11 +87,6 @@ class _TrialReporter:
 
     def finished(self, outcome: StageOutcome) -> None:
         pass
-
-
-def load_trial(loaded: LoadedSpec, values: dict[str, Any]) -> LoadedSpec:
-    """The pipeline's spec with the values of a trial."""
-    return load_spec(loaded.file, [*loaded.overrides, *(as_override(key, value) for key, value in values.items())])
 
 
 def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:

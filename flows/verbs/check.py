@@ -18,6 +18,7 @@ from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import load_spec
+from penstock.flows.tune.space import check_space
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.progress import silent
@@ -51,6 +52,9 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     TRACKERS.get(loaded.spec.tracking.tracker)
     stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
     say(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
+    if loaded.spec.tune is not None:
+        check_space(loaded)
+        say(f"tune       ok   up to {loaded.spec.tune.limit} trials over {', '.join(loaded.spec.tune.space)}")
     for code in project.codes:
         warnings += [
             f"{limit} is known only when the code runs, so that a change of it is not noticed" for limit in code.limits

@@ -75,11 +75,11 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     about = plan["run"] or plan["reason"]
     console.print(plan["decision"] + (f": {about}" if about else ""), markup=False, soft_wrap=True)
     for line in plan["warnings"]:
-        console.print(f"  warning: {line}", style="yellow", markup=False)
+        console.print(f"  warning: {line}", style="yellow", markup=False, soft_wrap=True)
     for line in plan["refused_because"]:
-        console.print(f"  not allowed on a run with a checkpoint: {line}", style="red", markup=False)
+        console.print(f"  not allowed on a run with a checkpoint: {line}", style="red", markup=False, soft_wrap=True)
     if plan["refused_because"]:
-        console.print("  undo the change, or begin a new run with --fresh", style="red", markup=False)
+        console.print("  undo the change, or begin a new run with --fresh", style="red", markup=False, soft_wrap=True)
     table = Table("stage", "action", "key", "because", box=None)
     for entry in plan["stages"]:
         because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])

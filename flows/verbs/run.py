@@ -16,11 +16,13 @@ from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.ingest.schema import SPLITS
 from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.ledger import Ledger, lease_path
+from penstock.tasks.project import Project
 from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
@@ -44,6 +46,7 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
     telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
     _refuse_if_held(loaded)
+    _refuse_early(loaded)
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
     # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
@@ -119,6 +122,18 @@ def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
         current = Ledger(Storage(spec.storage)).current_run(spec.name)
         return fresh or current is None or current.status != "done"
     return False
+
+
+def _refuse_early(loaded: LoadedSpec) -> None:
+    """Say before a server starts what is wrong with the files and the code; the flow looks again.
+
+    A listing of a remote store may take long, and is not done twice.
+    """
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    _ = project.recipe, project.transforms
+    places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
+    if all(map(is_local, places)):
+        _ = project.files
 
 
 def load_ahead(loaded: LoadedSpec) -> None:

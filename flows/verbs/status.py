@@ -44,9 +44,9 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
     suspects = [run for run in runs if any(map(_is_open, ledger.attempts(run.run)))]
     holders = {lease: current_holder(storage, lease) for lease in {lease_of(run) for run in runs}}
-    repaired = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
+    repaired, told = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
     shown = [_describe(ledger, run, holders[lease_of(run)]) for run in runs]
-    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired}
+    return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "told": told}
 
 
 def show_status(result: dict[str, Any], console: Console) -> None:
@@ -66,6 +66,8 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             console.print(f"    {line}", markup=False, soft_wrap=True)
     for run_id in result["repaired"]:
         console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
+    for run_id in result["told"]:
+        console.print(f"told: Prefect's server is back, and has heard how {run_id} ended", markup=False, soft_wrap=True)
 
 
 def _why(run: dict[str, Any]) -> list[str]:
@@ -120,11 +122,16 @@ def _warning_of(kind: type[PenstockError]) -> Iterator[None]:
         print(f"warning: not repaired: {error}", file=sys.stderr)
 
 
-def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
-    """Close runs that no process works on. Returns those that were repaired: none while Prefect's server is away."""
-    if not suspects:
-        return []
+def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[str], list[str]]:
+    """Close runs that no process works on. Nothing happens while Prefect's server is away.
+
+    Returns:
+        (repaired, told): those that were marked as running, and those of whose end Prefect hears only now.
+    """
     repaired: list[str] = []
+    told: list[str] = []
+    if not suspects:
+        return repaired, told
     with _warning_of(ServiceError), prefect_api(state_dir):
         from penstock.flows.run.repair import repair_run
 
@@ -132,6 +139,14 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> list[str]:
             # Opening Prefect takes seconds, in which another process may have begun to work on the run.
             with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_of(run)):
                 now = ledger.load_run(run.run)
+                missed = _missed(ledger, run)
                 if now is not None and repair_run(ledger, now, state_dir):
                     repaired.append(run.run)
-    return repaired
+                elif missed and not _missed(ledger, run):
+                    told.append(run.run)
+    return repaired, told
+
+
+def _missed(ledger: Ledger, run: Run) -> bool:
+    """Whether Prefect has not heard how an attempt ended."""
+    return any(attempt.prefect_missed_end for attempt in ledger.attempts(run.run))

@@ -220,7 +220,7 @@ def _fingerprint(path: str, info: dict[str, Any]) -> str:
 
 def fingerprints_in(info: dict[str, Any]) -> list[str]:
     """What a store says of a file that changes with its content, the best first."""
-    keys = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
+    keys = ("ETag", "etag", "md5Hash", "blob_id", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
     return [*(str(info[key]).strip('"') for key in keys if info.get(key)), f"size {info['size']}"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -174,15 +174,23 @@ class CsvReader(Reader):
                 problems.append(f"line {start} has {len(row)} instead of {num_columns} fields: {shorten(','.join(row))}")
         return problems
 
-    def _place(self, file: SourceFile, row: int, value: object) -> str:
-        """`line 12 holds 'abc'`, for a row counted from 0."""
-        seen = -1
+    def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
+        """See `Reader.lines`."""
+        seen, last = -2, max(rows, default=-1)  # the header is a record too
+        found: dict[int, int] = {}
         for start, fields, _ in _strict_records(file):
             seen += bool(fields)
-            # The header is a record too.
-            if seen == row + 1:
-                return f"line {start} (row {row} from 0) holds {shorten(value)}"
-        return f"row {row} (from 0) holds {shorten(value)}"
+            if fields and seen in rows:
+                found[seen] = start
+            if seen >= last:
+                break
+        return found
+
+    def _place(self, file: SourceFile, row: int, value: object) -> str:
+        """`line 12 holds 'abc'`, for a row counted from 0."""
+        start = self.lines(file, (row,)).get(row)
+        place = f"row {row} (from 0)" if start is None else f"line {start} (row {row} from 0)"
+        return f"{place} holds {shorten(value)}"
 
 
 def _broken(file: SourceFile, problems: list[str]) -> DataError:

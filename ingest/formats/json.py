@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +83,20 @@ class JsonReader(Reader):
                 if value is not None and not _is_of(value, kind):
                     return f"line {number} holds {shorten(value)}"
         return ""
+
+    def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
+        """See `Reader.lines`."""
+        found: dict[int, int] = {}
+        first, last = 0, max(rows, default=-1)
+        for block, line, num_rows in self._blocks(file):
+            wanted = [row - first for row in rows if first <= row < first + num_rows]
+            if wanted:
+                numbers = [number for number, _ in _lines(block, line)]
+                found |= {first + row: numbers[row] for row in wanted}
+            first += num_rows
+            if first > last:
+                break
+        return found
 
     def _blocks(self, file: SourceFile) -> Iterator[tuple[bytes, int, int]]:
         """(whole lines, number of the first one from 1, number of objects)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -99,6 +99,10 @@ class Reader(Protocol):
         It is called where files disagree on a type. Empty if there is no such place, as where the files declare their types.
         """
         return ""
+
+    def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
+        """Row, from 0 -> the line, from 1, that it begins at. Empty where the file has no lines."""
+        return {}
 
 
 def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int) -> pa.Table:

@@ -89,7 +89,8 @@ def spec_class_for(value: Any) -> type[DataSpec]:
     """The class of a section `data` as a file has it: with the options of its format, and those that it names besides."""
     if not isinstance(value, dict):
         return DataSpec
-    named = {value.get("format"), *value} if isinstance(value.get("format"), str) else {*value}
+    named = {*value} - {*DataSpec.model_fields}  # `images` is an option of every format
+    named |= {value["format"]} if isinstance(value.get("format"), str) else set()
     return data_spec(tuple(name for name in FORMATS.names if name in named))
 
 

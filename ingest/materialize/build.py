@@ -18,6 +18,7 @@ from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
 from penstock.ingest.materialize.profile import merged
+from penstock.ingest.materialize.shared_rows import SharedRows, shared_rows
 from penstock.ingest.materialize.unit import (
     UnitJob,
     UnitRecord,
@@ -86,7 +87,15 @@ def materialize(
     raise_for([problem for job in jobs for problem in results[job.key].problems], label=data.label)
     records = [record for job in jobs if (record := results[job.key].record) is not None]
     _check_repaired(storage, key, records, damaged)
-    manifest = _manifest(key, data, fitted, records)
+    shared = shared_rows(records, {job.key: job.files for job in jobs}, storage)
+    if shared and data.duplicates == "refuse":
+        raise DataError(
+            "data.duplicates: refuse: rows are in two splits, and the model would be judged on what it has seen",
+            problems=[str(found) for found in shared],
+            next_step="take them out of one split; or take held-out rows by a rule (data.test: {fraction: 0.1}), which keeps "
+            "equal rows together",
+        )
+    manifest = _manifest(key, data, fitted, records, shared)
     storage.write_json(manifest_path(key), manifest.model_dump(mode="json"))
     return manifest
 
@@ -153,7 +162,9 @@ def _check_repaired(storage: Storage, key: str, records: Sequence[UnitRecord], d
             )
 
 
-def _manifest(key: str, data: DataSpec, fitted: FittedPreprocess, records: Sequence[UnitRecord]) -> DatasetManifest:
+def _manifest(
+    key: str, data: DataSpec, fitted: FittedPreprocess, records: Sequence[UnitRecord], shared: Sequence[SharedRows]
+) -> DatasetManifest:
     shards = [shard for split in SPLITS for record in records for shard in record.shards if shard.split == split]
     rows: dict[Split, int] = {split: sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS}
     dropped = sum((Counter(record.dropped) for record in records), Counter())
@@ -178,6 +189,7 @@ def _manifest(key: str, data: DataSpec, fitted: FittedPreprocess, records: Seque
             "dropped": dict(dropped),
             "profile": merged(record.profile for record in records).model_dump(mode="json"),
             "unseen_categories": dict(sum((Counter(record.unseen) for record in records), Counter())),
+            "shared_rows": [found.model_dump() for found in shared],
         },
     )
 

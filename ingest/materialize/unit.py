@@ -36,7 +36,7 @@ from penstock.ingest.schema import SPLITS, ColumnInfo, Split
 from penstock.ingest.spec import SplitRule
 from penstock.storage import Storage
 
-__all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "unit_key"]
+__all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "hashes_path", "unit_key"]
 
 
 FORMAT = 2
@@ -69,12 +69,21 @@ class UnitRecord(Section):
     """Values per column that one_hot did not know and made zeros."""
     classes: dict[Split, tuple[ClassCount, ...]] = Field(default_factory=dict)
     """Integer labels, by split."""
+    hashed: bool = False
+    """Whether the rows' hashes lie beside the shards (`hashes_path`)."""
     profile: Profile = Profile()
     """What its rows were; empty in a unit of an older penstock."""
     seconds: float
     """Wall time of making it."""
     built_at: float
     """When it was committed, in seconds since 1970."""
+
+    def hashed_rows(self) -> dict[Split, int]:
+        """Rows of each split whose hashes are kept; nothing if none are."""
+        rows: Counter[Split] = Counter()
+        for shard in self.shards if self.hashed else ():
+            rows[shard.split] += shard.rows
+        return dict(rows)
 
 
 class UnitResult(Section):
@@ -119,10 +128,16 @@ def unit_key(job: UnitJob) -> str:
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
-            "pillow": PIL.__version__ if decodes_images(data, of.snapshot, of.steps) else "",
+            "pillow": PIL.__version__ if decodes_images(data, of.snapshot.arrow_schema(), of.steps) else "",
             "shard_bytes": job.shard_bytes,
+            **({"hashed": True} if data.may_share_rows else {}),
         }
     )
+
+
+def hashes_path(key: str, split: Split) -> str:
+    """Where the hashes of a unit's rows of `split` are, in row order: uint64, little-endian."""
+    return unit_path(key, f"{split}.hashes")
 
 
 def committed(storage: Storage, key: str) -> UnitRecord | None:
@@ -131,7 +146,11 @@ def committed(storage: Storage, key: str) -> UnitRecord | None:
         record = UnitRecord.model_validate(storage.read_json(unit_path(key, UNIT_RECORD)))
     except (FileNotFoundError, ValidationError, ValueError):
         return None
-    return record if record.key == key and not incomplete_shards(storage, key, record.shards) else None
+    if record.key != key or incomplete_shards(storage, key, record.shards):
+        return None
+    sizes = storage.sizes(unit_path(key)) if record.hashed else {}
+    whole = all(sizes.get(Path(hashes_path(key, split)).name) == 8 * rows for split, rows in record.hashed_rows().items())
+    return record if whole else None
 
 
 def incomplete_shards(storage: Storage, key: str, shards: Iterable[ShardInfo]) -> list[ShardInfo]:
@@ -154,7 +173,7 @@ def build_unit(job: UnitJob) -> UnitResult:
     job.storage.delete(unit_path(job.key, UNIT_RECORD))
     with _scratch(job) as folder, ThreadPoolExecutor(2, "penstock-shard") as pool:
         maker = _UnitMaker(job, folder, pool)
-        for split, rows in job.preparation.rows(maker.profiler.read):
+        for split, rows in job.preparation.rows(maker.profiler.read, hashed=job.preparation.data.may_share_rows):
             maker.add(split, rows)
         if maker.problems and job.preparation.data.invalid == "error":
             return UnitResult(record=None, problems=tuple(joined(maker.problems)))
@@ -178,6 +197,7 @@ class _UnitMaker:
         self._on_its_way: Callable[[], None] | None = None
         self._schema: tuple[pa.Schema, str] | None = None
         self._classes: dict[Split, dict[int, ClassCount]] = {split: {} for split in SPLITS}
+        self._hashes: dict[Split, list[np.ndarray]] = {split: [] for split in SPLITS}
         self._filtered = 0
         self._unseen: Counter[str] = Counter()
         self.profiler = Profiler({file.uri: (file.location, file.name) for file in job.files})
@@ -193,6 +213,8 @@ class _UnitMaker:
             return
         self._check_schema(table.schema, rows.origin.place(0))
         self._count_classes(split, rows)
+        if rows.origin.hashes is not None:
+            self._hashes[split].append(rows.origin.hashes)
         indices = np.array([self._file_index[name] for name in rows.origin.names], np.int32)
         for tables in self._buffers[split].add(with_provenance(table, indices[rows.origin.files], rows.origin.rows)):
             self._write(split, tables)
@@ -203,6 +225,12 @@ class _UnitMaker:
             for tables in self._buffers[split].finish():
                 self._write(split, tables)
         self._arrive()
+        for split, hashes in self._hashes.items():
+            if hashes:
+                path = hashes_path(self._job.key, split)
+                local = self._folder / Path(path).name
+                np.concatenate(hashes).astype("<u8").tofile(local)
+                self._job.storage.put_file(local, path)
         dropped: Counter[str] = Counter()
         for problem in self.problems:
             dropped[f"{problem.reason}: {problem.column}"] += problem.rows
@@ -219,6 +247,7 @@ class _UnitMaker:
             classes={
                 split: tuple(counts[label] for label in sorted(counts)) for split, counts in self._classes.items() if counts
             },
+            hashed=self._job.preparation.data.may_share_rows,
             profile=self.profiler.profile(),
             seconds=round(time.monotonic() - started, 3),
             built_at=round(time.time(), 3),

@@ -6,7 +6,7 @@ manifest says the same about the same rows, content digest included. Only its li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.materialize.unit import hashes_path
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
@@ -102,6 +103,7 @@ class RowSource:
 
     def _pass(self, key: str, progress: Progress, blocks: dict[str, Any] | None) -> DatasetManifest:
         """Make all units without keeping their shards; references to their columns are put into `blocks` by shard path."""
+        hashes: dict[str, Any] = {}
 
         def parallel(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
             # Ray keeps what a generator task yields for its caller, not for the worker that may be gone by then.
@@ -110,6 +112,10 @@ class RowSource:
                 with raising_the_original():
                     outcome = ray.get(next(references))
                 record = outcome[1].record
+                if record is not None:
+                    hashes.update(
+                        zip((hashes_path(record.key, split) for split in record.hashed_rows()), references, strict=False)
+                    )
                 if blocks is not None and record is not None:
                     blocks.update(zip((shard.path for shard in record.shards), references, strict=True))
                 yield outcome
@@ -118,18 +124,18 @@ class RowSource:
             key=key,
             preparation=self.preparation,
             spec=self.spec,
-            storage=_Nowhere(),
+            storage=_Nowhere(kept=hashes),
             progress=progress,
             parallel=parallel,
         )
 
 
 class _Nowhere(Storage):
-    """A storage that is empty and stays empty; `take` sees each finished file before it goes."""
+    """A storage that is empty and stays empty; `take` sees each finished file before it goes, and some are `kept` by Ray."""
 
-    def __init__(self, take: Callable[[Path, str], None] | None = None) -> None:
+    def __init__(self, take: Callable[[Path, str], None] | None = None, kept: Mapping[str, Any] | None = None) -> None:
         super().__init__("nowhere://rows")
-        self._take = take
+        self._take, self._kept = take, {} if kept is None else kept
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Nowhere, ()
@@ -138,7 +144,9 @@ class _Nowhere(Storage):
         raise FileNotFoundError(path)
 
     def read_bytes(self, path: str) -> bytes:
-        raise FileNotFoundError(path)
+        if path not in self._kept:
+            raise FileNotFoundError(path)
+        return bytes(ray.get(self._kept[path]))
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Forget it."""
@@ -152,17 +160,24 @@ class _Nowhere(Storage):
 
 
 def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
-    """Give what came of the unit, and then, if they are to be kept, the columns of its shards in the record's order."""
+    """Give what came of the unit, its rows' hashes, and, if `keep`, the columns of its shards in the record's order."""
     columns: dict[str, Block] = {}
+    hashes: dict[str, bytes] = {}
 
     def take(local: Path, path: str) -> None:
+        if path.endswith(".hashes"):
+            hashes[path] = local.read_bytes()
+        if path.endswith(".hashes") or not keep:
+            return
         reader = open_shard(local)
         # Copied, for the file goes away and its pages with it.
         columns[path] = {column.name: reader.column(column.name).copy() for column in reader.columns}
 
-    unit, result = fn(replace(job, storage=_Nowhere(take if keep else None)))
+    unit, result = fn(replace(job, storage=_Nowhere(take)))
     yield unit, result
     if result.record is not None:
+        for split in result.record.hashed_rows():
+            yield hashes.pop(hashes_path(unit, split))
         for shard in result.record.shards:
             if keep:
                 yield columns.pop(shard.path)

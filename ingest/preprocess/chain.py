@@ -21,8 +21,9 @@ from penstock.ingest.preprocess.problems import NEVER_DROPPED, Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
+from penstock.ingest.preprocess.transforms.request import request_of, table_of
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
-from penstock.ingest.read.splits import split_codes
+from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import UserCode
@@ -101,6 +102,21 @@ class Chain:
             self._finish(rows)
         if self._data.invalid == "drop":
             raise_for([problem for problem in rows.problems if problem.reason in NEVER_DROPPED], label=self._data.label)
+        return rows
+
+    def prepare_few(self, table: pa.Table, origin: Origin) -> Rows:
+        """Prepare a few rows to the same columns, without a table between the steps, which costs more than their work.
+
+        Raises:
+            DataError: one of them cannot be used, or a step cannot be applied; `prepare` tells which.
+        """
+        request = request_of(table)
+        for step in self._steps:
+            with step.step.naming_its_package(lambda: "the rows given"):
+                request = step.step.transform.apply_request(request, step.columns, self._data, self._functions)
+        rows = Rows(table_of(request), origin)
+        self._finish(rows)
+        raise_for(rows.problems, droppable=False)
         return rows
 
     def _finish(self, rows: Rows) -> None:
@@ -193,18 +209,18 @@ def split_rows(
                 yield split, rows.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
-def decodes_images(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> bool:
+def decodes_images(data: DataSpec, source: pa.Schema, steps: Sequence[PreprocessStep]) -> bool:
     """Whether rows hold images that the steps decode."""
-    images = any(holds_images(field.type) for field in snapshot.arrow_schema())
+    images = any(holds_images(field.type) for field in source)
     formats = bool(format_of(data).encoded_images)
     return images or formats or any(step.transform.decodes_images for step in steps)
 
 
-def rows_at_once(data: DataSpec, snapshot: SourceSnapshot, steps: Sequence[PreprocessStep]) -> int:
-    """How many rows are prepared together; what they become does not depend on it."""
-    if decodes_images(data, snapshot, steps):
+def rows_at_once(data: DataSpec, source: pa.Schema, steps: Sequence[PreprocessStep]) -> int:
+    """How many rows of the source are prepared together; what they become does not depend on it."""
+    if decodes_images(data, source, steps):
         return IMAGE_BATCH_ROWS
-    types = [field.type for field in snapshot.arrow_schema()]
+    types = [field.type for field in source]
     widens = any(step.transform.widens_rows for step in steps)
     if widens or not all(is_number(kind) for kind in types):
         return BATCH_ROWS
@@ -232,16 +248,21 @@ class Preparation:
         """The same of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
 
-    def rows(self, read: Callable[[Split, pa.Table], None] = lambda _split, _rows: None) -> Iterator[tuple[Split, Rows]]:
+    def rows(
+        self, read: Callable[[Split, pa.Table], None] = lambda _split, _rows: None, *, hashed: bool = False
+    ) -> Iterator[tuple[Split, Rows]]:
         """Read and prepare the files batch by batch; bad rows are in each result's `problems`, empty results come too.
 
         Args:
             read: is given all rows as they were read.
+            hashed: whether each result's `origin` gets the rows' hashes.
         """
         chain = Chain(self.data, self.steps, self.fitted, self.code)
-        batch_rows = rows_at_once(self.data, self.snapshot, self.steps)
+        batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
         for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
             read(split, table)
+            if hashed:
+                origin.hashes = row_hashes(self.data, table)
             yield split, chain.prepare(table, origin)
 
     def tables(self) -> Iterator[tuple[Split, pa.Table]]:

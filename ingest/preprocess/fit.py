@@ -93,7 +93,7 @@ class _TrainRows:
         """Yield rows, never none and at most `max_rows` of them; rows that cannot be used are left out."""
         files = self.files()
         functions = {target: user.function() for target, user in self.code.items()}
-        batch_rows = rows_at_once(self.data, self.snapshot, [step.step for step in self.fitted])
+        batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), [step.step for step in self.fitted])
         for split, table, origin in split_rows(self.data, self.snapshot, files, min(batch_rows, max_rows)):
             if split == "train":
                 rows = Rows(table, origin)

@@ -25,10 +25,11 @@ class Origin:
         names: files, by index.
         files: int32 [rows], index into `names`.
         rows: int64 [rows], row number in that file, from 0.
+        hashes: uint64 [rows], of what each row held when it was read; None if nobody compares rows.
     """
 
-    def __init__(self, names: tuple[str, ...], files: np.ndarray, rows: np.ndarray) -> None:
-        self.names, self.files, self.rows = names, files, rows
+    def __init__(self, names: tuple[str, ...], files: np.ndarray, rows: np.ndarray, hashes: np.ndarray | None = None) -> None:
+        self.names, self.files, self.rows, self.hashes = names, files, rows, hashes
 
     @classmethod
     def of_file(cls, name: str, first_row: int, num_rows: int) -> Origin:
@@ -45,7 +46,7 @@ class Origin:
 
     def take(self, mask: np.ndarray) -> Origin:
         """The rows where `mask` is true."""
-        return Origin(self.names, self.files[mask], self.rows[mask])
+        return Origin(self.names, self.files[mask], self.rows[mask], None if self.hashes is None else self.hashes[mask])
 
     def place(self, row: int) -> str:
         """Name the place of a row, for a message."""

@@ -66,16 +66,6 @@ class SourceSnapshot(Section):
         files = [(file.location, file.name, file.size_bytes, file.fingerprint, file.rows) for file in self.files]
         return digest_of([self.format, files, [(column.name, column.type) for column in self.columns]])
 
-    def said_of_copies(self) -> str:
-        """What to say of files of one row that lie in two splits; files of many rows are refused. Empty if there are none."""
-        copies = _copies(self.files)
-        if not copies:
-            return ""
-        return (
-            f"{len(copies):,} files of validation or test hold the same bytes as one of another split, so that the model is "
-            f"judged on rows it has seen; the first: {copies[0]}"
-        )
-
     def arrow_schema(self) -> pa.Schema:
         """The schema of every table that `iterate_rows` yields."""
         return pa.schema([pa.field(column.name, parse_type(column.type)) for column in self.columns])
@@ -144,20 +134,16 @@ def _refuse_empty(data: DataSpec, files: Sequence[SourceFile], facts: Sequence[F
             raise DataError(f"{named} no rows", next_step=f"write {getattr(data, split)} again, or correct data.{split}")
 
 
-def _copies(files: Sequence[SourceFile]) -> list[str]:
-    """Every file whose content is that of a file of another split."""
+def _refuse_copies(files: Sequence[SourceFile]) -> None:
+    """Refuse files of many rows that are in two splits; single rows are compared when they are prepared."""
     seen: dict[tuple[str, int], SourceFile] = {}
-    found = []
+    copies = []
     for file in files:
         if file.content is not None:
             first = seen.setdefault((file.content, file.size_bytes), file)
             if first.location != file.location:
-                found.append(f"{file.uri} in data.{file.location} is {first.uri} in data.{first.location}")
-    return found
-
-
-def _refuse_copies(files: Sequence[SourceFile]) -> None:
-    if copies := _copies(files):
+                copies.append(f"{file.uri} in data.{file.location} is {first.uri} in data.{first.location}")
+    if copies:
         found = counted(len(copies), "source file is a copy", "source files are copies")
         raise DataError(
             f"{found} of one in another split: the model would be judged on rows it has seen",

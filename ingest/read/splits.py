@@ -18,7 +18,7 @@ from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import PATH, DataSpec, SplitRule, check_split_rules, split_rules
 from penstock.messages import shorten
 
-__all__ = ["split_codes"]
+__all__ = ["row_hashes", "split_codes"]
 
 
 _VALIDATION, _TEST = (np.uint8(SPLITS.index(split)) for split in ("validation", "test"))
@@ -57,21 +57,44 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
     return codes
 
 
+def row_hashes(data: DataSpec, table: pa.Table) -> np.ndarray:
+    """Hash the rows by what is prepared of them, as rules by whole rows do: uint64 [rows].
+
+    Raises:
+        DataError: a column's type cannot be hashed.
+    """
+    try:
+        return _hashes(data, _whole_rows(data, table))
+    except TypeError as error:
+        raise DataError(
+            f"{error}, so rows that are in two splits cannot be found",
+            next_step="leave it out of data.columns, or set data.types",
+        ) from error
+
+
+def _whole_rows(data: DataSpec, table: pa.Table) -> pa.Table:
+    names = table.column_names if data.columns is None else data.columns
+    return table.select([name for name in format_of(data).identity if name in names] or names)
+
+
 def _positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], split: str, rule: SplitRule) -> np.ndarray:
     if rule.columns:
         hashed = pa.table({name: _group(table, files, split, name, rule.pattern) for name in rule.columns})
     else:
-        names = table.column_names if data.columns is None else data.columns
-        hashed = table.select([name for name in format_of(data).identity if name in names] or names)
+        hashed = _whole_rows(data, table)
+    try:
+        return unit_interval(_hashes(data, hashed))
+    except TypeError as error:
+        raise DataError(f"data.{split}: {error}", next_step=f"set data.{split}.by to another column, or data.types") from error
+
+
+def _hashes(data: DataSpec, hashed: pa.Table) -> np.ndarray:
     words = format_of(data).null_words
     for index, field in enumerate(hashed.schema):
         if words is not None and is_text(field.type):
             absent = pc.is_in(hashed.column(index), words)
             hashed = hashed.set_column(index, field.name, pc.if_else(absent, pa.scalar(None, field.type), hashed.column(index)))
-    try:
-        return unit_interval(hash_columns(hashed, hashed.column_names))
-    except TypeError as error:
-        raise DataError(f"data.{split}: {error}", next_step=f"set data.{split}.by to another column, or data.types") from error
+    return hash_columns(hashed, hashed.column_names)
 
 
 def _group(

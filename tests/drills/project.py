@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,18 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 class Command:
-    """One `penstock` process, in a session of its own so that it can be signalled like a user's."""
+    """One `penstock` process, in a session of its own so that it can be signalled like a user's.
 
-    def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
+    Args:
+        before: words before it, such as those that put it on another machine.
+    """
+
+    def __init__(self, *words: str, environment: Mapping[str, str] | None = None, before: Sequence[str] = ()) -> None:
         self.words = words
         # A file, because a pipe that nobody reads would stop the process when it is full.
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *words],
+            [*before, sys.executable, "-m", "penstock", *words],
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
@@ -130,13 +134,13 @@ class Command:
         self._said.seek(0)
         return self._said.read()
 
-    def wait_for(self, what: str, seen: Callable[[], bool], timeout_s: float = 240) -> None:
+    def wait_for(self, what: str, seen: Callable[[], Any], timeout_s: float = 240, every_s: float = 0.002) -> None:
         """Poll until `seen`; the process ending before that is a failure."""
         deadline = time.monotonic() + timeout_s
         while not seen():
             assert self.process.poll() is None, f"the run ended before {what}:\n{self.said[-4000:]}"
             assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s:\n{self.said[-4000:]}"
-            time.sleep(0.002)  # the run does not know that it is watched: its files are all there is to look at
+            time.sleep(every_s)  # the run does not know that it is watched: its files are all there is to look at
 
     def kill(self) -> None:
         """SIGKILL the process alone, as the kernel's out-of-memory killer does."""

@@ -77,6 +77,7 @@ def test_a_server_that_does_not_come_back_is_told_later(tmp_path: Path, calm: di
     assert away.finish()["runs"][0]["status"] == "done" and "not repaired" in away.said
     with server_of_the_user(tmp_path / "server") as again:
         assert again.url == server.url
-        Command("status", str(file), "--json", environment={"PREFECT_API_URL": server.url}).finish()
+        told = Command("status", str(file), "--json", environment={"PREFECT_API_URL": server.url})
+        assert told.finish()["told"] == [result["run"]]
         (flow_run,) = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()
         assert flow_run["state_type"] == "COMPLETED"

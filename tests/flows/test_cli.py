@@ -54,7 +54,20 @@ def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it
     helps = {(name, param.name): param.help for name, command in commands.items() for param in command.params}
     assert not [where for where, text in helps.items() if not text]
     files = {name: text for (name, param), text in helps.items() if param == "file"}
-    assert files.keys() == {"check", "plan", "run", "tune", "status", "log", "explain", "compare", "ui", "deploy"}
+    assert files.keys() == {
+        "check",
+        "plan",
+        "run",
+        "tune",
+        "status",
+        "log",
+        "explain",
+        "compare",
+        "rows",
+        "report",
+        "ui",
+        "deploy",
+    }
     assert all("pipeline file, or a folder that holds pipeline.yaml" in text for text in files.values())
     needed = {name for name, command in commands.items() for param in command.params if param.name == "file" and param.required}
     assert not needed

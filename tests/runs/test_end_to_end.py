@@ -218,6 +218,17 @@ def test_a_wrong_spec_lists_every_problem_and_exits_with_2(calm_file: Path) -> N
     assert "did you mean 'epochs'?" in " ".join(answer["error"]["problems"])
 
 
+def test_what_check_refuses_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "overlap", files=2)
+    both = ("--set", "data.test=data/train/part-1.parquet")
+    checked = penstock("check", str(file), *both, code=4)
+    refused = penstock("run", str(file), *both, code=4)
+    assert refused["error"] == checked["error"] and "part-1.parquet" in str(refused["error"])
+    model = penstock("run", str(file), "--set", "train.recipe=model.py:Nett", code=2)
+    assert "did you mean 'Net'?" in model["error"]["message"]
+    assert not (file.parent / ".penstock" / "prefect").exists()
+
+
 @pytest.mark.usefixtures("shared_prefect")
 def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
     file = make_project(tmp_path / "broken", files=3)

@@ -136,12 +136,12 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert (again["weights_digest"], again["model_uri"]) == (result["weights_digest"], result["model_uri"])
     command = [sys.executable, "-c", LOAD, uri]
-    environment = {**os.environ, "PYTHONPATH": str(means)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (means, fixed, clip)))}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     loaded: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert loaded["predicted"] > 0 and loaded["heavy"] == []
-    assert "acme-penstock==1.2" in loaded["needs"]
+    assert {"acme-penstock==1.2", "acme-fixed==1.2", "acme-clip==1.2"} <= set(loaded["needs"])
 
 
 @pytest.mark.usefixtures("shared_prefect")

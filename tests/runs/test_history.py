@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
 from penstock.errors import SpecError
 from penstock.flows.cli import app
+from penstock.flows.history.report import throughput_sentence
 from penstock.flows.verbs.compare.compare import compare_runs
+from penstock.flows.verbs.compare.page import comparison_page
 from penstock.flows.verbs.explain import explain_run
 from penstock.flows.verbs.log import collect_log
+from penstock.flows.verbs.rows import rows_of_step
 from penstock.flows.verbs.which_run import RunNames
+from penstock.training.events import Point
 from tests.drills.project import Command
-from tests.runs.nights import ADDED
+from tests.runs.nights import ADDED, FIRST
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +99,57 @@ def test_runs_are_found_by_every_name_of_theirs(nights_file: Path, nights: dict[
         names.find("nigthly")
     with pytest.raises(SpecError, match="are both the run"):
         compare_runs(nights_file, "last", second)
+
+
+def test_the_rows_of_a_step_are_named_by_file_line_and_values(nights_file: Path, nights: dict[str, Any]) -> None:
+    steps = [rows_of_step(nights_file, "last", step) for step in range(10, 19)]  # the second epoch
+    assert {step["epoch"] for step in steps} == {2}
+    rows = [row for step in steps for row in step["rows"]]
+    assert len({(row["file"], row["row"]) for row in rows}) == len(rows) == 281, "an epoch is every row of train once"
+    text = {name: (nights_file.parent / "data" / "train" / name).read_text().splitlines() for name in (FIRST, ADDED)}
+    for row in rows:
+        line = text[row["file"].removeprefix("train/")][row["line"] - 1]
+        assert row["values"]["diagnosis"] == line.split(",")[-1]
+        assert row["values"]["mean radius"] == float(line.split(",")[0])
+    assert [len(rows_of_step(nights_file, "last", 10, limit=3)["rows"]), steps[0]["num_rows"]] == [3, 32]
+    with pytest.raises(SpecError, match="there is no step 109: the run has 1 to 108"):
+        rows_of_step(nights_file, "last", 109)
+    assert f"train/{rows[0]['file'].removeprefix('train/')}:{rows[0]['line']}  mean radius=" in said(
+        "rows", "last", "--step", "10", "--file", nights_file
+    )
+
+
+def test_the_page_of_a_comparison_needs_no_network_and_escapes_what_it_is_given(
+    nights_file: Path, nights: dict[str, Any], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    said("compare", "previous", "--file", nights_file, "--html", page)
+    text = page.read_text()
+    assert ADDED in text and "The model contradicts the labels" in text and text.count("<svg") == 4
+    assert "http" not in text and "<script" not in text
+    compared = compare_runs(nights_file, "previous", "last")
+    compared["data"]["files"][0]["name"] = "<script>alert(1)</script>.csv"
+    assert "&lt;script&gt;alert(1)" in comparison_page(compared) and "<script" not in comparison_page(compared)
+
+
+def test_a_run_is_one_page_that_the_tracked_run_has_too(nights_file: Path, nights: dict[str, Any], tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    assert said("report", "last", "--file", nights_file, "--output", page).strip() == str(page)
+    text = page.read_text()
+    for part in (nights["second"]["run"], f"files: added train/{ADDED}", "test/accuracy", "rows a second", "penstock run "):
+        assert part in text, part
+    assert text.count("data:image/png;base64") == 8 and "mean radius" in text and "models:/nightly/2" in text
+    assert "http" not in text.partition("the environment")[0] and "<script" not in text
+    client = MlflowClient(f"sqlite:///{nights_file.parent}/.penstock/mlflow/mlflow.db")
+    attached = client.download_artifacts(nights["second"]["mlflow_run_id"], "report.html", str(tmp_path))
+    assert Path(attached).read_text() == text
+
+
+def test_the_speed_is_a_sentence() -> None:
+    def points(wait_s: float) -> list[Point]:
+        values = {"train/rows_per_s": 100.0, "train/step_s": 1.0, "train/data_wait_s": wait_s}
+        return [Point(0, step, {**values, "ranks/0/data_wait_s": 0.1, "ranks/1/data_wait_s": wait_s}) for step in (1, 2)]
+
+    assert throughput_sentence([]) == ""
+    assert "waited for rows 5% of the time: the model is what takes it" in throughput_sentence(points(0.05))
+    assert "It was data-bound 31% of the time (rank 1 the most)" in throughput_sentence(points(0.31))

@@ -17,6 +17,7 @@ import torch
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.drills.project import Command
+from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
@@ -62,6 +63,7 @@ def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_name
     assert result["checkpoint"] == best
     assert result["weights_digest"] == kept[best]["weights_digest"]
     check_golden("tabular", project, result)
+    check_raw_rows(project / "pipeline.yaml", result)
 
 
 @pytest.mark.drill
@@ -74,6 +76,7 @@ def test_the_characters_become_less_surprising(tmp_path: Path) -> None:
     # One guess among 128 costs log(128) = 4.9 nats, one among the characters that are frequent about 3.
     assert result["metrics"]["test/loss"] < 0.7 * math.log(128)
     check_golden("text", file.parent, result)
+    check_raw_rows(file, result)
 
 
 @pytest.mark.drill
@@ -82,3 +85,4 @@ def test_the_digits_are_read(tmp_path: Path) -> None:
     result = Command("run", str(file), "--json").finish()
     assert result["metrics"]["test/accuracy"] > 0.9
     check_golden("images", file.parent, result)
+    check_raw_rows(file, result)

@@ -9,30 +9,22 @@ import pytest
 import yaml
 from mlflow.tracking import MlflowClient
 
-from tests.drills.project import Command, make_project
+from penstock.flows.verbs.init import create_project
+from tests import ROOT
+from tests.drills.project import Command
 from tests.shared import made_once
 
 pytestmark = pytest.mark.slow
 
-TUNE = """
-tune:
-  space:
-    train.learning_rate: {log_range: [1e-3, 1e-1]}
-    train.params: {choice: [{pause_s: 0.001}, {pause_s: 0.002}]}
-  trials: 3
-  seed: 4
-"""
-
-
-def project(folder: Path, tune: str, *, epochs: int) -> Path:
-    """The drills' project with one worker, and a section `tune`."""
-    file = make_project(folder, epochs=epochs, files=2)
-    file.write_text(file.read_text().replace("workers: 2", "workers: 1") + tune)
-    return file
+SMALL = [word for text in ("tune.trials=3", "train.workers=1", "train.epochs=4") for word in ("--set", text)]
 
 
 def sweep(folder: Path) -> dict[str, Any]:
-    return Command("tune", str(project(folder / "project", TUNE, epochs=3)), "--json").finish()
+    """The template with the example of docs/tune.md, and fewer, shorter trials."""
+    file = create_project(folder / "project", "tabular")[0].with_name("pipeline.yaml")
+    example = (ROOT / "docs" / "tune.md").read_text().split("```yaml\n")[1].split("```")[0]
+    file.write_text(file.read_text() + example)
+    return Command("tune", str(file), "--json", *SMALL).finish()
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +40,7 @@ def test_the_best_of_all_trials_is_the_one_that_is_registered(swept: tuple[Path,
     best = min(said["trials"], key=lambda trial: trial["value"])
     assert said["best"]["trial"] == best["number"]
     assert said["weights_digest"] == best["weights_digest"]
-    assert said["model_uri"] == "models:/drill/1", "one version, and not one for each trial"
+    assert said["model_uri"] == "models:/diagnosis/1", "one version, and not one for each trial"
     assert {stage["name"]: stage["outcome"] for stage in said["stages"]}["train"] == "reused"
 
 
@@ -62,7 +54,8 @@ def test_rows_are_prepared_once_and_each_trial_is_a_run_below_the_sweep(swept: t
     for trial in said["trials"]:
         run = client.get_run(trial["tracked_run"])
         assert run.data.tags["mlflow.parentRunId"] == said["mlflow_run_id"]
-        assert run.data.params["train.learning_rate"] == str(trial["values"]["train.learning_rate"])
+        for key in ("train.learning_rate", "train.params.hidden"):
+            assert run.data.params[key] == str(trial["values"][key]), "an axis of a parallel coordinates plot"
         assert run.data.metrics["objective"] == pytest.approx(trial["value"])
         assert run.info.status == "FINISHED"
 
@@ -84,7 +77,7 @@ def test_the_best_spec_is_a_file_whose_training_is_found(swept: tuple[Path, dict
 
 def test_the_same_command_again_trains_nothing(swept: tuple[Path, dict[str, Any]]) -> None:
     file, said = swept
-    again = Command("tune", str(file), "--json").finish()
+    again = Command("tune", str(file), "--json", *SMALL).finish()
     assert again["trials"] == said["trials"]
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert again["model_uri"] == said["model_uri"]

@@ -24,7 +24,7 @@ from string import Template
 
 from tests import ROOT
 
-__all__ = ["SwiftServer", "UnavailableError", "install_swift"]
+__all__ = ["SwiftServer", "UnavailableError", "die_with_parent", "install_swift"]
 
 REQUIREMENTS = Path(__file__).with_name("swift-requirements.txt")
 INSTALL_TIMEOUT_S = 300
@@ -60,7 +60,7 @@ recon_cache_path = $directory/recon
 # listing_formats and bulk serve the S3 verbs ListObjects and DeleteObjects, slo the multipart uploads, copy CopyObject.
 _PROXY = Template("""
 [DEFAULT]
-bind_ip = 127.0.0.1
+bind_ip = $address
 bind_port = $port
 workers = 0
 swift_dir = $directory
@@ -145,14 +145,15 @@ class SwiftServer:
     Args:
         directory: an empty or absent folder.
         programs: where Swift's programs are.
+        address: where it listens; not the machine's own, for it knows one secret that everybody can read.
     """
 
     access_key = "test:tester"
     secret_key = "penstock-tests-only"
     region = "us-east-1"
 
-    def __init__(self, directory: Path, programs: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, programs: Path, address: str = "127.0.0.1") -> None:
+        self.directory, self.address = directory, address
         self._programs = programs
         self._ports = dict(zip(("proxy", "nobody", *STORES), _free_ports(2 + len(STORES)), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -161,7 +162,7 @@ class SwiftServer:
     @property
     def endpoint(self) -> str:
         """The URL for AWS_ENDPOINT_URL."""
-        return f"http://127.0.0.1:{self._ports['proxy']}"
+        return f"http://{self.address}:{self._ports['proxy']}"
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -237,7 +238,7 @@ class SwiftServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _write_configuration(self) -> None:
@@ -245,6 +246,7 @@ class SwiftServer:
             (self.directory / folder).mkdir(parents=True, exist_ok=True)
         (self.directory / "swift.conf").write_text(_RING.substitute())
         words = {"directory": self.directory, "secret": self.secret_key, "nobody": self._ports["nobody"]}
+        words |= {"address": self.address}
         (self.directory / "proxy.conf").write_text(_PROXY.substitute(words, port=self._ports["proxy"]))
         for kind in STORES:
             (self.directory / f"{kind}.conf").write_text(_STORE.substitute(words, kind=kind, port=self._ports[kind]))
@@ -275,7 +277,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """On Linux, end this process when the test run dies, even by SIGKILL."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -92,7 +92,12 @@ MANY = [number for number in range(15) for _ in range(number + 1)]
 def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: list[Any], held_out: dict[str, list[Any]], shown: str, said: str
 ) -> None:
-    files = {f"{split}/a.parquet": pa.table({"y": rows}) for split, rows in {"train": train, **held_out}.items()}
+    splits = {"train": train, **held_out}
+    # No row of one split is in another: that would be told, too.
+    files = {
+        f"{split}/a.parquet": pa.table({"y": rows, "x": [1000.0 * at + row for row in range(len(rows))]})
+        for at, (split, rows) in enumerate(splits.items())
+    }
     steps = ["label_encoder"] if isinstance(train[0], str) else []
     source = Source.of(tmp_path, files, steps, label="y", **{split: split for split in held_out})
     assert prepared(source, monkeypatch) == (shown, [said] if said else [])
@@ -121,8 +126,12 @@ def test_values_that_one_hot_did_not_know_are_warned_of(tmp_path: Path, monkeypa
         "test/a.parquet": pa.table({"c": ["violet", "red", "violet"]}),
     }
     source = Source.of(tmp_path, files, [{"one_hot": {"columns": ["c"]}}], test="test")
-    said = "materialize: one_hot made zeros of values that train does not have, rows by column: {'c': 2}"
-    assert prepared(source, monkeypatch) == ("", [said])
+    zeros = "materialize: one_hot made zeros of values that train does not have, rows by column: {'c': 2}"
+    shared = (
+        f"materialize: 1 of 3 rows of test are in train, too; the first: {tmp_path}/test/a.parquet, row 1 (from 0) is "
+        f"{tmp_path}/train/a.parquet, row 0 (from 0), so the model is judged on rows it has seen"
+    )
+    assert prepared(source, monkeypatch) == ("", [zeros, shared])
 
 
 @pytest.mark.parametrize(

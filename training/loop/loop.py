@@ -124,7 +124,7 @@ def _run_loop(parts: Parts, state: TrainState, own: OwnValues) -> LoopEnd:
                 callbacks.call("validation", values)
             if decision.end or (validate_now and callbacks.agreed_to_end(parts.group)):
                 callbacks.end(parts.group)
-                observer.ended(state.step, str(callbacks.ended))
+                observer.tell(f"ends at step {state.step:,}: {callbacks.ended}")
                 last, save_now = True, True
             if save_now or decision.save or decision.stop:
                 callbacks.call("checkpoint")

@@ -47,8 +47,8 @@ class Observer:
     def validated(self, step: int, metrics: dict[str, float]) -> None:
         """The model was validated."""
 
-    def ended(self, step: int, reason: str) -> None:
-        """A callback has ended training."""
+    def tell(self, message: str) -> None:
+        """Something worth a line has happened."""
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Write a checkpoint of the state with the metrics measured on it. A collective; returns before it is committed."""

@@ -115,9 +115,9 @@ class FirstRank(RankObserver):
         """Turn a validation into a point."""
         self._add(Point(now_ms(), step, metrics))
 
-    def ended(self, step: int, reason: str) -> None:
+    def tell(self, message: str) -> None:
         """Tell the driver."""
-        self._courier.post(Notice(message=f"ends at step {step:,}: {reason}"))
+        self._courier.post(Notice(message=message))
 
     def save(self, state: TrainState, measured: dict[str, float]) -> None:
         """Copy this rank's part to memory and have it written in the background. A collective.

@@ -59,12 +59,12 @@ class Mailbox:
         return {"stop": self._stop, "replaced": replaced}
 
     def starting(self) -> None:
-        """Ray Train asks the cluster for workers. Its controller only."""
+        """Workers are asked for: Ray Train's controller says so, or a task that is the only rank."""
         self._group += 1
         self._events.append(WorkersStarting())
 
     def lost(self, ranks: list[int]) -> None:
-        """Ray Train has given up these ranks and starts all again. Its controller only."""
+        """These ranks are given up, and all are started again. From the same as `starting`."""
         self._losses += 1
         self._events.append(WorkersLost(ranks=tuple(ranks), restart=self._losses))
 
@@ -86,8 +86,8 @@ class Mailbox:
         return self._controller
 
     def workers(self) -> list[Any]:
-        """Actor handles of the ranks that started last."""
-        return list(self._workers.values())
+        """Actor handles of the ranks that started last; none of a task."""
+        return [worker for worker in self._workers.values() if worker is not None]
 
 
 def start_mailbox() -> Any:

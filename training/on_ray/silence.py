@@ -204,12 +204,14 @@ class Silence:
 
     def _stepped(self, event: TrainProgress) -> list[Event]:
         still_s = self.clock() - self._since_s
+        text = f"step {event.step:,} is done"  # of workers that have just started
         if self._step is not None:
+            text = f"goes on at step {event.step:,}"
             self._longest_s = max(self._longest_s, still_s)
         self._step, self._last = event.step, event.step == event.total_steps
         self._begin(FIRST_S)
         told, self._told = self._told, False
-        return [Notice(message=f"goes on at step {event.step:,}")] if told else []
+        return [Notice(message=text)] if told else []
 
     def _who(self, ranks: Sequence[int]) -> str:
         """The ranks that ended without a word, with their nodes; those that said why are its consequence as a rule."""

@@ -25,6 +25,7 @@ from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.mailbox import start_mailbox
 from penstock.training.on_ray.one_worker import needs_of_one_worker
 from penstock.training.on_ray.silence import Silence
+from penstock.training.on_ray.used_process import TaskFit, may_use_a_process_again
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -94,9 +95,14 @@ def train(
     attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)
     attempt.hear(chosen)
-    trainer = _trainer(job, mailbox, need, work)
-    trainer.own_cluster = own_cluster
-    fit, silence = _Fit(trainer), Silence(job.spec, need)
+    fit: _Fit | TaskFit
+    if work is None and may_use_a_process_again(job, need):
+        fit = TaskFit(job, mailbox, need)
+    else:
+        trainer = _trainer(job, mailbox, need, work)
+        trainer.own_cluster = own_cluster
+        fit = _Fit(trainer)
+    silence = Silence(job.spec, need)
     stopping = _Stopping(stop, mailbox)
     try:
         fit.start()

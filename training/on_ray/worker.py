@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import ray
 import ray.train
 import ray.train.torch
+import torch
 
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
@@ -29,6 +31,7 @@ from penstock.training.checkpoint.exactness import (
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.checkpoint.start_from import load_matching, start_weights
 from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic
@@ -49,7 +52,7 @@ from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
 from penstock.training.users_mlflow import take_over_mlflow
 
-__all__ = ["RankResult", "agree_on_checkpoint", "run_rank", "train_loop_per_worker"]
+__all__ = ["RankResult", "agree_on_checkpoint", "run_rank", "train_alone", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,27 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     Args:
         config: `job` (TrainJob), `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox), `work` (None is `run_rank`).
     """
-    job, mailbox = config["job"], config["mailbox"]
     group = Group.current(ray.train.torch.get_device())
-    context = ray.get_runtime_context()
-    greeting = ray.get(
-        mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), context.current_actor, context.get_node_id())
-    )
+    actor = ray.get_runtime_context().current_actor
+    return _as_rank(config["job"], group, config["mailbox"], actor, config["work"] or run_rank)
+
+
+def train_alone(job: TrainJob, mailbox: Any) -> RankResult:
+    """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again where its process died."""
+    ray.get(mailbox.starting.remote())
+    return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, run_rank)
+
+
+def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any, work: Callable[..., RankResult]) -> RankResult:
+    """Greet the driver, train, and leave it what went wrong. `actor` is None in a task."""
+    node = ray.get_runtime_context().get_node_id()
+    greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), actor, node))
+    if actor is None and greeting["restart"]:
+        mailbox.lost.remote([group.rank])  # Ray Train's controller would have said so
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
-            return (config["work"] or run_rank)(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
+            return work(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])
         raise
@@ -117,6 +131,9 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, feed.schema)))
     state, facts, changes = group.together(lambda: _continue_from(checkpoint, job, group, learner, environment))
+    begun_with = ""
+    if checkpoint is None and job.spec.start_from is not None:
+        begun_with = load_matching(learner.model, start_weights(job.run_storage), job.spec.start_from)
     seen = Training(
         learner.model,
         learner.made_optimizer,
@@ -138,6 +155,8 @@ def run_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool =
     with rank_observer(job, group, client, learner, facts, store) as observer:
         if checkpoint is not None:
             observer.resumed(checkpoint, [*warnings, *changes])
+        if begun_with:
+            observer.tell(begun_with)
 
         def tell(operation: str) -> None:
             if learner.model.training:  # what validation does changes no weight

@@ -15,21 +15,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import mlflow.pyfunc
-import numpy as np
 import pandas as pd
+import pyarrow as pa
 from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, ModelSignature
-from mlflow.pyfunc import PythonModelContext
+from mlflow.models import Model
 from mlflow.tracking import MlflowClient
-from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
 
-from penstock.ingest.schema import FeedSchema
-from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ModelSpec
+from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
+from penstock.training.registry.needed_code import copy_needed_code
+from penstock.training.registry.raw_rows import RawForm
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.registry.serving import ServedModel
+from penstock.training.registry.signature import model_signature
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 
@@ -48,8 +47,8 @@ from penstock.training.registry.serving import ServedModel
 set_model(ServedModel())
 """
 
-_REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pydantic", "safetensors", "torch", "torchmetrics")
-"""Distributions that training/registry/serving.py and torch's loader reach; user code and other frameworks add their own."""
+_REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pillow", "pyarrow", "pydantic", "safetensors", "torch")
+"""Distributions that training/registry/serving.py and torch's loader reach; user code and other packages add their own."""
 
 _EXAMPLE_BYTES = 1 << 20
 
@@ -128,20 +127,20 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
     model, files = trained.model, trained.files
     with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=files[0].parent) as folder:
         work = Path(folder)
-        entry, spec_file = work / "penstock_model.py", files[0].parent / "model.json"
+        entry, spec_file = work / "penstock_model.py", files[0].parent / MODEL_FILE
         entry.write_text(_ENTRY)
         spec_file.write_text(_portable(model).model_dump_json(indent=1))
         placeholders = [work / file.name for file in files]
         for placeholder in placeholders:
             placeholder.touch()
-        rows = _few_rows(trained.example)
-        ours = shutil.copytree(PACKAGE_DIR, work / "penstock", ignore=_not_for_models)
+        rows = few_rows(trained.example).to_pandas()
+        ours = copy_needed_code(trained.model, work / "penstock")
         mlflow.pyfunc.save_model(
             str(work / "model"),
             python_model=str(entry),
             artifacts={"spec": str(spec_file), **{file.name: str(file) for file in placeholders}},
             code_paths=[str(ours)],
-            signature=ModelSignature(_inputs(model.feed_schema), _outputs(model, spec_file, rows)),
+            signature=model_signature(RawForm.model_validate(model.raw), _answer(spec_file.parent, trained.example)),
             input_example=rows,
             pip_requirements=_requirements(model),
             metadata={KEY_TAG: trained.key},
@@ -156,54 +155,23 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
         yield work / "model"
 
 
-def _not_for_models(folder: str, names: list[str]) -> set[str]:
-    """What of penstock no model needs: the command and the stages."""
-    unneeded = {"flows", "tasks", "__main__.py"} if Path(folder) == PACKAGE_DIR else set()
-    return unneeded.intersection(names) | {name for name in names if name == "__pycache__"}
+def few_rows(example: pa.Table) -> pa.Table:
+    """The first rows of `example`, about 1 MB of them at most; one is always left."""
+    row_bytes = max(1, example.nbytes // max(1, example.num_rows))
+    return example.slice(0, max(1, _EXAMPLE_BYTES // row_bytes))
 
 
-def _few_rows(example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    rows = min(len(values) for values in example.values())
-    row_bytes = max(1, sum(values[:1].nbytes for values in example.values()))
-    kept = max(1, min(rows, _EXAMPLE_BYTES // row_bytes))
-    return {name: np.ascontiguousarray(values[:kept]) for name, values in example.items()}
-
-
-def _inputs(schema: FeedSchema) -> Schema:
-    """Lists are given padded, with their lengths, whatever the recipe takes: MLflow knows no other."""
-    columns: list[ColSpec | TensorSpec] = []
-    for column in schema.features:
-        shape = (-1, *column.shape) if column.ragged is None else (-1, -1)
-        columns.append(TensorSpec(np.dtype(column.dtype), shape, name=column.name))
-        if column.ragged is not None:
-            columns.append(TensorSpec(np.dtype(np.int64), (-1,), name=f"{column.name}_length"))
-    return Schema(columns)
-
-
-def _outputs(spec: ModelSpec, spec_file: Path, rows: dict[str, np.ndarray]) -> Schema | None:
-    """Describe what the model answers, by asking it: this also proves that it can be rebuilt from what is stored."""
-    model = ServedModel()
-    context = PythonModelContext(artifacts={"spec": str(spec_file)}, model_config={})
-    model.load_context(context)
-    if not model.can_predict:
-        return None
-    answer = model.predict(context, rows)
-    if isinstance(answer, pd.DataFrame):
-        kind = DataType.long if spec.feed_schema.classes is None else DataType.string
-        return Schema(
-            [
-                ColSpec(kind, "prediction"),
-                ColSpec(DataType.double, "probability"),
-                ColSpec(Array(DataType.double), "probabilities"),
-            ]
-        )
-    return Schema([TensorSpec(answer.dtype, (-1, *answer.shape[1:]))])
+def _answer(folder: Path, example: pa.Table) -> pd.DataFrame | None:
+    """What the model answers to the example: this also proves that it can be rebuilt from what is stored."""
+    model = LoadedModel(folder)
+    return model.predict(example) if model.can_predict else None
 
 
 def _requirements(model: ModelSpec) -> list[str]:
     """Exact versions of what is installed here, without build tags such as `+cpu`, which no index knows."""
     installed = {name: importlib.metadata.version(name) for name in _REQUIRED}
-    for name, version in {**model.code.versions, **model.requires}.items():
+    form = RawForm.model_validate(model.raw)
+    for name, version in {**model.code.versions, **model.requires, **form.requires}.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version(name)
             installed.setdefault(name, version)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
+import pyarrow as pa
 
 from penstock.config import Section
 from penstock.training.model import ModelSpec
@@ -24,9 +24,9 @@ class TrainedVersion:
         name: of the registered model; made if absent.
         alias: moved to this version; None for none.
         key: of the register stage with the weights: the same version is registered once by it.
-        model: what the model is rebuilt from, besides its files; the schema's feature columns become its inputs.
+        model: what the model is rebuilt from, besides its files, with what prepares raw rows for it.
         files: local files in one folder, such as a safetensors file; the folder is the caller's, and may be written to.
-        example: some rows of every feature column, rows first.
+        example: some raw rows of the train split: the columns that the preprocess steps begin with, without the label.
         tags: for the version, such as the dataset's digest and the code's version.
         experiment: name of the pipeline.
         run_name: penstock's id of the run.
@@ -37,7 +37,7 @@ class TrainedVersion:
     key: str
     model: ModelSpec
     files: Sequence[Path]
-    example: Mapping[str, np.ndarray]
+    example: pa.Table
     tags: Mapping[str, str]
     experiment: str
     run_name: str

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import SpecError
-from penstock.flows.verbs.compare.data import RunData, compare_data
+from penstock.flows.history.data import RunData, compare_data
 from penstock.flows.verbs.compare.findings import findings
 from penstock.flows.verbs.compare.results import by_file, compare_metrics, curves, same_rows
 from penstock.flows.verbs.compare.source import code_diffs

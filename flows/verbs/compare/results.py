@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.flows.verbs.compare.data import RunData
+from penstock.flows.history.data import RunData
 from penstock.flows.verbs.which_run import better_is
 from penstock.ingest.schema import SPLITS, Split
 from penstock.tasks.ledger import Ledger, Run

@@ -21,6 +21,10 @@ class Drop(Transform[list[str]]):
 
     Options = Annotated[list[str], Field(min_length=1)]
 
+    @property
+    def drops(self) -> Sequence[str]:
+        return self.options
+
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, self.options)
         rows.table = rows.table.drop_columns(self.options)

@@ -43,6 +43,7 @@ class Imputer(Transform[ImputerOptions]):
     """Fill missing values."""
 
     Options = ImputerOptions
+    takes_nulls = True
 
     @property
     def learns(self) -> bool:

@@ -31,6 +31,7 @@ class NullMask(Transform[NullMaskOptions]):
     """Nulls to zeros, and a column that says where they were."""
 
     Options = NullMaskOptions
+    takes_nulls = True
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
         if is_number(kind):

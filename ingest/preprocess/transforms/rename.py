@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -22,6 +22,10 @@ class Rename(Transform[dict[str, str]]):
 
     Options = Annotated[dict[str, str], Field(min_length=1)]
     makes_columns = True
+
+    @property
+    def renames(self) -> Mapping[str, str]:
+        return self.options
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, list(self.options))

@@ -101,6 +101,21 @@ class Transform(Generic[O]):
         return False
 
     @property
+    def renames(self) -> Mapping[str, str]:
+        """Old name to new name, of columns that it passes on as they are under another name."""
+        return {}
+
+    @property
+    def drops(self) -> Sequence[str]:
+        """Columns that it leaves out without looking at them."""
+        return ()
+
+    @property
+    def takes_nulls(self) -> bool:
+        """Whether its columns may hold nulls, and hold none after it."""
+        return False
+
+    @property
     def names_classes(self) -> bool:
         """Whether the categories it learns about the label are the names of the classes."""
         return False

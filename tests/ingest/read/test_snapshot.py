@@ -71,14 +71,6 @@ def test_files_without_rows_may_be_alike_in_all_splits(tmp_path: Path) -> None:
     assert [file.rows for file in snapshot.files] == [0, 1, 0, 1]
 
 
-def test_the_same_picture_in_train_and_test_is_counted(tmp_path: Path) -> None:
-    write_files(tmp_path, {"train/1.txt": "a", "train/2.txt": "b", "test/1.txt": "c", "test/2.txt": "b"})
-    _, snapshot = read_snapshot(tmp_path, "text", train="train", test="test", text={"rows": "file"})
-    assert snapshot.said_of_copies().startswith("1 files of validation or test hold the same bytes")
-    _, apart = read_snapshot(tmp_path, "text", train="train", test="test/1.txt", text={"rows": "file"})
-    assert apart.said_of_copies() == ""
-
-
 @pytest.mark.parametrize("batch_rows", [1, 7, 300, 512, 4096])
 def test_batches_are_in_order_and_within_one_file(tmp_path: Path, batch_rows: int) -> None:
     data, snapshot = read_snapshot(source(tmp_path), "parquet")

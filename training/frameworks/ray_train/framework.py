@@ -25,7 +25,7 @@ __all__ = ["RAY_TRAIN", "RayTrainFramework"]
 
 _THE_LOOPS = (
     *("epochs", "max_steps", "batch_rows", "precision", "compile", "accumulate", "clip_norm", "learning_rate"),
-    *("validate_every_steps", "on_nan", "last_batch", "callbacks"),
+    *("validate_every_steps", "on_nan", "last_batch", "callbacks", "start_from"),
 )
 """Fields that a loop decides itself."""
 

@@ -40,7 +40,7 @@ from penstock.training.state import TrainState
 __all__ = ["GENERATORS", "Session", "StopAtCheckpoint"]
 
 GENERATORS = "generators.safetensors"
-"""Each rank's random generators, uint8[ranks, n], as `ranks`."""
+"""As `ranks` each rank's random generators, uint8[ranks, n], and as `batches` how many the loop has taken of the split."""
 
 _TRAIN = "train"
 
@@ -77,8 +77,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         """Where the newest checkpoint stands."""
         self.asked_for_checkpoint = False
         """Whether the function has called `get_checkpoint`."""
-        self._step, self._epoch, self._position = facts.step, facts.epoch, facts.position
-        self._reported_step = facts.step
+        self._epoch, self._position = facts.epoch, facts.position
+        self._step, self._reported_step = facts.step, facts.step
         self._rows, self._since_s = 0, time.monotonic()
         self._unsealed: list[Point] = []
         self._shards: dict[str, Shard] = {}
@@ -89,8 +89,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             folder = Path(self._temporary.name)
             unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
             self._newest = ray.train.Checkpoint.from_directory(str(folder))
-            if facts.world_size == group.world_size:
-                self._generators = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))["ranks"][group.rank]
+            there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
+            self._step = int(there["batches"])
+            if checkpoint.manifest.world_size == group.world_size:
+                self._generators = there["ranks"][group.rank]
 
     def close(self) -> None:
         """Remove what was unpacked."""
@@ -161,9 +163,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         for name, value in refused.items():
             if value is not None:
                 raise SpecError(f"ray.train.report: {name} is not honoured in a pipeline", next_step="take it out")
-        self._reported_step = self._step = max(self._step, self._reported_step + 1)
+        # Two reports after one batch are two steps of the charts; the next batch is counted as if there had been one.
+        self._reported_step = max(self._step, self._reported_step + 1)
         values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        point = Point(now_ms(), self._step, {**self._own.totals(), **values})
+        point = Point(now_ms(), self._reported_step, {**self._own.totals(), **values})
         files = self._everyones_files(checkpoint)
         stop = self._group.from_first(self._courier is not None and self._courier.stop_requested.is_set())
         if self._courier is not None:
@@ -174,7 +177,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             return
         position = self._position
         epoch_done = position >= self._job.order.epoch_rows
-        self.state = TrainState(self._step, self._epoch + epoch_done, 0 if epoch_done else position)
+        self.state = TrainState(self._reported_step, self._epoch + epoch_done, 0 if epoch_done else position)
         self._save(files, values)
         if checkpoint is not None:
             self._newest = checkpoint
@@ -232,7 +235,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         facts = self._facts.model_copy(update=update)
         saved = {
             FOLDER_FILE: SavedBytes(packed_folder(files)),
-            GENERATORS: SavedBytes(safetensors.torch.save({"ranks": generators().contiguous()})),
+            GENERATORS: SavedBytes(
+                safetensors.torch.save({"ranks": generators().contiguous(), "batches": torch.tensor(self._step)})
+            ),
         }
         digest = folder_digest(files)
         points, self._unsealed = self._unsealed, []

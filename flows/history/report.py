@@ -1,0 +1,124 @@
+"""What does one page say of a run? Stages and attempts on a time line, data, curves, throughput, figures, environment."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.flows.history.data import RunData
+from penstock.flows.history.render import render
+from penstock.ingest.schema import SPLITS
+from penstock.tasks.ledger import Attempt, Ledger, Run
+from penstock.training.checkpoint.journal import read_journal
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.events import Point
+
+__all__ = ["report_page", "throughput_sentence"]
+
+_NEVER = 1 << 60
+
+_DATA_BOUND = 0.1
+"""From this share of the time on, waiting for rows is worth a knob."""
+
+
+def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
+    """The page of a run as HTML, from what is on record.
+
+    Args:
+        newest: the newest attempt, where its record is not written yet.
+    """
+    attempts = [attempt for attempt in ledger.attempts(run.run) if newest is None or attempt.number != newest.number]
+    attempts += [newest] if newest is not None else []
+    points, data, own = read_journal(ledger.run_storage(run.run), _NEVER), RunData(ledger, run), ledger.run_storage(run.run)
+    sources, manifest = data.files, data.manifest
+    return render(
+        "report.html",
+        title=run.run,
+        run=run,
+        attempts=attempts,
+        line=_time_line(attempts),
+        metrics=[(entry["metric"], entry["value"]) for entry in _metrics(run)],
+        files=list(sources.items())[:200],
+        num_files=len(sources),
+        rows={split: manifest.rows.get(split, 0) for split in SPLITS} if manifest is not None else {},
+        left_out=manifest.rows_left_out if manifest is not None else "",
+        classes=data.class_rows(),
+        columns=list(data.profile.columns.get("train", {}).items())[:100],
+        charts=_charts(points),
+        throughput=throughput_sentence(points),
+        checkpoints=CheckpointStore(own).committed(),
+        figures=[(name, _picture(own.read_bytes(f"figures/{name}"))) for name in sorted(own.list("figures"))],
+        environment=own.read_bytes("environment.txt").decode() if own.exists("environment.txt") else "",
+        command=attempts[-1].command if attempts else "",
+    )
+
+
+def throughput_sentence(points: Sequence[Point]) -> str:
+    """How fast it trained, how much of the time it waited for rows, and what to do about that; empty if nothing is known."""
+    rates = [point.values["train/rows_per_s"] for point in points if "train/rows_per_s" in point.values]
+    timed = [point.values for point in points if {"train/step_s", "train/data_wait_s"} <= point.values.keys()]
+    if not rates:
+        return ""
+    said = f"It trained {statistics.median(rates):,.0f} rows a second in the median"
+    total = sum(values["train/step_s"] for values in timed)
+    if not total:
+        return said + "."
+    share = sum(values["train/data_wait_s"] for values in timed) / total
+    if share < _DATA_BOUND:
+        return f"{said}, and waited for rows {share:.0%} of the time: the model is what takes it, not the data."
+    waits: dict[str, float] = {}
+    for point in points:
+        for name, value in point.values.items():
+            if name.startswith("ranks/") and name.endswith("/data_wait_s"):
+                waits[name.split("/")[1]] = waits.get(name.split("/")[1], 0.0) + value
+    by_rank = f" (rank {max(waits, key=lambda rank: waits[rank])} the most)" if len(waits) > 1 else ""
+    return (
+        f"{said}. It was data-bound {share:.0%} of the time{by_rank}: the workers waited for rows. Larger batches, "
+        "cache: disk, or more CPUs for each worker may help."
+    )
+
+
+def _metrics(run: Run) -> list[dict[str, Any]]:
+    """Test first, train last; what was measured of the same rows while training is left out."""
+    found = run.result.get("metrics", {})
+    splits = ("test/", "validation/", "val/", "train/")
+    order = sorted(found, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
+    twice = {f"val/{name.removeprefix('validation/')}" for name in found if name.startswith("validation/")}
+    return [{"metric": name, "value": found[name]} for name in order if name not in twice]
+
+
+def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[float, float]]]]]:
+    """Title -> curves: each held-out metric with its train twin, then learning rate and speed."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        for name, value in point.values.items():
+            curves.setdefault(name, []).append((float(point.step), value))
+    groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name in sorted(curves):
+        prefix, _, metric = name.partition("/")
+        if prefix in ("train", "val", "validation") and metric not in ("epoch", "step_s", "data_wait_s"):
+            groups.setdefault(metric, {})[name] = curves[name]
+    first = ("loss", "accuracy", "f1")
+    return sorted(groups.items(), key=lambda item: (first.index(item[0]) if item[0] in first else len(first), item[0]))
+
+
+def _time_line(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """For each attempt its stages as shares of its own duration."""
+    found = []
+    for attempt in attempts:
+        start, spans = dt.datetime.fromisoformat(attempt.started), []
+        for stage in attempt.stages:
+            began = dt.datetime.fromisoformat(stage["began"]) if stage.get("began") else start
+            spans.append((stage, max(0.0, (began - start).total_seconds()), float(stage["seconds"])))
+        end = dt.datetime.fromisoformat(attempt.ended) if attempt.ended else start
+        total = max([(end - start).total_seconds(), *(at + seconds for _, at, seconds in spans), 0.001])
+        bars = [{"stage": stage, "left": 100 * at / total, "width": max(0.4, 100 * s / total)} for stage, at, s in spans]
+        found.append({"attempt": attempt, "seconds": total, "bars": bars})
+    return found
+
+
+def _picture(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

@@ -1,0 +1,53 @@
+"""Which spec has a trial, and would the user's code take it?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import SpecError
+from penstock.flows.run.preflight import check_recipe
+from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
+from penstock.tasks.project import Project
+from penstock.tasks.tune.search import check_searcher
+from penstock.tasks.tune.spec import TuneSpec
+
+__all__ = ["check_space", "load_trial", "tune_spec"]
+
+
+def tune_spec(loaded: LoadedSpec) -> TuneSpec:
+    """The section `tune` of the file. Raises SpecError if it has none."""
+    if loaded.spec.tune is None:
+        raise SpecError(
+            f"{loaded.file.name} has no section `tune`, which says what to try",
+            next_step="add for instance: tune: {space: {train.learning_rate: {log_range: [0.0001, 0.1]}}, trials: 8}",
+        )
+    return loaded.spec.tune
+
+
+def load_trial(loaded: LoadedSpec, values: Mapping[str, Any]) -> LoadedSpec:
+    """The pipeline's spec with the values of a trial."""
+    return load_spec(loaded.file, [*loaded.overrides, *(as_override(key, value) for key, value in values.items())])
+
+
+def check_space(loaded: LoadedSpec) -> None:
+    """Let the recipe take one value of each key: whether `train.params.hiden` exists, its constructor alone knows.
+
+    Raises:
+        SpecError: a key that the recipe does not take; every one is named.
+        PreflightError: the searcher's package is not installed.
+    """
+    section, problems = tune_spec(loaded), list[str]()
+    check_searcher(section)
+    for key, dimension in section.space.items():
+        try:
+            trial = load_trial(loaded, {key: dimension.extremes[0]})
+            check_recipe(Project(trial.spec, trial.base_dir, trial.origins))
+        except SpecError as error:
+            problems.append(f"tune.space.{key}: {'; '.join(error.problems) or error.message}")
+    if problems:
+        raise SpecError(
+            f"{loaded.file.name}: {len(problems)} key{'s' * (len(problems) > 1)} of tune.space cannot be used",
+            problems=problems,
+            next_step=f"edit {loaded.file.name}, then: penstock check {loaded.file}",
+        )

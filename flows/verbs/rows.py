@@ -1,0 +1,139 @@
+"""Which rows did a step of a run train on? Their file, line and values, by the run's own order over its own shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from penstock.errors import DataError, PenstockError, SpecError
+from penstock.flows.verbs.which_run import RunNames
+from penstock.ingest.feed.cached import open_cached_feed
+from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.materialize.provenance import Sources, sources_of
+from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
+from penstock.ingest.shuffle.order import Order
+from penstock.ingest.spec import DataSpec
+from penstock.messages import shorten
+from penstock.storage import Storage
+from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.stages import StageName
+from penstock.training.spec import TrainSpec
+
+__all__ = ["rows_of_step", "show_rows"]
+
+
+def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = None) -> dict[str, Any]:
+    """What `penstock rows --json` prints: the rows of a step in their order in the global batch.
+
+    Args:
+        step: the first is 1.
+        limit: only so many rows of it.
+
+    Raises:
+        SpecError: there is no such run or step.
+        DataError: the rows of the run are not kept.
+    """
+    names = RunNames(file)
+    run = names.find(name)
+    manifest = DatasetManifest.model_validate(_output(names.ledger, run, "materialize"))
+    order = Order.model_validate(_output(names.ledger, run, "shuffle")["order"])
+    train = TrainSpec.model_validate(run.spec["train"])
+    if not manifest.shards:
+        cache = run.spec["materialize"]["cache"]
+        raise DataError(
+            f"the rows of run {run.run} are not kept (materialize.cache: {cache})", next_step="rows are found with cache: disk"
+        )
+    ids, epoch = _ids(names.ledger.storage, manifest, order, train, step)
+    ascending = np.argsort(ids[:limit], kind="stable")
+    try:
+        found = sources_of(names.ledger.storage, manifest, "train", ids[:limit][ascending])
+    except FileNotFoundError as error:
+        raise DataError(f"the shards of run {run.run} are gone: {error}", next_step="run the pipeline again") from error
+    rows = _described(run, _output(names.ledger, run, "read"), found, ids[:limit][ascending])
+    by_position = [rows[at] for at in np.argsort(ascending, kind="stable").tolist()]
+    return {"status": "done", "run": run.run, "step": step, "epoch": epoch + 1, "num_rows": len(ids), "rows": by_position}
+
+
+def show_rows(result: dict[str, Any], console: Console) -> None:
+    """Print them for a person, a row a line."""
+    console.print(
+        f"{result['run']}: step {result['step']:,} of epoch {result['epoch']:,}, {result['num_rows']:,} rows",
+        markup=False,
+        soft_wrap=True,
+    )
+    for row in result["rows"]:
+        place = f"{row['file']}:{row['line']}" if row["line"] is not None else f"{row['file']}, row {row['row']:,}"
+        values = row["values"] if row["values"] is not None else {"": row["not_read"]}
+        said = ", ".join(f"{name}={shorten(value)}" if name else str(value) for name, value in values.items())
+        console.print(f"  {place}  {said}", markup=False, soft_wrap=True)
+
+
+def _output(ledger: Ledger, run: Run, stage: StageName) -> dict[str, Any]:
+    output = ledger.stage_output(stage, run.keys[stage].key) if stage in run.keys else None
+    if output is None:
+        raise DataError(f"run {run.run} has no {stage} on record", next_step="penstock log lists the runs that went further")
+    return output
+
+
+def _ids(
+    storage: Storage, manifest: DatasetManifest, order: Order, train: TrainSpec, step: int
+) -> tuple[NDArray[np.int64], int]:
+    """Row ids of a step, and its epoch from 0. A step is one optimizer step, over one global batch."""
+    feed = open_cached_feed(storage, manifest, "train", batch_rows=train.batch_rows, order=order, last=train.last_batch)
+    if step < 1 or (train.max_steps is not None and step > train.max_steps):
+        raise _no_such_step(step, train.max_steps)
+    equal = order.by_length is None or order.by_length.batch_entries is None
+    per_epoch = -(-feed.num_rows // train.batch_rows)
+    if equal and step > per_epoch * train.epochs:
+        raise _no_such_step(step, per_epoch * train.epochs)
+    epoch, before = divmod(step - 1, per_epoch) if equal else (0, step - 1)
+    while epoch < train.epochs:
+        batches = feed.batches(epoch, before * train.batch_rows if equal else 0)
+        for number, batch in enumerate(batches):
+            if equal or number == before:
+                return batch.row_ids, epoch
+        before -= number + 1
+        epoch += 1
+    raise _no_such_step(step, None)
+
+
+def _no_such_step(step: int, last: int | None) -> SpecError:
+    return SpecError(f"there is no step {step}" + (f": the run has 1 to {last:,}" if last is not None else ""))
+
+
+def _described(run: Run, read: dict[str, Any], found: Sources, ids: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """File, row, line and source values of each row, in the order of `found`."""
+    snapshot, data = SourceSnapshot.model_validate(read), DataSpec.model_validate(run.spec["data"])
+    rows: list[dict[str, Any]] = [{} for _ in ids]
+    for index, name in enumerate(found.names):
+        at = np.flatnonzero(found.files == index)
+        wanted = dict(zip(found.rows[at].tolist(), at.tolist(), strict=True))
+        values, lines, trouble = _values(data, snapshot, name, wanted)
+        for row, place in wanted.items():
+            described = {"id": int(ids[place]), "file": f"train/{name}", "row": row, "line": lines.get(row)}
+            rows[place] = {**described, "values": values.get(row), "not_read": trouble}
+    return rows
+
+
+def _values(
+    data: DataSpec, snapshot: SourceSnapshot, name: str, rows: dict[int, int]
+) -> tuple[dict[int, dict[str, Any]], dict[int, int], str | None]:
+    """Row -> its values in the source, row -> its line, and why there are none: the file may be gone, or another by now."""
+    files = [file for file in snapshot.files if file.location == "train" and file.name == name]
+    values: dict[int, dict[str, Any]] = {}
+    try:
+        for batch in iterate_rows(data, snapshot, files):
+            stop = batch.first_row + batch.table.num_rows
+            for row in rows:
+                if batch.first_row <= row < stop:
+                    values[row] = batch.table.slice(row - batch.first_row, 1).to_pylist()[0]
+            if len(values) == len(rows):
+                break
+        return values, reader_of(data, snapshot.format).lines(files[0], rows), None
+    except PenstockError as error:
+        return {}, {}, f"its values cannot be read: {error.message}"

@@ -1,0 +1,98 @@
+"""A sweep is killed, group and all, while trials train; repeated, every trial comes to the weights of an undisturbed sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drills.project import Command, make_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(1500), pytest.mark.usefixtures("shared_prefect")]
+
+PARALLEL = """
+tune:
+  space: {train.learning_rate: {log_range: [1e-3, 1e-1]}}
+  trials: 4
+  concurrent: 2
+"""
+
+ONE_BY_ONE = """
+tune:
+  space: {train.learning_rate: {log_range: [1e-5, 1e-1]}}
+  trials: 5
+  concurrent: 1
+  scheduler: asha
+  reduction: 2
+"""
+
+SLOW = {"DRILL_PAUSE_S": "0.1"}
+"""For attempts that are killed: a step takes its time."""
+
+
+def project(folder: Path, tune: str) -> Path:
+    """Three epochs of 23 steps on one worker, and a section `tune`."""
+    file = make_project(folder, epochs=3, files=2)
+    file.write_text(file.read_text().replace("workers: 2", "workers: 1") + tune)
+    return file
+
+
+def trained(folder: Path, number: int, steps: int) -> Callable[[], bool]:
+    """Whether that trial has a checkpoint of `steps` or later."""
+
+    def seen() -> bool:
+        names = [path.parent.name for path in folder.glob(f".penstock/runs/*-sweep-{number:03d}/checkpoints/*/manifest.json")]
+        return any(int(name.split("-")[1]) >= steps for name in names)
+
+    return seen
+
+
+def killed(file: Path, what: str, seen: Callable[[], bool]) -> None:
+    command = Command("tune", str(file), "--json", environment=SLOW)
+    command.wait_for(what, seen)
+    os.killpg(command.process.pid, signal.SIGKILL)
+    command.process.communicate()
+
+
+def facts(said: dict[str, Any]) -> list[tuple[Any, ...]]:
+    names = ("number", "values", "state", "value", "step", "weights_digest")
+    return [tuple(trial[name] for name in names) for trial in said["trials"]]
+
+
+def reports(folder: Path, sweep: str) -> list[list[tuple[int, float]]]:
+    files = sorted(folder.glob(f".penstock/runs/{sweep}/trials/*.json"))
+    return [[(each["step"], each["value"]) for each in json.loads(file.read_text())["reports"]] for file in files]
+
+
+def test_three_kills_change_no_weights_of_any_trial(tmp_path: Path) -> None:
+    calm_file, file = (project(tmp_path / name / "project", PARALLEL) for name in ("calm", "killed"))
+    calm = Command("tune", str(calm_file), "--json").finish()
+    killed(file, "checkpoints of both trials", lambda: all(trained(file.parent, number, 5)() for number in (1, 2)))
+    killed(file, "later ones", lambda: all(trained(file.parent, number, 40)() for number in (1, 2)))
+    killed(file, "checkpoints of the fourth", trained(file.parent, 4, 5))
+    last = Command("tune", str(file), "--json")
+    survived = last.finish()
+    assert "trial 1 is done already" in last.said and "trial 4 continues" in last.said
+    assert facts(survived) == facts(calm)
+    assert survived["weights_digest"] == calm["weights_digest"] and survived["metrics"] == calm["metrics"]
+    assert survived["model_uri"] == "models:/drill/1"
+    assert reports(file.parent, survived["sweep"]) == reports(calm_file.parent, calm["sweep"])
+    attempts = list(file.parent.glob(f".penstock/runs/{survived['sweep']}-001/attempts/*.json"))
+    assert len(attempts) >= 3, "the first trial was cut twice"
+
+
+def test_a_killed_sweep_ends_the_same_trials_early(tmp_path: Path) -> None:
+    calm_file, file = (project(tmp_path / name / "project", ONE_BY_ONE) for name in ("calm", "killed"))
+    calm = Command("tune", str(calm_file), "--json").finish()
+    states = [trial["state"] for trial in calm["trials"]]
+    assert "stopped" in states and "done" in states
+    killed(file, "checkpoints of the second", trained(file.parent, 2, 5))
+    survived = Command("tune", str(file), "--json").finish()
+    assert facts(survived) == facts(calm)
+    stopped = next(trial for trial in survived["trials"] if trial["state"] == "stopped")
+    assert stopped["note"].startswith("stopped early by asha after ")

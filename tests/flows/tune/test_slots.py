@@ -1,0 +1,44 @@
+"""Trials at once never need more CPUs than there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import PreflightError
+from penstock.flows.spec_file import load_spec
+from penstock.flows.tune.slots import trials_at_once
+from tests.drills.project import make_project
+
+
+def slots(folder: Path, nodes: list[dict[str, float]], **tune: Any) -> tuple[int, str | None]:
+    file = make_project(folder / "project", files=1)
+    space = tune.pop("space", "{train.learning_rate: {choice: [0.1, 0.2, 0.3, 0.4]}}")
+    more = "".join(f"  {key}: {value}\n" for key, value in tune.items())
+    file.write_text(file.read_text() + f"tune:\n  space: {space}\n{more}")
+    loaded = load_spec(file)  # two workers of half a CPU
+    assert loaded.spec.tune is not None
+    return trials_at_once(loaded.spec, loaded.spec.tune, nodes)
+
+
+def test_as_many_as_fit_or_as_asked_for(tmp_path: Path) -> None:
+    assert slots(tmp_path / "a", [{"CPU": 2.0}]) == (2, None)
+    assert slots(tmp_path / "b", [{"CPU": 2.0}], concurrent=1) == (1, None)
+    assert slots(tmp_path / "c", [{"CPU": 16.0}], trials=3) == (3, None)
+
+
+def test_more_than_fit_are_lowered_with_a_line(tmp_path: Path) -> None:
+    fit, said = slots(tmp_path, [{"CPU": 2.0}, {"CPU": 0.9}], concurrent=8)
+    assert fit == 2
+    assert said == "2 trials at once instead of 8: a trial has 2 workers of 0.5 CPU, 8 take 8 CPUs of 2.9"
+
+
+def test_the_largest_trial_of_the_space_decides(tmp_path: Path) -> None:
+    assert slots(tmp_path, [{"CPU": 4.0}], space="{train.workers: {choice: [1, 4]}}")[0] == 2
+
+
+def test_a_trial_that_never_fits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="would wait without end for"):
+        slots(tmp_path, [{"CPU": 4.0}], space="{train.cpus_per_worker: {choice: [1, 3]}}")

@@ -1,0 +1,49 @@
+"""Keys of a space are compared with the file, and with the recipe, before a trial begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SpecError
+from penstock.flows.spec_file import as_override, load_spec
+from penstock.flows.tune.space import check_space, load_trial
+from tests.drills.project import make_project
+
+
+def with_space(folder: Path, space: str) -> Path:
+    file = make_project(folder / "project", files=1)
+    file.write_text(f"{file.read_text()}tune:\n  space:\n    {space}\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        ("train.lerning_rate: {choice: [1]}", "tune.space.train.lerning_rate: unknown key; did you mean 'learning_rate'?"),
+        ("train.batch_rows: {range: [2, 33]}", "tune.space.train.batch_rows: train.batch_rows: 33 does not divide over 2"),
+        ("preprocess.7.drop: {choice: [1]}", "preprocess.7 is not an index of a list of 2"),
+        ("shuffle.seed: {choice: [x]}", "tune.space.shuffle.seed: 'x': input should be a valid integer"),
+    ],
+)
+def test_a_key_or_value_that_the_file_does_not_take_is_named(tmp_path: Path, space: str, says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        load_spec(with_space(tmp_path, space))
+    (problem,) = refused.value.problems
+    assert says in problem
+
+
+def test_a_parameter_that_the_recipe_does_not_take_is_named(tmp_path: Path) -> None:
+    loaded = load_spec(with_space(tmp_path, "train.params.pause: {choice: [1]}"))
+    with pytest.raises(SpecError) as refused:
+        check_space(loaded)
+    assert refused.value.problems[0].startswith("tune.space.train.params.pause: ")
+    check_space(load_spec(with_space(tmp_path / "right", "train.params.pause_s: {range: [0, 0.5]}")))
+
+
+@pytest.mark.parametrize("value", [1e-05, 3, "1e-3", True, None, {"a": [1, "x: y"]}, "no", "ä"])
+def test_a_value_is_the_same_after_it_was_written(tmp_path: Path, value: object) -> None:
+    loaded = load_spec(make_project(tmp_path / "project", files=1))
+    assert as_override("train.params.x", value).startswith("train.params.x=")
+    assert load_trial(loaded, {"train.params.x": value}).spec.train.params == {"x": value}

@@ -1,0 +1,63 @@
+"""Does a training begin with the weights it is told to, and say which fit, which are new and which were left?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from penstock.errors import CheckpointError, SpecError, TrainingError
+from penstock.storage import Storage
+from penstock.training.checkpoint.start_from import START, find_start, start_weights
+from penstock.training.checkpoint.state_files import weights_of
+from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.events import Notice
+from tests.training.digits import ListClient, make_job, train_alone
+
+
+def weights(folder: Path, run: str) -> dict[str, torch.Tensor]:
+    checkpoint, _ = CheckpointStore(Storage(str(folder / run))).newest_valid()
+    assert checkpoint is not None
+    return weights_of(checkpoint.storage)
+
+
+def test_what_fits_is_taken_once_and_what_does_not_is_named(tmp_path: Path) -> None:
+    train_alone(make_job(tmp_path, run="runs/base", max_steps=5))
+    start = find_start("run:base", tmp_path, Storage(str(tmp_path)))
+    base = {**safetensors.torch.load(start.read()), "old.weight": torch.zeros(2)}
+    del base["head.bias"]
+    torch.save({"state_dict": base}, tmp_path / "base.pt")
+    found = find_start("base.pt", tmp_path, Storage(str(tmp_path)))
+    job = make_job(tmp_path, max_steps=1, start_from="base.pt", learning_rate=1e-9)
+    job.run_storage.write_bytes(START, found.read())
+    client = ListClient()
+    train_alone(job, client)
+    (notice,) = [event.message for event in client.events if isinstance(event, Notice)]
+    whole = len(weights(tmp_path, "run"))
+    assert notice == f"{whole - 1} of {whole} weights are those of base.pt; new: head.bias; left: old.weight"
+    assert torch.allclose(weights(tmp_path, "run")["head.weight"], base["head.weight"], atol=1e-6)
+    client = ListClient()
+    train_alone(make_job(tmp_path, attempt=2, start_from="base.pt"), client)  # continues from the checkpoint
+    assert not [event for event in client.events if isinstance(event, Notice)]
+
+    safetensors.torch.save_file(dict(base), tmp_path / "same.safetensors")
+    other = find_start("same.safetensors", tmp_path, Storage(str(tmp_path)))
+    assert other.digest != found.digest
+    (tmp_path / "copy.safetensors").write_bytes(other.read())
+    assert find_start("copy.safetensors", tmp_path, Storage(str(tmp_path))).digest == other.digest
+
+
+def test_what_cannot_be_begun_with_is_refused(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    for name in ("none.safetensors", "run:none"):
+        with pytest.raises(SpecError, match=r"train\.start_from"):
+            find_start(name, tmp_path, storage)
+    storage.write_bytes(START, b"no weights")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        start_weights(storage)
+    job = make_job(tmp_path, start_from="other.safetensors")
+    job.run_storage.write_bytes(START, safetensors.torch.save({"x": torch.zeros(1)}))
+    with pytest.raises(TrainingError, match="none of the 1 weights"):
+        train_alone(job)

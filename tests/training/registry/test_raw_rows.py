@@ -1,0 +1,227 @@
+"""Raw rows become what the train split became: the same columns to the bit, together or alone, and bad ones are told apart."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from penstock.errors import DataError
+from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.preprocess.chain import split_rows
+from penstock.training.registry.given_rows import given_rows, raw_table
+from penstock.training.registry.raw_rows import RawForm, RawRows, raw_form
+from tests.ingest.preparing import Source
+
+ROWS = 60
+HELD_OUT = {"validation": None, "test": {"fraction": 0.4}, "label": "kind"}
+
+
+def table_source(folder: Path) -> Source:
+    """Every kind of column of a table: nulls that are filled or marked, a category that train lacks, one that is dropped."""
+    rng = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "id": [f"r{row}" for row in range(ROWS)],
+            "age": pa.array([None if row % 7 == 0 else row for row in range(ROWS)], pa.int64()),
+            "height": pa.array([None if row % 9 == 0 else row / 3 for row in range(ROWS)], pa.float32()),
+            "town": [("Ulm", "Bonn", f"only {row}")[row % 3] for row in range(ROWS)],
+            "weight": rng.random(ROWS),
+            "kind": [("no", "yes")[row % 2] for row in range(ROWS)],
+        }
+    )
+    steps = [
+        {"drop": ["id"]},
+        {"rename": {"weight": "mass"}},
+        {"imputer": {"columns": ["age"]}},
+        {"null_mask": {"columns": ["height"]}},
+        {"one_hot": {"columns": ["town"]}},
+        {"standard_scaler": {"columns": ["age", "mass"]}},
+        {"concatenator": {"columns": ["age", "mass", "town"]}},
+        "label_encoder",
+    ]
+    return Source.of(folder, {"train/0.parquet": table}, steps, **{**HELD_OUT, "test": {"fraction": 0.4, "by": "id"}})
+
+
+def lists_source(folder: Path) -> Source:
+    """Lists of unequal length in both forms, encoded images, and user code that needs the label's column."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for row in range(ROWS):
+        stream = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (6, 6, 3), np.uint8)).save(stream, "PNG")
+        picture = {"bytes": stream.getvalue(), "path": f"{row}.png"}
+        tokens = rng.integers(0, 9, row % 5).tolist()
+        rows.append({"tokens": tokens, "marks": tokens[:2], "picture": picture, "kept": picture, "kind": row % 3})
+    (folder / "code.py").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "code.py").write_text("def shifted(batch):\n    return {**batch, 'kind': batch['kind'] * 1}\n")
+    steps = [
+        {"map_batches": "code.py:shifted"},
+        {"ragged": {"columns": ["tokens"], "pad_value": 9}},
+        {"ragged": {"columns": ["marks"], "batch": "packed", "dtype": "int32"}},
+        {"decode_image": {"column": "kept", "keep": "encoded"}},
+    ]
+    return Source.of(folder, {"train/0.parquet": pa.Table.from_pylist(rows)}, steps, **HELD_OUT)
+
+
+def images_source(folder: Path) -> Source:
+    """Files in class folders: the label is a folder's name, the path no feature."""
+    rng = np.random.default_rng(2)
+    files = {}
+    for row in range(ROWS // 2):
+        stream = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (5 + row % 2, 6, 3), np.uint8)).save(stream, "JPEG")
+        files[f"train/{('cat', 'dog')[row % 2]}/{row}.jpg"] = stream.getvalue()
+    data = {"format": "images", "images": {"size": [4, 4]}, "label": "label", "test": {"fraction": 0.4}}
+    return Source.of(folder, files, ["label_encoder"], **data)
+
+
+def text_source(folder: Path) -> Source:
+    """Text that user code turns into windows of tokens."""
+    (folder / "code.py").parent.mkdir(parents=True, exist_ok=True)
+    body = "return {'tokens': np.stack([list(map(ord, text)) for text in batch['text']])}"
+    code = f"import numpy as np\n\ndef tokens(batch):\n    {body}\n"
+    (folder / "code.py").write_text(code)
+    text = "".join(chr(97 + number * number % 26) for number in range(ROWS * 8))
+    data = {"format": "text", "text": {"rows": "chunk", "chunk_chars": 8}, "test": {"fraction": 0.4}}
+    return Source.of(folder, {"train/a.txt": text}, [{"map_batches": "code.py:tokens"}], **data)
+
+
+SOURCES = {"table": table_source, "lists": lists_source, "images": images_source, "text": text_source}
+
+
+class Made:
+    """A prepared source, the raw rows of its test split, and what prepares such rows as a model that was registered would."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        fitted = source.fit()
+        self.manifest: DatasetManifest = source.materialize(fitted=fitted)
+        snapshot = source.snapshot()
+        parts: dict[str, list[pa.Table]] = {"train": [], "test": []}
+        for split, table, _ in split_rows(source.data, snapshot, snapshot.files, 4096):
+            parts[split].append(table)
+        self.test = pa.concat_tables(parts["test"])
+        form = raw_form(source.data, fitted, source.code, parts["train"][0])
+        self.raw = RawRows(RawForm.model_validate_json(form.model_dump_json()), self.manifest.feed_schema)
+
+    def table(self, given: Any) -> tuple[pa.Table, dict[int, str]]:
+        return raw_table(given_rows(given, self.raw.schema), self.raw.schema, self.raw.form.unneeded)
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(SOURCES[request.param](tmp_path_factory.mktemp(request.param)))
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(table_source(tmp_path_factory.mktemp("people")))
+
+
+def contents(table: pa.Table) -> dict[str, list[Any]]:
+    storages = {name: table.column(name).combine_chunks() for name in table.column_names}
+    return {name: getattr(values, "storage", values).to_pylist() for name, values in storages.items()}
+
+
+def test_held_out_rows_come_out_as_they_were_materialized_together_and_alone(made: Made) -> None:
+    unlabelled = made.test.drop_columns([name for name in made.raw.form.unneeded if name in made.test.column_names])
+    table, problems = made.table(unlabelled)
+    ready = made.raw.prepare(table)
+    assert not problems and not ready.problems and ready.rows.tolist() == list(range(made.test.num_rows))
+    for column in made.manifest.feed_schema.features:
+        stored = made.source.column(made.manifest, column.name, "test") if not (column.ragged or column.encoded) else None
+        if stored is not None:
+            prepared = np.concatenate(
+                [chunk.to_numpy_ndarray() if column.shape else chunk.to_numpy() for chunk in ready.table[column.name].chunks]
+            )
+            assert prepared.dtype == stored.dtype and prepared.tobytes() == stored.tobytes()
+    alone = [made.raw.prepare(table.slice(row, 1)).table for row in range(table.num_rows)]
+    assert contents(pa.concat_tables(alone)) == contents(ready.table)
+
+
+def test_rows_may_be_given_in_any_form(made: Made) -> None:
+    expected = contents(made.raw.prepare(made.table(made.test)[0]).table)
+    listed = made.test.to_pylist()
+    frame = made.test.to_pandas()
+    for given in (frame, listed, {name: frame[name].tolist() for name in frame}, made.test.to_batches()[0]):
+        table, problems = made.table(given)
+        assert not problems
+        assert contents(made.raw.prepare(table).table) == expected
+    one, _ = made.table(listed[3])
+    assert contents(made.raw.prepare(one).table) == {name: values[3:4] for name, values in expected.items()}
+
+
+def test_a_row_comes_as_json_with_bytes_in_base64(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = Made(images_source(tmp_path_factory.mktemp("json")))
+    import base64
+
+    row = {"image": base64.b64encode(made.test.column("image")[0].as_py()).decode()}
+    expected = contents(made.raw.prepare(made.table(made.test.slice(0, 1))[0]).table)
+    assert contents(made.raw.prepare(made.table(json.dumps(row))[0]).table) == expected
+    assert made.raw.form.unneeded == ("label", "path")
+
+
+def test_a_label_that_is_given_is_not_looked_at(people: Made) -> None:
+    table, _ = people.table(people.test.set_column(5, "kind", pa.array(["neither"] * people.test.num_rows)))
+    assert contents(people.raw.prepare(table).table) == contents(people.raw.prepare(people.table(people.test)[0]).table)
+    assert people.raw.form.unneeded == ("id", "kind")
+    assert people.raw.form.nullable == ("age", "height")
+
+
+def test_each_bad_row_is_told_with_column_value_and_rule_and_the_others_are_prepared(people: Made) -> None:
+    rows = people.test.slice(0, 5).to_pylist()
+    rows[1]["age"] = "old"
+    rows[2]["weight"] = None
+    rows[3]["weight"] = math.inf
+    rows[4]["town"] = None
+    table, problems = people.table(rows)
+    ready = people.raw.prepare(table)
+    said = {**ready.problems, **problems}
+    assert said[1] == "row 1: column 'age' holds 'old', which does not read as int64"
+    assert said[2] == "row 2: column 'mass' holds null; the model needs a value there"
+    assert said[3] == "row 3: column 'mass' holds NaN or an infinity; the model needs a finite number there"
+    assert said[4] == "row 4: column 'town' holds null; the model needs a value there"
+    good = people.raw.prepare(people.table(rows[:1])[0])
+    first = ready.table.slice(ready.rows.tolist().index(0), 1)
+    assert contents(first) == contents(good.table)
+
+
+def test_a_row_of_another_shape_is_told_and_the_others_are_prepared(tmp_path: Path) -> None:
+    made = Made(text_source(tmp_path))
+    ready = made.raw.prepare(made.table({"text": ["abcdefgh", "short", "ijklmnop"]})[0])
+    assert ready.rows.tolist() == [0, 2]
+    assert "row 1" in ready.problems[1] and "the model takes tokens: int64[8]" in ready.problems[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([{"age": 1, "heigth": 2.0, "town": "Ulm", "weight": 1}], "no column 'height'.*is it 'heigth'"),
+        ({"age": [1, 2], "height": [1.0]}, "differ in their number of rows"),
+        ("{", "text that is no JSON"),
+        (7, "cannot be given as int"),
+    ],
+)
+def test_what_is_no_rows_of_the_source_is_refused(people: Made, given: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words) as refused:
+        people.table(given)
+    assert refused.value.next_step
+
+
+def test_numbers_may_come_in_any_form_that_loses_nothing(people: Made) -> None:
+    frame = pd.DataFrame({"age": [3.0, math.nan, 12.0], "height": ["1.5", None, "2"], "town": "Ulm", "weight": [1, 2, 3]})
+    table, problems = people.table(frame)
+    assert not problems
+    assert table.column("age").to_pylist() == [3, None, 12]
+    assert table.column("height").to_pylist() == [1.5, None, 2.0]
+    _, problems = people.table({"age": [3.5], "height": [1.0], "town": ["Ulm"], "weight": [True]})
+    assert problems == {0: "row 0: column 'age' holds 3.5, which does not read as int64"}

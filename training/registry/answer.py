@@ -1,0 +1,99 @@
+"""What does a model answer? One row for each given one: labels by name, probabilities or values, and the columns asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from penstock.errors import DataError
+from penstock.ingest.schema import FeedSchema
+from penstock.training.evaluation.metrics import label_kind, prepare_predictions
+from penstock.training.model import ClassScores
+
+__all__ = ["ERROR", "answer_columns", "answer_table", "asked_for", "prediction_columns"]
+
+
+ERROR = "error"
+"""The column that says why a row has no answer, where that is reported."""
+
+
+def prediction_columns(schema: FeedSchema) -> tuple[str, ...]:
+    """Columns of an answer, without `error`."""
+    return ("prediction", "probability", "probabilities") if label_kind(schema) == "classification" else ("prediction",)
+
+
+def answer_columns(output: torch.Tensor, schema: FeedSchema, predicts: ClassScores) -> dict[str, Any]:
+    """What a model's `predict` returned, as columns.
+
+    Returns:
+        For classes `prediction` (the class's name, or its index where classes have none), `probability` (of that class) and
+        `probabilities` (a list per row, in the order of the classes); else `prediction`: a number, or without a label an
+        array [rows, *shape] of what `predict` returned.
+    """
+    kind = label_kind(schema)
+    if kind != "classification":
+        values = prepare_predictions(output, schema, predicts) if kind == "regression" else output
+        return {"prediction": (values.float() if values.is_floating_point() else values).numpy()}
+    probabilities = prepare_predictions(output, schema, predicts)
+    best = probabilities.argmax(dim=1).tolist()
+    names = schema.classes
+    return {
+        "prediction": np.array(best, np.int64) if names is None else [names[index] for index in best],
+        "probability": probabilities.max(dim=1).values.double().numpy(),
+        "probabilities": probabilities.double().tolist(),
+    }
+
+
+def answer_table(
+    answered: Mapping[str, Any], rows: np.ndarray, num_rows: int, problems: Mapping[int, str], *, report: bool
+) -> pd.DataFrame:
+    """The answer to all rows, in the order they were given.
+
+    Args:
+        answered: columns of the rows that were scored; arrays of more than one axis become cells.
+        rows: int64, which of the given rows those are.
+        problems: by row, why the others were not.
+        report: whether there is a column `error`.
+    """
+    cells = {
+        name: list(values) if isinstance(values, np.ndarray) and values.ndim > 1 else values
+        for name, values in answered.items()
+    }
+    table = pd.DataFrame(cells, index=rows)
+    if report:
+        # By one type whether a row failed or not; integers would else become floats.
+        whole = {name: "Int64" for name in table.columns if pd.api.types.is_integer_dtype(table[name].dtype)}
+        table = table.astype(whole).reindex(range(num_rows))
+        table[ERROR] = pd.Series([problems.get(row) for row in range(num_rows)], dtype=object)
+    return table
+
+
+def asked_for(
+    table: pd.DataFrame, columns: Sequence[str] | None, given: Sequence[str], values_of: Callable[[str], Any]
+) -> pd.DataFrame:
+    """The columns asked for in their order; those of the answer, else those given.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    if columns is None:
+        return table
+    found = {}
+    for name in columns:
+        if name in table.columns:
+            found[name] = table[name]
+        elif name in given:
+            found[name] = values_of(name)
+        else:
+            known = [*table.columns, *given]
+            close = difflib.get_close_matches(name, known, 1)
+            raise DataError(
+                f"columns: there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                next_step=f"choose from {', '.join(known)}",
+            )
+    return pd.DataFrame(found, index=table.index)

@@ -1,0 +1,211 @@
+"""What may a caller give to a model, and how do these rows become a table with the columns and types of the source?
+
+Taken are a pandas DataFrame, an Arrow table, a dict of columns, a list of dicts, one row as a dict, and JSON text of the last
+three. Values may come in any form that loses nothing: `"12"` and `12.0` are the integer 12, `"aGk="` is bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from penstock.errors import DataError
+from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.images import holds_images
+from penstock.messages import shorten
+
+__all__ = ["GivenRows", "given_rows", "raw_table"]
+
+
+class GivenRows(NamedTuple):
+    """Rows as they were given: their columns by name, of equal length, and how many there are."""
+
+    columns: Mapping[str, Any]
+    num_rows: int
+
+    def of(self, name: str, rows: np.ndarray) -> list[Any]:
+        """The values of a column at `rows`, as they were given."""
+        values = self.columns[name]
+        if isinstance(values, pa.ChunkedArray):
+            return values.take(pa.array(rows)).to_pylist()  # type: ignore[no-any-return]
+        if isinstance(values, pd.Series):
+            return values.iloc[rows].tolist()
+        return [values[int(row)] for row in rows]
+
+
+def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
+    """Tell the columns and the number of rows apart, whichever way they were given.
+
+    Args:
+        schema: of the source; says of a single dict whether a list in it is one row's value or a column.
+
+    Raises:
+        DataError: it is none of the forms, columns differ in length, or there is no row.
+    """
+    if isinstance(given, str | bytes):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise DataError(f"the rows given are text that is no JSON: {error}", next_step=_FORMS) from error
+    if isinstance(given, pa.RecordBatch):
+        given = pa.Table.from_batches([given])
+    if isinstance(given, pa.Table):
+        return GivenRows({name: given.column(name) for name in given.column_names}, given.num_rows)
+    if isinstance(given, pd.DataFrame):
+        return GivenRows({str(name): given[name] for name in given.columns}, len(given))
+    if isinstance(given, Mapping):
+        columns = {str(name): values for name, values in given.items()}
+        if _is_one_row(columns, schema):
+            return GivenRows({name: [value] for name, value in columns.items()}, 1)
+        lengths = {name: len(values) if _is_listed(values) else "one value" for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the columns given differ in their number of rows: {lengths}", next_step=_FORMS)
+        return GivenRows(columns, next(iter(map(len, columns.values())), 0))
+    if isinstance(given, Sequence) and all(isinstance(row, Mapping) for row in given):
+        names = dict.fromkeys(str(name) for row in given for name in row)
+        return GivenRows({name: [row.get(name) for row in given] for name in names}, len(given))
+    raise DataError(f"rows cannot be given as {type(given).__name__}", next_step=_FORMS)
+
+
+_FORMS = (
+    "give a pandas DataFrame, an Arrow table, a dict of columns, a list of dicts, one dict, or JSON of one of the last three"
+)
+
+
+def _is_one_row(columns: Mapping[str, Any], schema: pa.Schema) -> bool:
+    known = {field.name: field.type for field in schema if field.name in columns}
+    # A column of single values decides at once; where all are lists, a list of lists (or an array of two axes) is a column.
+    for name, kind in sorted(known.items(), key=lambda item: _depth(item[1])):
+        return _nesting(columns[name]) <= _depth(kind)
+    return bool(columns) and not any(_is_listed(values) for values in columns.values())
+
+
+def _depth(kind: pa.DataType) -> int:
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return len(kind.shape)
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return 1 + _depth(kind.value_type) if lists else 0
+
+
+def _nesting(values: Any) -> int:
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values.ndim
+    if not _is_listed(values):
+        return 0
+    return 1 + max((_nesting(value) for value in list(values)[:8]), default=0)
+
+
+def _is_listed(values: Any) -> bool:
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
+    return isinstance(values, list | tuple | pd.Series | pa.Array | pa.ChunkedArray)
+
+
+def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) -> tuple[pa.Table, dict[int, str]]:
+    """The rows with the source's columns and types; a column of `unneeded` is nulls, whatever was given for it.
+
+    Returns:
+        The table, with a null for a value that does not fit its column; and by row what is wrong with it.
+
+    Raises:
+        DataError: a column is missing.
+    """
+    present = [str(name) for name in given.columns]
+    absent = [name for name in schema.names if name not in given.columns and name not in unneeded]
+    if absent:
+        close = difflib.get_close_matches(absent[0], [name for name in present if name not in schema.names], 1)
+        raise DataError(
+            f"the rows given have no column {absent[0]!r}"
+            + (f", nor {', '.join(map(repr, absent[1:6]))}" if len(absent) > 1 else "")
+            + (f" (of {len(absent)} that are missing)" if len(absent) > 6 else "")
+            + f"; they have {', '.join(present[:40]) or 'none'}"
+            + (f"; is it {close[0]!r}?" if close else ""),
+            next_step="give the columns of the source as they are there: "
+            + ", ".join(f"{field.name} ({field.type})" for field in schema if field.name not in unneeded),
+        )
+    columns, problems = [], dict[int, str]()
+    for field in schema:
+        if field.name in unneeded:
+            columns.append(pa.nulls(given.num_rows, field.type))
+            continue
+        values, wrong = _typed(given.columns[field.name], field.type)
+        columns.append(values)
+        for row, value in wrong.items():
+            said = f"row {row}: column {field.name!r} holds {value}, which does not read as {_type_words(field.type)}"
+            problems.setdefault(row, said)
+    return pa.table(columns, schema=schema), problems
+
+
+def _typed(values: Any, kind: pa.DataType) -> tuple[pa.Array | pa.ChunkedArray, dict[int, str]]:
+    """The column in its type; and row -> value, of values that do not fit and have become null."""
+    with_errors = (pa.ArrowException, TypeError, ValueError, OverflowError)
+    try:
+        return _converted(values, kind), {}
+    except with_errors:
+        made, wrong = [], dict[int, str]()
+        for row, value in enumerate(_listed(values)):
+            try:
+                made.append(_converted([value], kind))
+            except with_errors:
+                made.append(pa.nulls(1, kind))
+                wrong[row] = shorten(value)
+        return pa.chunked_array(made, kind), wrong
+
+
+def _listed(values: Any) -> list[Any]:
+    return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else list(values)
+
+
+def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return cast_array(values, kind)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(kind, _converted(_flat_rows(values), kind.storage_type))
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        values = list(values) if values.ndim == 2 else values.tolist()
+    first = next((value for value in values if value is not None), None) if _may_be_encoded(kind) else None
+    if holds_images(kind) and isinstance(first, bytes | bytearray | memoryview | str):
+        values = [None if value is None else {"bytes": _bytes_of(value)} for value in values]
+    elif isinstance(first, str):
+        values = [None if value is None else _bytes_of(value) for value in values]
+    # In a column of floats NaN is a value of its own; elsewhere it is how pandas writes null.
+    missing = not pa.types.is_floating(kind)
+    try:
+        found = pa.array(values, from_pandas=missing)
+        if pa.types.is_boolean(found.type) and not pa.types.is_boolean(kind):
+            raise TypeError("a truth value is no number")
+        return cast_array(found, kind)
+    except pa.ArrowException:
+        if not pa.types.is_nested(kind):
+            raise
+        return pa.array(values, kind)  # fields in another order, or some left out
+
+
+def _may_be_encoded(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or holds_images(kind))
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Bytes as they are; text is Base64, as JSON has bytes."""
+    if not isinstance(value, str):
+        return bytes(value)
+    try:
+        return base64.b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"text that is no Base64: {error}") from error
+
+
+def _flat_rows(values: Any) -> list[Any]:
+    return [None if value is None else np.asarray(value).reshape(-1) for value in values]
+
+
+def _type_words(kind: pa.DataType) -> str:
+    return "bytes (in JSON: Base64)" if _may_be_encoded(kind) else str(kind)

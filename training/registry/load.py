@@ -1,0 +1,102 @@
+"""Where is a registered model, and what loads it? By its address in the registry, the run that trained it, or its folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from penstock.errors import DataError, ServiceError
+from penstock.redact import redact_text
+from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
+
+__all__ = ["load_model"]
+
+
+_ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+def load_model(model: str | Path, tracking_uri: str | None = None) -> LoadedModel:
+    """Load a registered model, to ask it for predictions from raw rows. Needs neither Prefect nor Ray.
+
+    Args:
+        model: `models:/name@alias` or `models:/name/version`; a run, by penstock's name or MLflow's id of it, whose newest
+            version is taken; or a folder that holds a model.
+        tracking_uri: of MLflow. By default MLFLOW_TRACKING_URI, or what `mlflow.set_tracking_uri` was called with, or the
+            store of the project that the working directory lies in.
+
+    Raises:
+        ServiceError: MLflow does not answer, has no such model, or no store was found.
+        DataError: the folder holds no model.
+        UserCodeError, CheckpointError, PreflightError, SpecError: as `LoadedModel`.
+    """
+    folder = Path(model)
+    if not str(model).startswith(("models:", "runs:")) and folder.is_dir():
+        return LoadedModel(_model_folder(folder))
+    return LoadedModel(_model_folder(_fetched(str(model), tracking_uri or _found_uri())))
+
+
+def _model_folder(folder: Path) -> Path:
+    """Where the model's files lie: in the folder, or in the `artifacts` of a folder that MLflow has written."""
+    for place in (folder, folder / "artifacts"):
+        if (place / MODEL_FILE).is_file():
+            return place
+    raise DataError(
+        f"{folder} holds no {MODEL_FILE}, so it is no model that penstock has registered",
+        next_step="give models:/NAME@ALIAS, a run, or the folder of a registered model",
+    )
+
+
+def _found_uri() -> str:
+    import mlflow
+
+    from penstock.training.tracking.relocate_mlflow import mlflow_uri
+
+    if os.environ.get("MLFLOW_TRACKING_URI") or mlflow.is_tracking_uri_set():
+        return mlflow.get_tracking_uri()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / ".penstock" / "mlflow" / "mlflow.db").is_file():
+            return mlflow_uri(folder / ".penstock")
+    raise ServiceError(
+        f"no MLflow store was found: {here} lies in no project that has run, and MLFLOW_TRACKING_URI is not set",
+        next_step='give its address as `penstock run` prints it, load_model(MODEL, tracking_uri="sqlite:///..."), or change to '
+        "the project's folder",
+    )
+
+
+def _fetched(model: str, uri: str) -> Path:
+    """The model's folder on this machine."""
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    from penstock.training.tracking.mlflow_backend import open_client
+    from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder
+
+    if (database := database_of(uri)) is not None:
+        if not database.is_file():  # MLflow would make one
+            raise ServiceError(f"there is no MLflow store {database}", next_step="correct the address")
+        follow_its_folder(database)
+    client = open_client(uri)
+    try:
+        if (parts := _ADDRESS.fullmatch(model)) is not None:
+            name, alias = parts["name"], parts["alias"]
+            version = (
+                client.get_model_version_by_alias(name, alias) if alias else client.get_model_version(name, parts["version"])
+            )
+        else:
+            run = model.removeprefix("runs:/")
+            found = [*client.search_model_versions(f"run_id = '{run}'")]
+            found = found or [*client.search_model_versions(f"tag.`penstock.run` = '{run}'")]
+            if not found:
+                raise DataError(
+                    f"{model!r} is no folder, no models:/NAME@ALIAS, and no run at {redact_text(uri)} that registered a model",
+                    next_step="`penstock status` shows the runs of a project",
+                )
+            version = max(found, key=lambda version: int(version.version))
+        return Path(mlflow.artifacts.download_artifacts(artifact_uri=version.source, tracking_uri=uri))
+    except MlflowException as error:
+        raise ServiceError(
+            f"{model} cannot be loaded from {redact_text(uri)}: {error.message}",
+            next_step="correct the name, or give the address of the registry that has it (tracking_uri=...)",
+        ) from error

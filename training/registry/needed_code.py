@@ -1,0 +1,94 @@
+"""Which modules of penstock does a registered model need? Those that its imports reach, followed from what loads it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from penstock.ingest.formats.registry import FORMATS
+from penstock.ingest.preprocess.transforms.registry import TRANSFORMS
+from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
+from penstock.training.model import ModelSpec
+from penstock.training.registry.raw_rows import RawForm
+
+__all__ = ["copy_needed_code", "needed_modules"]
+
+
+_ENTRY = "penstock.training.registry.serving"
+
+
+def copy_needed_code(model: ModelSpec, target: Path) -> Path:
+    """Copy the modules that loading and asking `model` needs to the folder `target`, which becomes the package penstock.
+
+    Returns:
+        `target`.
+    """
+    form = RawForm.model_validate(model.raw)
+    named = [FORMATS.place(form.data.format), *(TRANSFORMS.place(step.step.kind) for step in form.fitted.steps)]
+    for name in needed_modules([_ENTRY, *(place.partition(":")[0] for place in (model.loader, *named))]):
+        file = _file_of(name)
+        assert file is not None
+        copy = target / file.relative_to(PACKAGE_DIR)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    return target
+
+
+def needed_modules(roots: Iterable[str]) -> list[str]:
+    """Modules of penstock that the imports of `roots` reach, those inside functions too, with the packages they lie in.
+
+    Args:
+        roots: dotted names. A module of another package is followed for what it imports of penstock.
+    """
+    seen: set[str] = set()
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        file = _file_of(name)
+        if file is None:
+            continue
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        top = name.split(".", 1)[0]
+        for imported in _imports(ast.parse(file.read_bytes()), package):
+            if imported.split(".", 1)[0] in ("penstock", top):
+                waiting.append(imported)
+        waiting += [package] if package else []
+        waiting += [package.rpartition(".")[0]] if "." in package else []
+    return sorted(name for name in seen if name.split(".", 1)[0] == "penstock" and _file_of(name) is not None)
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Dotted names that may be modules; what is imported for type checking alone is left out."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        waiting += ast.iter_child_nodes(node)
+
+
+def _file_of(name: str) -> Path | None:
+    """The source of a module; None where the name is no module, or has no source."""
+    if name.split(".", 1)[0] == "penstock":
+        place = IMPORT_ROOT.joinpath(*name.split("."))
+        return next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin is not None and spec.origin.endswith(".py") else None

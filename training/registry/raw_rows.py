@@ -1,0 +1,254 @@
+"""How do rows as the source has them become what a model takes? By the code that prepared the train split, row for row.
+
+The label is what a model is asked for: whatever is given for it, a class that the train split has stands there while the steps
+run, so that steps which expect it work without. A row that cannot be used is told by itself; the others are prepared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.columns.arrays import columns_of
+from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.type_text import parse_type, type_text
+from penstock.ingest.formats.registry import format_of, format_origin
+from penstock.ingest.formats.section import DataSection
+from penstock.ingest.preprocess.chain import Chain, rows_at_once
+from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem
+from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
+from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.spec import DataSpec
+from penstock.messages import shorten
+from penstock.usercode.capture import UserCode
+
+__all__ = ["PreparedRows", "RawForm", "RawRows", "raw_form"]
+
+
+FEW_ROWS = 64
+"""So many rows are prepared without a table between the steps: on the tabular template one row takes a third of the time."""
+
+
+class RawForm(Section):
+    """What prepares raw rows: the part of a run's record that a registered model keeps."""
+
+    version: Literal[1] = 1
+    data: DataSection
+    """What the steps go by: format, label, images. It names no files."""
+    columns: dict[str, str]
+    """The source's columns in their order, with their Arrow types as text."""
+    unneeded: tuple[str, ...] = ()
+    """Columns that need not be given: the label, and those that the steps leave out unseen."""
+    nullable: tuple[str, ...] = ()
+    """Columns in which a step fills or marks nulls."""
+    label: str | None = None
+    """The column of the source that becomes the label."""
+    label_value: Any = None
+    """A value of it in the train split."""
+    fitted: FittedPreprocess
+    code: dict[str, UserCode] = Field(default_factory=dict)
+    """`map_batches` target to the user's code."""
+
+    @property
+    def requires(self) -> dict[str, str]:
+        """Distribution -> version, of what user code imports and of packages that add a format or a transform."""
+        origins = [format_origin(self.data), *(fitted.step.origin for fitted in self.fitted.steps)]
+        added = dict(origin.split("==", 1) for origin in origins if origin is not None and "==" in origin)
+        return {name: version for user in self.code.values() for name, version in user.versions.items()} | added
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """Of the rows that are given."""
+        return pa.schema([pa.field(name, parse_type(text)) for name, text in self.columns.items()])
+
+
+def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCode], example: pa.Table) -> RawForm:
+    """Describe how raw rows are prepared.
+
+    Args:
+        example: some rows of the train split that can be used: the columns that the steps begin with.
+    """
+    source = example.schema
+    told = _Told(data, source, fitted)
+    label_value = None if told.label is None or not example.num_rows else example.column(told.label)[0].as_py()
+    return RawForm(
+        data=data.model_copy(update={"train": "the rows given", "validation": None, "test": None}),
+        columns={field.name: type_text(field.type) for field in source},
+        unneeded=tuple(sorted(told.unneeded)),
+        nullable=tuple(sorted(told.nullable)),
+        label=told.label,
+        label_value=label_value,
+        fitted=fitted,
+        code={target: user.model_copy(update={"origin": ""}) for target, user in code.items()},
+    )
+
+
+class _Told:
+    """What the steps tell about each column of the source, where they tell it: user code may look at any column."""
+
+    def __init__(self, data: DataSpec, source: pa.Schema, fitted: FittedPreprocess) -> None:
+        called = {name: name for name in source.names}
+        """Name at this step -> name in the source."""
+        seen: set[str] = set()
+        sees_all = False
+        self.unneeded: set[str] = set()
+        self.nullable: set[str] = set()
+        for step in fitted.steps:
+            transform = step.step.transform
+            named = getattr(transform.options, "columns", None)
+            if transform.renames:
+                called = {transform.renames.get(name, name): raw for name, raw in called.items()}
+            elif transform.drops:
+                dropped = {raw for name, raw in called.items() if name in transform.drops}
+                self.unneeded |= set() if sees_all else dropped - seen
+                called = {name: raw for name, raw in called.items() if raw not in dropped}
+            elif step.step.origin is None and isinstance(named, list):
+                seen |= {raw for name, raw in called.items() if name in named}
+            elif step.columns:
+                seen |= {raw for name, raw in called.items() if name in {state.column for state in step.columns}}
+            else:
+                sees_all = True
+            if transform.takes_nulls or transform.function or named == ALL_COLUMNS:
+                self.nullable |= {raw for name, raw in called.items() if not isinstance(named, list) or name in named}
+        self.label = called.get(str(data.label))
+        if not sees_all:
+            self.unneeded |= {called[name] for name in format_of(data).not_features if name in called} - seen
+        if self.label is not None:
+            self.unneeded.add(self.label)
+
+
+class PreparedRows(NamedTuple):
+    """Rows that a model can take, and what is wrong with the others."""
+
+    table: pa.Table
+    """The features, as a shard holds them."""
+    rows: np.ndarray
+    """int64: which of the given rows they are, ascending."""
+    problems: dict[int, str]
+    """By given row, of all others."""
+
+
+class RawRows:
+    """Prepares rows of a source's columns for a model.
+
+    Args:
+        schema: what the model takes.
+
+    Raises:
+        UserCodeError: a function of the user's cannot be loaded.
+        SpecError, PreflightError: a format or a transform is of a package that is not installed.
+    """
+
+    def __init__(self, form: RawForm, schema: FeedSchema) -> None:
+        self.form, self.schema = form, form.arrow_schema
+        self._features = schema.features
+        steps = [fitted.step for fitted in form.fitted.steps]
+        self._chain = Chain(form.data, steps, form.fitted, form.code)
+        self._batch_rows = rows_at_once(form.data, self.schema, steps)
+        self._label = None
+        if form.label is not None:
+            given = pa.array([form.label_value])
+            self._label = cast_array(given, self.schema.field(form.label).type)[0]
+
+    def prepare(self, table: pa.Table) -> PreparedRows:
+        """Prepare rows. Some that cannot be used change nothing about the others.
+
+        Args:
+            table: in the columns and types of `schema`; the label's column may hold anything.
+
+        Raises:
+            PenstockError: but no DataError: a package or code cannot be used at all.
+        """
+        if self._label is not None:
+            index = self.schema.get_field_index(str(self.form.label))
+            table = table.set_column(index, self.schema.field(index), pa.repeat(self._label, table.num_rows))
+        tables: list[pa.Table] = []
+        kept: list[np.ndarray] = []
+        problems: dict[int, str] = {}
+        for first in range(0, table.num_rows, self._batch_rows):
+            some = table.slice(first, self._batch_rows).combine_chunks()
+            for prepared, rows in self._some(some, first, problems):
+                tables.append(prepared)
+                kept.append(rows)
+        if not tables:
+            return PreparedRows(pa.table({}), np.empty(0, np.int64), problems)
+        return PreparedRows(pa.concat_tables(tables), np.concatenate(kept), problems)
+
+    def _some(self, table: pa.Table, first: int, problems: dict[int, str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Prepare together what can be; a step that stops at one row is given the halves."""
+        count = table.num_rows
+        origin = Origin.of_file("the rows given", first, count)
+        if count <= FEW_ROWS:
+            with contextlib.suppress(DataError):  # what is wrong with them is found out below
+                yield self._as_taken(self._chain.prepare_few(table, origin).table), origin.rows
+                return
+        try:
+            rows = self._chain.prepare(table, origin)
+            prepared = self._as_taken(rows.table) if rows.table.num_rows else None
+        except DataError as error:
+            if count == 1:
+                problems[first] = f"row {first}: {error.message}"
+                return
+            half = count // 2
+            yield from self._some(table.slice(0, half), first, problems)
+            yield from self._some(table.slice(half), first + half, problems)
+            return
+        lost = np.setdiff1d(np.arange(first, first + count), rows.origin.rows, assume_unique=True)
+        if count == 1 and len(lost):
+            problems[first] = _problem(first, table, rows.problems)
+        else:
+            for row in lost.tolist():
+                for _ in self._some(table.slice(row - first, 1), row, problems):
+                    raise DataError(f"row {row} can be used alone, and not beside others", next_step=_DEPENDS)
+        if prepared is not None:
+            yield prepared, rows.origin.rows
+
+    def _as_taken(self, table: pa.Table) -> pa.Table:
+        """The features alone, in the model's order. Raises DataError where one is another column than the model takes."""
+        made = {info.name: info for info in columns_of(table.schema)}
+        columns = {}
+        for wanted in self._features:
+            column, info = table.column(wanted.name) if wanted.name in made else None, made.get(wanted.name)
+            if column is not None and info is not None and info.dtype != wanted.dtype and _plain(info) and _plain(wanted):
+                kind = pa.from_numpy_dtype(np.dtype(wanted.dtype))
+                with contextlib.suppress(pa.ArrowException):  # user code may make integers of these rows, floats of others
+                    column, info = cast_array(column, kind), wanted
+            if column is None or info != wanted:
+                raise DataError(f"its column {wanted.name!r} comes out as {info or 'nothing'}; the model takes {wanted}")
+            columns[wanted.name] = column
+        return pa.table(columns)
+
+
+_DEPENDS = "let the map_batches function make of a row what it makes of it in any batch"
+
+
+def _plain(info: ColumnInfo) -> bool:
+    return not info.shape and info.ragged is None and not info.encoded
+
+
+_RULES: dict[Reason, str] = {
+    "null": "the model needs a value there",
+    "not finite": "the model needs a finite number there",
+    "unknown category": "which is none of the categories of the train split",
+    "label out of range": "which is no class of the train split",
+    "broken image": "which is no image that can be decoded",
+}
+
+
+def _problem(row: int, table: pa.Table, problems: Sequence[RowProblem]) -> str:
+    if not problems:
+        return f"row {row}: a map_batches function leaves it out (`_keep` is False)"
+    problem = problems[0]
+    value = problem.example
+    if not value:
+        held = table.column(problem.column)[0].as_py() if problem.column in table.column_names else None
+        value = shorten(held) if held is not None else "null" if problem.reason == "null" else "NaN or an infinity"
+    return f"row {row}: column {problem.column!r} holds {value}; {_RULES[problem.reason]}"
