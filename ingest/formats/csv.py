@@ -6,8 +6,8 @@ word into text, `007` into 7 and Latin-1 text into bytes, and swallows the lines
 
 from __future__ import annotations
 
-import csv
 import io
+import json
 from collections.abc import Collection, Iterator
 
 import pyarrow as pa
@@ -16,9 +16,10 @@ import pyarrow.csv as arrow_csv
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
-from penstock.ingest.files.listing import SourceFile, capped, extension_of
-from penstock.ingest.files.opening import open_stream, read_problem
-from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, without_null_words
+from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.files.opening import read_problem
+from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, rounds, without_null_words
+from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, Reader, looks_like
 from penstock.ingest.formats.text_bytes import bad_utf8
@@ -30,24 +31,25 @@ __all__ = ["CsvFormat", "CsvReader"]
 
 _BLOCK_BYTES = 4 << 20
 
-_MAX_FIELD_CHARS = (1 << 31) - 1
-
 
 class CsvFormat(Format):
-    """A header line, then commas, or tabs in .tsv and .tab; may be compressed (.gz, .bz2, .zst, .lz4)."""
+    """A header line, then commas, or tabs in .tsv and .tab, or what `data.csv` says; .gz, .bz2, .zst and .lz4 are unpacked."""
 
     extensions = (".csv", ".tsv", ".tab")
+    Options = CsvOptions
     null_words = NULL_WORDS
 
-    def reader(self, data: DataSpec, options: None) -> CsvReader:
+    def reader(self, data: DataSpec, options: CsvOptions) -> CsvReader:
         """Read text, typed here."""
-        return CsvReader(data)
+        return CsvReader(data, options)
 
 
 class CsvReader(Reader):
-    """CSV with a header line; `.tsv` and `.tab` files are separated by tabs."""
+    """CSV as its options say: by default with a header line and commas, `.tsv` and `.tab` files with tabs."""
 
-    def __init__(self, data: DataSpec) -> None:
+    def __init__(self, data: DataSpec, options: CsvOptions) -> None:
+        self._form = Dialect(options)
+        self._before_rows = 0 if options.header else 1
         self._types = data.types
         self._columns = data.read_columns
 
@@ -55,20 +57,22 @@ class CsvReader(Reader):
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""
         header = self._header(file)
         wanted = [name for name in header if self._columns is None or name in self._columns]
-        cells = {name: CellTypes() for name in wanted}
+        cells = {name: CellTypes(self._form.null_words) for name in wanted}
         rows = 0
-        lines = _LineCounter(open_stream(file.uri))
+        stream = self._form.open(file)
+        lines = _LineCounter(stream)
         for batch in self._text_batches(file, lines, header, wanted):
             for name in wanted:
                 if name not in self._types:
-                    cells[name].see(batch.column(name), rows)
+                    cells[name].see(self._form.pointed(batch.column(name)), rows)
             rows += batch.num_rows
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
-        if lines.count != rows + 1 and (problems := self._broken_records(file, len(header))):
+        no_rows = self._before_rows + (stream.raw.emptied if isinstance(stream, io.BufferedReader) else 0)
+        if lines.count != rows + no_rows and (problems := self._broken_records(file, len(header))):
             raise _broken(file, problems)
         columns = {name: cells[name].kind for name in wanted}
         evidence = {
-            name: MostlyNumbers(seen.numbers, seen.values, self._place(file, seen.first_text_row, seen.first_text))
+            name: MostlyNumbers(seen.numbers, seen.values, self._place(file, seen.first_text_row, self._shown(seen.first_text)))
             for name, seen in cells.items()
             if seen.kind == pa.string() and seen.is_mostly_numbers
         }
@@ -78,14 +82,14 @@ class CsvReader(Reader):
         """Yield the rows, about 4 MiB of text at a time."""
         header = self._header(file)
         rows = 0
-        for batch in self._text_batches(file, open_stream(file.uri), header, schema.names):
+        for batch in self._text_batches(file, self._form.open(file), header, schema.names):
             columns = []
             for field in schema:
                 text = batch.column(field.name)
                 try:
-                    columns.append(_typed(text, field.type))
+                    columns.append(self._typed(text, field.type))
                 except pa.ArrowException as error:
-                    bad = first_bad_row(without_null_words(text), field.type)
+                    bad = first_bad_row(self._values(text), field.type)
                     raise DataError(
                         f"{file.uri}, {self._place(file, rows + bad, text[bad].as_py())} in column {field.name!r}, "
                         f"which does not read as {field.type}",
@@ -97,30 +101,54 @@ class CsvReader(Reader):
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
         """Say where the first value is that does not read as `kind`."""
         rows = 0
-        for batch in self._text_batches(file, open_stream(file.uri), self._header(file), [column]):
-            values = without_null_words(batch.column(column))
+        for batch in self._text_batches(file, self._form.open(file), self._header(file), [column]):
+            values = self._values(batch.column(column))
             try:
                 cast_array(values, kind)
             except pa.ArrowException:
                 bad = first_bad_row(values, kind)
-                return self._place(file, rows + bad, values[bad].as_py())
+                return self._place(file, rows + bad, batch.column(column)[bad].as_py())
             rows += batch.num_rows
         return ""
 
+    def _values(self, text: pa.Array) -> pa.Array:
+        """The cells of a column of no text, as Arrow reads them."""
+        return without_null_words(self._form.pointed(text), self._form.null_words)
+
+    def _typed(self, text: pa.Array, kind: pa.DataType) -> pa.Array:
+        if kind in (pa.string(), pa.large_string()):
+            return pc.cast(text, kind)
+        values = self._values(text)
+        if pa.types.is_floating(kind) and rounds(values):
+            raise pa.ArrowInvalid("an integer that would be rounded")
+        return cast_array(values, kind)
+
+    def _shown(self, value: str | None) -> str | None:
+        """A cell of `pointed` as the file has it."""
+        return value if value is None else self._form.pointed(pa.array([value]))[0].as_py()  # type: ignore[no-any-return]
+
     def _header(self, file: SourceFile) -> list[str]:
         try:
-            with open_stream(file.uri) as stream:
+            with self._form.open(file) as stream:
                 head = stream.read(1 << 20)
+        except UnicodeError as error:
+            raise self._not_of_encoding(file, error) from error
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
         if what := looks_like(file) if b"\0" in head[:512] or head[:4] in (b"PAR1", b"<!DO", b"<htm") else "":
             raise DataError(f"{file.uri}: this is {what}, not CSV")
         text = head.decode("utf-8-sig", errors="replace")
-        header = next((row for row in csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(file)) if row), [])
-        if len(header) == 1 and (other := next((sign for sign in ";\t|" if sign in header[0]), "")):
+        if self._form.options.header:
+            return self._form.options.header
+        header: list[str] = next((row for row in self._form.parsed(file, io.StringIO(text, newline="")) if row), [])
+        if (
+            self._form.options.delimiter is None
+            and len(header) == 1
+            and (other := next((sign for sign in ";\t|" if sign in header[0]), ""))
+        ):
             raise DataError(
                 f"{file.uri}: its columns are separated by {other!r}, not by a comma",
-                next_step="write it again with commas (tabs are read from files named .tsv)",
+                next_step=f"set data.csv: {{delimiter: {json.dumps(other)}}}",
             )
         repeated = sorted({name for name in header if header.count(name) > 1})
         if repeated:
@@ -128,7 +156,7 @@ class CsvReader(Reader):
         if header and all(_is_number(name) for name in header):
             raise DataError(
                 f"{file.uri}: the first line holds values ({shorten(','.join(header))}), not the names of the columns",
-                next_step="put a header line before it",
+                next_step="put a header line before it, or name the columns: data.csv: {header: [NAME, ...]}",
             )
         return header
 
@@ -139,8 +167,15 @@ class CsvReader(Reader):
         try:
             batches = arrow_csv.open_csv(
                 stream,
-                read_options=arrow_csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-                parse_options=arrow_csv.ParseOptions(delimiter=_delimiter(file), newlines_in_values=True),
+                read_options=arrow_csv.ReadOptions(
+                    block_size=_BLOCK_BYTES, use_threads=False, column_names=self._form.options.header
+                ),
+                parse_options=arrow_csv.ParseOptions(
+                    delimiter=self._form.delimiter(file),
+                    quote_char=self._form.options.quote,
+                    escape_char=self._form.options.escape or False,
+                    newlines_in_values=True,
+                ),
                 convert_options=arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(header, pa.string()),
                     include_columns=wanted,
@@ -149,9 +184,23 @@ class CsvReader(Reader):
                     quoted_strings_can_be_null=False,
                 ),
             )
-            yield from batches
+            for batch in batches:
+                yield (
+                    batch
+                    if self._form.options.nulls is None
+                    else pa.RecordBatch.from_arrays(
+                        [self._form.without_nulls(column) for column in batch.columns], names=batch.schema.names
+                    )
+                )
+        except UnicodeError as error:
+            raise self._not_of_encoding(file, error) from error
         except pa.ArrowInvalid as error:
-            problems = self._bad_bytes(file) or self._broken_records(file, len(header)) or _long_records(file)
+            if place := self._bad_bytes(file):
+                raise DataError(
+                    f"{file.uri}: {place}",
+                    next_step="repair the line; or say the encoding of the files: data.csv: {encoding: cp1252}",
+                ) from error
+            problems = self._broken_records(file, len(header)) or _long_records(self._form, file)
             problems = problems or [" ".join(str(error).split())]
             raise _broken(file, problems) from error
         except OSError as error:
@@ -159,15 +208,18 @@ class CsvReader(Reader):
         finally:
             stream.close()
 
-    def _bad_bytes(self, file: SourceFile) -> list[str]:
-        with open_stream(file.uri) as stream:
-            place = bad_utf8(stream)
-        return [place] if place else []
+    def _bad_bytes(self, file: SourceFile) -> str:
+        with self._form.open(file) as stream:
+            return bad_utf8(stream)
+
+    def _not_of_encoding(self, file: SourceFile, error: UnicodeError) -> DataError:
+        named = self._form.options.encoding
+        return DataError(f"{file.uri}: is not {named}: {error}", next_step="correct data.csv: {encoding: ...}")
 
     def _broken_records(self, file: SourceFile, num_columns: int) -> list[str]:
         """Go through the file with Python's strict parser, 10 times slower, to learn the lines."""
         problems = []
-        for start, row, problem in _strict_records(file):
+        for start, row, problem in self._form.records(file):
             if problem:
                 problems.append(problem)
             elif row and len(row) != num_columns:
@@ -176,9 +228,9 @@ class CsvReader(Reader):
 
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
         """See `Reader.lines`."""
-        seen, last = -2, max(rows, default=-1)  # the header is a record too
+        seen, last = -1 - self._before_rows, max(rows, default=-1)  # a header is a record too
         found: dict[int, int] = {}
-        for start, fields, _ in _strict_records(file):
+        for start, fields, _ in self._form.records(file):
             seen += bool(fields)
             if fields and seen in rows:
                 found[seen] = start
@@ -225,43 +277,10 @@ class _LineCounter:
         self.closed = True
 
 
-def _strict_records(file: SourceFile) -> Iterator[tuple[int, list[str], str]]:
-    """(first line of the record from 1, its fields, what is wrong with it) for every record, the header included."""
-    # The limit is one for the process and 128 KiB by default, less than one long text.
-    csv.field_size_limit(_MAX_FIELD_CHARS)
-    with open_stream(file.uri) as stream, io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="") as text:
-        records = csv.reader(text, delimiter=_delimiter(file), strict=True)
-        while True:
-            start = records.line_num + 1
-            try:
-                yield start, next(records), ""
-            except StopIteration:
-                return
-            except csv.Error:
-                # What is on one line is harmless: text after a closing quote, which the fast parser takes as it is.
-                if records.line_num > start:
-                    last = records.line_num
-                    yield (
-                        start,
-                        [],
-                        f"a quote in the record of line {start} is never closed, or wrongly: it reaches line {last}",
-                    )
-
-
-def _long_records(file: SourceFile) -> list[str]:
+def _long_records(form: Dialect, file: SourceFile) -> list[str]:
     limit = f"{_BLOCK_BYTES >> 20} MiB, the most that a CSV row may have"
-    long = (start for start, row, _ in _strict_records(file) if sum(map(len, row)) > _BLOCK_BYTES)
+    long = (start for start, row, _ in form.records(file) if sum(map(len, row)) > _BLOCK_BYTES)
     return [f"the row of line {start} is longer than {limit}; keep such texts in Parquet" for start in long]
-
-
-def _typed(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    if kind in (pa.string(), pa.large_string()):
-        return pc.cast(text, kind)
-    return cast_array(without_null_words(text), kind)
-
-
-def _delimiter(file: SourceFile) -> str:
-    return "\t" if extension_of(file.name) in (".tsv", ".tab") else ","
 
 
 def _is_number(text: str) -> bool:

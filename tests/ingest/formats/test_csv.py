@@ -143,3 +143,56 @@ def test_all_bad_files_are_counted_and_twenty_are_listed(tmp_path: Path) -> None
         read_rows(tmp_path, "csv")
     assert len(caught.value.problems) == 21
     assert caught.value.problems[-1] == "... and 5 more"
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ("n;x;s\n1;0,5;ä\n2;1,5;b,c\n", {"delimiter": ";", "decimal": ","}),
+        ("n,x,s\n1,0.5,ä\n2,1.5,'b,c'\n", {"quote": "'"}),
+        ("n,x,s\n1,0.5,ä\n2,1.5,b\\,c\n", {"escape": "\\"}),
+        ("n|x|s\n1|0.5|ä\n2|1.5|b,c\n".encode("latin-1"), {"delimiter": "|", "encoding": "latin-1"}),
+        ('n,x,s\n1,0.5,ä\n2,1.5,"b,c"\n'.encode("utf-16"), {"encoding": "utf-16"}),
+        ('1,0.5,ä\n2,1.5,"b,c"\n', {"header": ["n", "x", "s"]}),
+        ('made by hand\n\n# units\nn,x,s\n# one\n1,0.5,ä\n2,1.5,"b,c"\n', {"skip_rows": 2, "comment": "#"}),
+    ],
+    ids=["semicolon and comma", "quote", "escape", "latin-1", "utf-16", "no header", "comments"],
+)
+def test_a_file_is_read_as_its_options_say(tmp_path: Path, content: str | bytes, options: dict[str, Any]) -> None:
+    write_files(tmp_path, {"a.csv": content})
+    assert read_rows(tmp_path, "csv", csv=options).to_pydict() == {"n": [1, 2], "x": [0.5, 1.5], "s": ["ä", "b,c"]}
+
+
+def test_words_for_missing_count_in_text_too_and_replace_the_usual_ones(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.csv": "x,s\n1,?\n?,NA\n,b\n"})
+    table = read_rows(tmp_path, "csv", csv={"nulls": ["?"]})
+    assert table.to_pydict() == {"x": [1, None, None], "s": [None, "NA", "b"]}
+
+
+def test_lines_are_those_of_the_file_whatever_is_left_out(tmp_path: Path) -> None:
+    text = refusal(
+        tmp_path,
+        {"a.csv": 'v2\n# c\n1;"a\n# in quotes"\n# d\n1,5;b\n'},
+        types={"n": "int64"},
+        csv={"skip_rows": 1, "comment": "#", "delimiter": ";", "decimal": ",", "header": ["n", "s"]},
+    )
+    assert "line 6 (row 1 from 0) holds '1,5' in column 'n', which does not read as int64" in text
+    assert "a.csv: is not ascii" in refusal(tmp_path, {"a.csv": "a\nä\n"}, csv={"encoding": "ascii"})
+    assert 'set data.csv: {delimiter: ";"}' in refusal(tmp_path, {"a.csv": "a;b\n1;2\n"})
+    write_files(tmp_path, {"a.csv": "x;y\n1.500;1,5\n"})
+    with_dots = read_rows(tmp_path, "csv", csv={"delimiter": ";", "decimal": ","})
+    assert with_dots.to_pydict() == {"x": ["1.500"], "y": [1.5]}
+
+
+def test_times_with_zones_and_integers_of_64_bits_are_what_they_are(tmp_path: Path) -> None:
+    long = [1700000000123456789, -9223372036854775808, 9223372036854775807]
+    stamps = ["2020-01-01T00:00:00Z", "2020-01-01T02:00:00.5+02:00", ""]
+    rows = "".join(f"{n},{t}\n" for n, t in zip(long, stamps, strict=True))
+    write_files(tmp_path, {"a.csv": f"n,t\n{rows}"})
+    table = read_rows(tmp_path, "csv")
+    assert table.column("n").to_pylist() == long
+    at = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    assert table.column("t").to_pylist() == [at, at.replace(microsecond=500_000), None]
+    write_files(tmp_path, {"a.csv": f"n\n{long[0]}\n1.5\n"})
+    assert read_rows(tmp_path, "csv").column("n").to_pylist() == [str(long[0]), "1.5"], "a double would round it"
+    assert str(long[0]) in refusal(tmp_path, {"a.csv": f"n\n{long[0]}\n", "b.csv": "n\n1.5\n"})
