@@ -1,8 +1,7 @@
 """Does a boosted model in the pipeline cost what the library costs by hand? 28 columns of numbers, two classes, the same cores.
 
-By hand: the rows in memory, the library's own `train` with two threads. In the pipeline: two workers of one thread that read the
-prepared rows, join, boost and measure every round. The start of Ray and its workers is left aside: what counts begins with a rank's
-first row and ends with the last checkpoint.
+By hand: the rows in memory, the library's own `train` with two threads. In the pipeline: two workers of one thread, which
+measure every round. What counts are the rounds; the start of Ray, the workers and the reading of rows are left aside.
 
     python -m benchmarks.boosted [--rows 2000000] [--rounds 50]
 """
