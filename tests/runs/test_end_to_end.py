@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +240,31 @@ def test_a_broken_source_file_exits_with_4_and_is_named(tmp_path: Path) -> None:
     assert "part-1.parquet" in json.dumps(answer["error"])
 
 
+@contextlib.contextmanager
+def refusing_server() -> Iterator[str]:
+    """Address of an HTTP server that is up and refuses everything, as one whose password has changed."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 403)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.mark.usefixtures("shared_prefect")
 def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path: Path) -> None:
     file = make_project(tmp_path / "closed", files=1)
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        away = f"http://somebody:hunter2@127.0.0.1:{unused.getsockname()[1]}"
+    with refusing_server() as server:
+        away = f"http://somebody:hunter2@{server}"
         refused = penstock("run", str(file), code=3, environment={"MLFLOW_TRACKING_URI": away})
     assert refused["error"]["kind"] == "ServiceError"
     assert "***@127.0.0.1" in refused["error"]["message"]
