@@ -13,6 +13,7 @@ from penstock.errors import DataError, PenstockError, SpecError
 from penstock.flows.verbs.which_run import RunNames
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.provenance import Sources, sources_of
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
@@ -108,7 +109,7 @@ def _no_such_step(step: int, last: int | None) -> SpecError:
 
 def _described(run: Run, read: dict[str, Any], found: Sources, ids: NDArray[np.int64]) -> list[dict[str, Any]]:
     """File, row, line and source values of each row, in the order of `found`."""
-    snapshot, data = SourceSnapshot.model_validate(read), DataSpec.model_validate(run.spec["data"])
+    snapshot, data = SourceSnapshot.model_validate(read), spec_class_for(run.spec["data"]).model_validate(run.spec["data"])
     rows: list[dict[str, Any]] = [{} for _ in ids]
     for index, name in enumerate(found.names):
         at = np.flatnonzero(found.files == index)

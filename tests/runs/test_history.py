@@ -24,7 +24,7 @@ from penstock.training.events import Point
 from tests.drills.project import Command
 from tests.runs.nights import ADDED, FIRST
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drill]
 
 
 def said(*words: str | Path) -> str:

@@ -43,13 +43,13 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False) -> Any:
     if stopped:
         stop.set()
     return SimpleNamespace(
-        project=SimpleNamespace(spec=loaded.spec, recipe=job.code, framework=framework),
+        project=SimpleNamespace(spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=None),
         manifest=job.manifest,
         order=job.order,
         storage=job.data_storage,
         work_storage=job.run_storage,
         attempt=SimpleNamespace(number=1, model_copy=lambda update: None),
-        run=SimpleNamespace(run="run"),
+        run=SimpleNamespace(run="run", sweep=None),
         ledger=SimpleNamespace(has_trained=lambda run: False),
         tracker=SimpleNamespace(checkpoints=lambda committed: None),
         reporter=SimpleNamespace(progress=lambda stage: silent),

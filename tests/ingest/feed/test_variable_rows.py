@@ -25,7 +25,7 @@ from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.schema import ColumnInfo
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec
-from penstock.training.registry.serving import ServedModel
+from penstock.training.registry import prepared_rows
 from tests.ingest.preparing import Source, transform_table
 
 ROWS, BATCH = 300, 32
@@ -250,7 +250,7 @@ def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
 
 def test_lists_can_be_given_as_a_model_is_asked() -> None:
     tokens = ColumnInfo(name="tokens", dtype="int32", ragged="padded")
-    ask = ServedModel()._lists
+    ask = prepared_rows._lists
     found = ask(tokens, {"tokens": [[1, 2], [3, 0]], "tokens_length": [2, 1]})
     assert found["tokens"].tolist() == [[1, 2], [3, 0]]
     assert found["tokens"].dtype == torch.int32
@@ -271,7 +271,7 @@ def test_lists_can_be_given_as_a_model_is_asked() -> None:
 
 
 def test_a_value_that_the_models_dtype_cannot_hold_is_refused() -> None:
-    ask = ServedModel()._tensor
+    ask = prepared_rows._tensor
     age = ColumnInfo(name="age", dtype="uint8")
     assert ask(age, {"age": [3.0, 255]}).tolist() == [3, 255]
     assert ask(ColumnInfo(name="w", dtype="float32"), {"w": [0.1]}).dtype == torch.float32
