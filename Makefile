@@ -46,10 +46,10 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
 
-test: $(READY) ## the tests of everything that is promised (11 minutes), and the 15 slowest of them
+test: $(READY) ## the tests of everything that is promised (12 to 20 minutes on 2 cores), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
-drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (26 minutes)
+drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (40 minutes and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, make test
