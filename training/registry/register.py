@@ -17,12 +17,14 @@ from pathlib import Path
 import mlflow.pyfunc
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.tracking import MlflowClient
 
+from penstock.ingest.columns.images import holds_images
 from penstock.training.model import ModelSpec
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.needed_code import copy_needed_code
@@ -133,7 +135,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
         placeholders = [work / file.name for file in files]
         for placeholder in placeholders:
             placeholder.touch()
-        rows = few_rows(trained.example).to_pandas()
+        rows = _plain_images(few_rows(trained.example)).to_pandas()
         ours = copy_needed_code(trained.model, work / "penstock")
         mlflow.pyfunc.save_model(
             str(work / "model"),
@@ -159,6 +161,14 @@ def few_rows(example: pa.Table) -> pa.Table:
     """The first rows of `example`, about 1 MB of them at most; one is always left."""
     row_bytes = max(1, example.nbytes // max(1, example.num_rows))
     return example.slice(0, max(1, _EXAMPLE_BYTES // row_bytes))
+
+
+def _plain_images(rows: pa.Table) -> pa.Table:
+    """Images as their bytes alone, which the signature says they are: MLflow cannot write a struct of bytes as JSON."""
+    for index, field in enumerate(rows.schema):
+        if holds_images(field.type):
+            rows = rows.set_column(index, field.name, pc.struct_field(rows.column(index), "bytes"))
+    return rows
 
 
 def _answer(folder: Path, example: pa.Table) -> pd.DataFrame | None:
