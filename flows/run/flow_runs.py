@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -11,10 +13,11 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
 
+from penstock.errors import Interrupted
 from penstock.tasks.ledger import Attempt, Status
 from penstock.tasks.prefect_away import AWAY
 
-__all__ = ["EndedUntold", "name_flow_run", "tell_end"]
+__all__ = ["EndedUntold", "flow_result", "name_flow_run", "tell_end"]
 
 _STATES: dict[Status, StateType] = {
     "done": StateType.COMPLETED,
@@ -35,6 +38,32 @@ class EndedUntold(Abort):
     def __init__(self, end: State[Any] | BaseException) -> None:
         super().__init__("Prefect's server is away")
         self.end = end
+
+
+def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
+    """The result of a flow of ours that `perform` calls with `return_state=True`.
+
+    Raises:
+        Interrupted: it was stopped; with what it had reached.
+        BaseException: what it raised.
+    """
+    result: Any
+    try:
+        state = perform()
+        # In a notebook a loop runs already, and Prefect would give a coroutine.
+        result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
+    except EndedUntold as untold:
+        if isinstance(untold.end, BaseException):
+            raise untold.end from None
+        state, result = untold.end, untold.end.data
+    if state.is_cancelled():
+        reached = dict(result) if isinstance(result, dict) else {}
+        stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))
+        stopped.result = reached
+        raise stopped
+    if not state.is_completed():
+        raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
+    return dict(result)
 
 
 def name_flow_run(name: str, tags: list[str]) -> None:

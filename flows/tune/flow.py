@@ -20,7 +20,7 @@ from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.pipeline import pipeline
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
-from penstock.flows.run.flow_runs import EndedUntold
+from penstock.flows.run.flow_runs import EndedUntold, flow_result
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
 from penstock.flows.run.preflight import check_storage, machine_cpus
 from penstock.flows.run.reporter import make_reporter
@@ -234,16 +234,4 @@ def _run_best(ctx: RunContext, file: Path, best: Trial) -> dict[str, Any]:
         run = run.model_copy(update={"sweep": None})
         ctx.ledger.save_run(run)
     ctx.ledger.make_current(run)
-    result: Any
-    try:
-        state = pipeline(RunRequest(file=str(file)), return_state=True)
-        result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
-    except EndedUntold as untold:
-        if isinstance(untold.end, BaseException):
-            raise untold.end from None
-        state, result = untold.end, untold.end.data
-    if state.is_cancelled():
-        raise Interrupted(ctx.stopping.signum, str(state.message))
-    if not state.is_completed():
-        raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
-    return dict(result)
+    return flow_result(lambda: pipeline(RunRequest(file=str(file)), return_state=True))

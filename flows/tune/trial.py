@@ -137,6 +137,7 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
         perform(TRAIN, ctx)
         ended = _done(sweep.tune, trial, ctx.run, ctx.output("train"))
     except Exception as error:
+        # Whatever it is: the records of the trial are closed; what is no fault of its values is raised again there.
         return _ended_otherwise(sweep, trial, ctx, error)
     ledger.note_training(ctx.run)
     ctx.tracker.log_metrics({"objective": ended.value or 0.0}, ended.step or 0)

@@ -105,28 +105,12 @@ def _call_flow(
 ) -> dict[str, Any]:
     # Prefect reads its settings when imported, so it comes after the server's address is known.
     from penstock.flows.pipeline import pipeline
-    from penstock.flows.run.flow_runs import EndedUntold
+    from penstock.flows.run.flow_runs import flow_result
     from penstock.flows.run.request import RunRequest
 
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
     stopping.check()
-    result: Any
-    try:
-        state = pipeline(request, return_state=True)
-        # In a notebook a loop runs already, and Prefect would give a coroutine.
-        result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
-    except EndedUntold as untold:
-        if isinstance(untold.end, BaseException):
-            raise untold.end from None
-        state, result = untold.end, untold.end.data
-    if state.is_cancelled():
-        reached = dict(result) if isinstance(result, dict) else {}
-        stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))
-        stopped.result = reached
-        raise stopped
-    if not state.is_completed():
-        raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
-    return dict(result)
+    return flow_result(lambda: pipeline(request, return_state=True))
 
 
 def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:

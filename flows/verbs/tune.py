@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import Interrupted
 from penstock.flows.servers.services import prefect_api, telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.run import interrupts_once_stopped, load_ahead
@@ -42,24 +40,9 @@ def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False
     stopping = StopRequest()
     with interrupts_once_stopped(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir, stopping.check):
         # Prefect reads its settings when imported, so it comes after the server's address is known.
-        from penstock.flows.run.flow_runs import EndedUntold
+        from penstock.flows.run.flow_runs import flow_result
         from penstock.flows.tune.flow import TuneRequest
         from penstock.flows.tune.flow import tune as tune_flow
 
         request = TuneRequest(file=str(loaded.file), overrides=list(overrides), fresh=fresh)
-        result: Any
-        try:
-            state = tune_flow(request, return_state=True)
-            result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
-        except EndedUntold as untold:
-            if isinstance(untold.end, BaseException):
-                raise untold.end from None
-            state, result = untold.end, untold.end.data
-        if state.is_cancelled():
-            reached = dict(result) if isinstance(result, dict) else {}
-            stopped = Interrupted(reached.pop("signum", signal.SIGTERM), str(state.message))
-            stopped.result = reached
-            raise stopped
-        if not state.is_completed():
-            raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
-        return dict(result)
+        return flow_result(lambda: tune_flow(request, return_state=True))

@@ -45,6 +45,11 @@ class CheckpointFacts(Section):
     exactness: str = "bit-exact"
     """Whether these weights equal those of a run that was never interrupted, or why not."""
 
+    @classmethod
+    def at(cls, state: TrainState, **others: Any) -> CheckpointFacts:
+        """Facts of a training that is at `state`; `others` are the fields that this does not tell."""
+        return cls(step=state.step, epoch=state.epoch, position=state.position, **others)
+
 
 class CheckpointManifest(CheckpointFacts):
     """`manifest.json`."""

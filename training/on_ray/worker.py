@@ -204,10 +204,8 @@ def _continue_from(
             warnings.append(f"from step {state.step:,} on the optimizer is the recipe's of now: {told}")
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(training["ranks"][group.rank], group.device)
-    facts = CheckpointFacts(
-        step=state.step,
-        epoch=state.epoch,
-        position=state.position,
+    facts = CheckpointFacts.at(
+        state,
         world_size=group.world_size,
         identity=job.identity,
         settings=settings,

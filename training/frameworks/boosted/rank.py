@@ -139,10 +139,8 @@ def _continue_from(
         exactness = with_reason(exactness, reason) if reason is not None else exactness
         state = checkpoint.state
         progress = Progress.model_validate_json(checkpoint.storage.read_bytes(PROGRESS))
-    facts = CheckpointFacts(
-        step=state.step,
-        epoch=state.epoch,
-        position=state.position,
+    facts = CheckpointFacts.at(
+        state,
         world_size=group.world_size,
         identity=job.identity,
         settings=settings,

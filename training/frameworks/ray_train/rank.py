@@ -59,10 +59,8 @@ def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: b
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         state = checkpoint.state
         exactness = with_reason(judge(checkpoint.manifest, group.world_size, job.settings, environment), RESTORES_ITSELF)
-    facts = CheckpointFacts(
-        step=state.step,
-        epoch=state.epoch,
-        position=state.position,
+    facts = CheckpointFacts.at(
+        state,
         world_size=group.world_size,
         identity=job.identity,
         settings=job.settings,
@@ -111,7 +109,7 @@ def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: b
 
 
 def _answer_with(session: Session, closes: ExitStack) -> None:
-    """Let Ray Train's functions ask the session, until the end."""
+    """Have Ray Train's functions answered by `session` until `closes` ends."""
     try:
         before = get_train_fn_utils()
     except RuntimeError:  # no worker of Ray Train
