@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, FiniteFloat, PositiveInt, Tag, field_validator, model_validator
 
 from penstock.config import Section
 from penstock.errors import SpecError
@@ -19,6 +19,7 @@ __all__ = [
     "SampleSpec",
     "ShuffleSpec",
     "SplitRule",
+    "ValueRange",
     "check_split_rules",
 ]
 
@@ -64,6 +65,15 @@ class SplitRule(Section):
         return list(self.by) if isinstance(self.by, list) else [] if self.by == "row" else [self.by]
 
 
+def _rises(value_range: tuple[float, float]) -> tuple[float, float]:
+    if not value_range[0] < value_range[1]:
+        raise ValueError(f"a range is [low, high] with low below high, not {list(value_range)}")
+    return value_range
+
+
+ValueRange = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rises)]
+
+
 def _held_out_kind(value: object) -> str:
     return "SplitRule" if isinstance(value, dict | SplitRule) else "str"
 
@@ -80,13 +90,17 @@ class ImagesOptions(Section):
 
     With `format: images` a row is a file: column `image` holds its bytes, `path` its name, and `label` the name of the first
     folder below the root (`cat` for `cat/indoor/1.jpg`; the root of a glob ends at its first wildcard). After the steps `image`
-    is decoded and `path` left out, unless a step has changed them. Images of more than 8 bits a channel are refused.
+    is decoded and `path` left out, unless a step has changed them. Images of 16 bits or of floats are refused without `range`.
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
     """Resize to (height, width) pixels when decoding; without it all images must have one size."""
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
+    range: ValueRange | None = None
+    """Which values of an image of more than 8 bits (grey of 16 or 32, or floats) become 0 and 255: `[0, 65535]`, or a window
+    such as `[-1000, 400]`. What lies between is scaled and rounded, what lies beyond becomes 0 or 255, and a NaN makes an image
+    a broken one (`data.invalid`). Images of 8 bits stay as they are."""
 
 
 class DataSpec(Section):

@@ -7,14 +7,18 @@ out and is not known as clutter is reported: its rows may be missed.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from fsspec.spec import AbstractFileSystem
 
 from penstock.config import Section
 from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
@@ -39,6 +43,9 @@ _TABLE_FORMATS = {
     "Lance": ("_versions/*.manifest", "lance.dataset(path).to_table()"),
 }
 """Tables whose log says which of their files count: the names in the log, and what reads the rows."""
+
+_LOOKS = 16
+"""Folders looked at for a table's log at the same time."""
 
 _MARKERS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
@@ -134,8 +141,9 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
         root, found = find_files(fs, path)
         fates = {full: _fate(posixpath.relpath(full, root), extensions, globbed=glob.has_magic(path)) for full in found}
         wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
-        if not glob.has_magic(path):
-            _refuse_tables(split, uri, [posixpath.relpath(full, root) for full in found if full != path])
+        whole = root == path.rstrip("/")  # a folder, whose files are all found; of others logs may lie beside what was found
+        folders = _folders_above([path] if whole else wanted)
+        _refuse_tables(split, uri, fs, [full for full in found if full != path], folders)
         _refuse_dangling(wanted)
         files = [
             SourceFile(
@@ -174,16 +182,50 @@ def _by_content(files: list[SourceFile]) -> list[SourceFile]:
     return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
 
 
-def _refuse_tables(split: Split, uri: str, names: Sequence[str]) -> None:
-    """A folder of such a table holds files with deleted rows beside those that count."""
-    for format, (log, reader) in _TABLE_FORMATS.items():
-        found = next((name for name in names if fnmatch.fnmatchcase(f"/{name}", f"*/{log}")), None)
-        if found is not None:
-            raise DataError(
-                f"data.{split}: {uri} is a {format} table ({found}): its log says which of its files count, and "
-                "read as a folder it would give deleted rows too",
-                next_step=f"export its rows as Parquet ({reader}); a glob ({uri.rstrip('/')}/*.parquet) reads what it names",
-            )
+def _refuse_tables(split: Split, uri: str, fs: AbstractFileSystem, below: Sequence[str], folders: set[str]) -> None:
+    """A folder of such a table holds files with deleted rows beside those that count.
+
+    Args:
+        below: paths of files that were found, a log perhaps among them.
+        folders: where else a log may lie.
+    """
+    logs = [(format, name) for format in _TABLE_FORMATS for name in below if _is_log(format, name)]
+    with ThreadPoolExecutor(_LOOKS) as pool:
+        asked = [(format, folder) for folder in sorted(folders) for format in _TABLE_FORMATS]
+        logs += [
+            (format, log)
+            for (format, _), log in zip(asked, pool.map(lambda each: _log_in(fs, *each), asked), strict=True)
+            if log
+        ]
+    for format, log in logs:
+        raise DataError(
+            f"data.{split}: {uri} is a {format} table, or a part of one ({log}): its log says which of its files count, "
+            "and read by their names they would give deleted rows too",
+            next_step=f"export its rows as Parquet to a folder outside the table ({_TABLE_FORMATS[format][1]})",
+        )
+
+
+def _is_log(format: str, path: str) -> bool:
+    return fnmatch.fnmatchcase(f"/{path}", f"*/{_TABLE_FORMATS[format][0]}")
+
+
+def _log_in(fs: AbstractFileSystem, format: str, folder: str) -> str:
+    """The path of a log of such a table in the folder; empty if there is none, or the store lists no such folder."""
+    with contextlib.suppress(OSError, ValueError, NotImplementedError):
+        names = fs.ls(f"{folder}/{posixpath.dirname(_TABLE_FORMATS[format][0])}", detail=False)
+        return next((name for name in names if _is_log(format, name)), "")
+    return ""
+
+
+def _folders_above(paths: Iterable[str]) -> set[str]:
+    """All folders that the paths lie in, up to the top."""
+    folders: set[str] = set()
+    for path in paths:
+        folder = posixpath.dirname(path)
+        while folder.strip("/") and folder not in folders:
+            folders.add(folder)
+            folder = posixpath.dirname(folder)
+    return folders
 
 
 def _refuse_dangling(found: Mapping[str, Mapping[str, Any]]) -> None:

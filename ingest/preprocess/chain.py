@@ -165,12 +165,12 @@ def _finish_format(rows: Rows, data: DataSpec) -> None:
             rows.table = rows.table.drop_columns([name])
     for name in meaning.encoded_images:
         if name in rows.table.column_names and pa.types.is_binary(rows.table.schema.field(name).type):
-            decode_images(rows, name, data.images.size, data.images.mode)
+            decode_images(rows, name, data.images)
 
 
 def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
     if holds_images(rows.table.schema.field(name).type):
-        decode_images(rows, name, data.images.size, data.images.mode)
+        decode_images(rows, name, data.images)
         return
     if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
         raise DataError(

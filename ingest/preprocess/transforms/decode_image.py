@@ -11,14 +11,14 @@ from PIL import Image
 from pydantic import PositiveInt
 
 from penstock.config import Section
-from penstock.errors import DataError
+from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.extension_types import ImageType
 from penstock.ingest.columns.images import DeepImage, decode_image, holds_images
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
-from penstock.ingest.spec import DataSpec
+from penstock.ingest.spec import DataSpec, ImagesOptions, ValueRange
 
 __all__ = ["DecodeImage", "DecodeImageOptions", "decode_images"]
 
@@ -32,6 +32,8 @@ class DecodeImageOptions(Section):
     """(height, width) in pixels to resize to, instead of `data.images.size`. Without either, all images must agree."""
     mode: Literal["RGB", "L"] | None = None
     """RGB gives 3 channels, L (grey) 1; instead of `data.images.mode`."""
+    range: ValueRange | None = None
+    """The values that become 0 and 255 of images of more than 8 bits; instead of `data.images.range`."""
     keep: Literal["pixels", "encoded"] = "pixels"
     """What the cache holds, or a stream's window: `pixels`, the fastest to read; or the `encoded` images, which take a tenth of
     the room and are decoded anew by the threads that read ahead. Training sees the same either way."""
@@ -50,21 +52,28 @@ class DecodeImage(Transform[DecodeImageOptions]):
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         options = self.options
         self.require(rows, [options.column])
-        size, mode = options.size or data.images.size, options.mode or data.images.mode
-        decode_images(rows, options.column, size, mode, keep_encoded=self.keeps_images_encoded)
+        own = options.model_dump(include={"size", "mode", "range"}, exclude_none=True)
+        images = data.images.model_copy(update=own)
+        if self.keeps_images_encoded and images.range is not None:
+            raise SpecError(
+                "preprocess: decode_image: keep: encoded is for images of 8 bits a channel, and range for others",
+                next_step="leave keep out: pixels scaled by a range take a byte each; or leave the range out",
+            )
+        decode_images(rows, options.column, images, keep_encoded=self.keeps_images_encoded)
 
 
-def decode_images(
-    rows: Rows, name: str, size: tuple[int, int] | None, mode: Literal["RGB", "L"], *, keep_encoded: bool = False
-) -> None:
+def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep_encoded: bool = False) -> None:
     """Decode column `name` of `rows` in place; rows whose image is missing or broken are rejected.
 
     Args:
+        images: what the pixels shall be.
         keep_encoded: decode to know that it can be done, and keep the images as they are, as `ImageType`.
 
     Raises:
-        DataError: the column holds no images, such of more than 8 bits a channel, or of several sizes without `size`.
+        DataError: the column holds no images, such of more than 8 bits a channel without `range`, or of several sizes without
+            `size`.
     """
+    size = images.size
     column = rows.column(name)
     if holds_images(column.type):
         rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
@@ -75,7 +84,7 @@ def decode_images(
             next_step="leave the step out if the column holds pixels already",
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
-    pixels, errors = _decode_all(rows, name, [value.as_buffer() for value in column if value.is_valid], size, mode)
+    pixels, errors = _decode_all(rows, name, [value.as_buffer() for value in column if value.is_valid], images)
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
     for row, image in enumerate(whole):
@@ -86,7 +95,7 @@ def decode_images(
                 f"one before it {height}x{width}",
                 next_step=f"resize all: decode_image: {{column: {name}, size: [{height}, {width}]}}",
             )
-    channels = 3 if mode == "RGB" else 1
+    channels = 3 if images.mode == "RGB" else 1
     if keep_encoded:
         kept = rows.column(name)
         kept = (kept.field("bytes") if holds_images(kept.type) else kept).cast(pa.large_binary())
@@ -97,20 +106,18 @@ def decode_images(
     rows.put(name, tensor_array(stacked))
 
 
-def _decode_all(
-    rows: Rows, name: str, contents: list[Any], size: tuple[int, int] | None, mode: Literal["RGB", "L"]
-) -> tuple[list[np.ndarray | None], list[str]]:
+def _decode_all(rows: Rows, name: str, contents: list[Any], images: ImagesOptions) -> tuple[list[np.ndarray | None], list[str]]:
     pixels: list[np.ndarray | None] = []
     errors: list[str] = []
     for content in contents:
         try:
-            pixels.append(decode_image(content, size, mode))
+            pixels.append(decode_image(content, images.size, images.mode, images.range))
             errors.append("")
         except DeepImage as error:
             raise DataError(
                 f"{rows.origin.place(len(pixels))}: the image in {name!r} is of {error}; 8 bits cannot hold them",
-                next_step="scale such images to 8 bits a channel at their source, or decode them in a map_batches function: it "
-                f"gets the bytes in {name!r} and may return an array of any dtype",
+                next_step="say which values become 0 and 255 (data.images: {range: [0, 65535]}), or decode such images in a "
+                f"map_batches function: it gets the bytes in {name!r} and may return an array of any dtype",
             ) from error
         except Image.UnidentifiedImageError:  # its text names an address in memory
             pixels.append(None)

@@ -149,11 +149,12 @@ def test_a_file_in_two_splits_is_refused(tmp_path: Path) -> None:
 )
 def test_a_table_with_a_log_of_its_own_is_no_folder_of_files(tmp_path: Path, table: str, log: str) -> None:
     write_files(tmp_path, {f"t/{log}": "x", "t/part-0.parquet": "x", "t/part-1.parquet": "x"})
-    for train in ("t", "."):
-        with pytest.raises(DataError, match=f"is a {table} table") as caught:
+    write_files(tmp_path, {"t/day=1/part-2.parquet": "x", "beside/a.parquet": "x"})
+    for train in ("t", ".", "t/part-*", "t/**/*.parquet", "t/day=1", "t/day=*", "t/part-0.parquet", "*/*.parquet"):
+        with pytest.raises(DataError, match=f"is a {table} table, or a part of one") as caught:
             names(tmp_path, "parquet", train=train)
-        assert "export its rows" in caught.value.next_step
-    assert names(tmp_path, "parquet", train="t/part-*") == ["part-0.parquet", "part-1.parquet"]
+        assert "export its rows as Parquet to a folder outside the table" in caught.value.next_step
+    assert names(tmp_path, "parquet", train="beside/*") == ["a.parquet"]
 
 
 def test_split_rules_that_leave_nothing_to_train_on_are_refused_before_anything_is_read(tmp_path: Path) -> None:

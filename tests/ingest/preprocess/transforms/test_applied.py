@@ -264,11 +264,33 @@ def test_a_broken_image_is_named_or_dropped() -> None:
     ],
 )
 def test_an_image_of_more_than_8_bits_is_refused_by_its_mode(pixels: np.ndarray, format: str, deep: str, mode: str) -> None:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, format)
-    table = pa.table({"image": pa.array([jpeg(8, 8), stream.getvalue()], pa.binary())})
+    table = pa.table({"image": pa.array([jpeg(8, 8), encoded(pixels, format)], pa.binary())})
     with pytest.raises(DataError, match=rf"row 101 .*mode {deep}: .* more than 8 bits"):
         transform_table(table, [{"decode_image": {"mode": mode}}], invalid="drop")
+
+
+def encoded(pixels: np.ndarray, format: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, format)
+    return stream.getvalue()
+
+
+def test_a_range_says_how_deep_images_become_8_bits_and_leaves_others_alone() -> None:
+    depth = np.array([[0, 257, 32768], [65535, 1000, 128]], np.uint16)
+    floats = np.array([[-7.0, 0.0, 0.5], [1.0, 9.0, np.inf]], np.float32)
+    grey = np.array([[0, 1, 2], [3, 128, 255]], np.uint8)
+    table = pa.table({"image": pa.array([encoded(depth, "PNG"), encoded(grey, "PNG")], pa.binary())})
+    found = transform_table(table, [{"decode_image": {"mode": "L", "range": [0, 65535]}}])["image"].to_pylist()
+    assert np.array_equal(np.reshape(found, (2, 2, 3)), [[[0, 1, 128], [255, 4, 0]], grey])
+    table = pa.table({"image": pa.array([encoded(floats, "TIFF"), encoded(floats * np.nan, "TIFF")], pa.binary())})
+    found = transform_table(table, ["decode_image"], invalid="drop", images={"mode": "RGB", "range": [0, 1]})[
+        "image"
+    ].to_pylist()
+    assert np.array_equal(np.reshape(found, (1, 2, 3, 3))[..., 2], [[[0, 0, 128], [255, 255, 255]]])
+    with pytest.raises(DataError, match="cannot be decoded"):
+        transform_table(table, ["decode_image"], images={"range": [0, 1]})
+    with pytest.raises(SpecError, match="keep: encoded is for images of 8 bits"):
+        transform_table(table, [{"decode_image": {"keep": "encoded"}}], images={"range": [0, 1]})
 
 
 def test_an_image_that_needs_another_program_is_none() -> None:
