@@ -60,7 +60,12 @@ class Project:
     @cached_property
     def listing(self) -> Listing:
         """The source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
-        return list_source(self.spec.data, self.base_dir, format_of(self.spec.data).extensions)
+        data, found = self.spec.data, format_of(self.spec.data)
+        if found.from_code:
+            from penstock.ingest.formats.python import keep_rows  # who has files needs none of it
+
+            data = keep_rows(data, self.base_dir, self.storage)
+        return list_source(data, self.base_dir, found.extensions)
 
     def _is_source(self, file: Path) -> bool:
         return file in self._source_paths

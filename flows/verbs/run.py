@@ -7,7 +7,7 @@ import difflib
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
-from penstock.flows.spec_file import LoadedSpec, load_spec
-from penstock.ingest.schema import SPLITS
+from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
+from penstock.ingest.formats.python import keep_object
+from penstock.ingest.schema import SPLITS, Split
 from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
@@ -32,7 +33,14 @@ __all__ = ["interrupts_once_stopped", "load_ahead", "run"]
 _SILENCE_S = 2.0
 
 
-def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
+def run(
+    file: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    fresh: bool = False,
+    until: str | None = None,
+    data: Mapping[Split, Any] | None = None,
+) -> dict[str, Any]:
     """Run or continue a pipeline in this process and return what `penstock run --json` prints.
 
     Args:
@@ -40,6 +48,8 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
         overrides: changes of single values, such as `train.epochs=3`.
         fresh: start a new run instead of continuing the last one.
         until: stop after this stage.
+        data: rows instead of those that the file names: `{"train": frame}`, and validation or test besides. Pandas DataFrames,
+            Arrow tables, dicts of arrays or structured numpy arrays; kept in the storage, so that the run can continue.
 
     Raises:
         PenstockError: what stopped the run; its attribute `result` holds what was reached.
@@ -47,6 +57,8 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
     _check_stage(until)
     telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
+    if data is not None:
+        loaded = load_spec(Path(file), [*overrides, *_rows_given(loaded, data)])
     _refuse_if_held(loaded)
     _refuse_early(loaded)
     if loaded.spec.tracking.tracker == "mlflow":
@@ -65,7 +77,7 @@ def run(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False,
         with contextlib.ExitStack() as servers:
             with _saying_what_is_waited_for("the Prefect server"):
                 servers.enter_context(prefect_api(loaded.state_dir, meanwhile))
-            return _call_flow(loaded, list(overrides), fresh, until, stopping)
+            return _call_flow(loaded, list(loaded.overrides), fresh, until, stopping)
 
 
 @contextlib.contextmanager
@@ -78,6 +90,19 @@ def _saying_what_is_waited_for(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:
+    """Keep a program's rows in the storage: the settings that read them from there."""
+    unknown = sorted(map(str, data.keys() - {*SPLITS}))
+    if unknown or "train" not in data:
+        raise SpecError(
+            f"data={{...}} has {', '.join(map(str, data)) or 'nothing'}; it takes train, and validation and test besides",
+            next_step='call run(file, data={"train": rows})',
+        )
+    storage = Storage(loaded.spec.storage)
+    kept = {split: keep_object(rows, storage, f"data[{split!r}]") for split, rows in data.items()}
+    return [as_override("data.format", "arrow"), *(as_override(f"data.{split}", uri) for split, uri in kept.items())]
 
 
 def _check_stage(until: str | None) -> None:

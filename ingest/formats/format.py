@@ -29,6 +29,8 @@ class Format(Protocol):
     `.lz4` may follow them; `open_stream` (penstock.ingest.files.opening) unpacks these."""
     Options: ClassVar[type[Section] | None] = None
     """What the pipeline file may say under `data.NAME`, or None. Its docstring and those of its fields become the reference."""
+    from_code: ClassVar[bool] = False
+    """Whether `data.train` names a function that gives rows, not files (`format: python`)."""
     folder_columns: ClassVar[bool] = True
     """Whether a folder named `month=2011-01` gives its files a column `month`."""
     identity: ClassVar[tuple[str, ...]] = ()

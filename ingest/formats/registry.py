@@ -21,6 +21,7 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "arrow": "penstock.ingest.formats.arrow:ArrowFormat",
         "images": "penstock.ingest.formats.images:ImagesFormat",
         "text": "penstock.ingest.formats.text:TextFormat",
+        "python": "penstock.ingest.formats.python:PythonFormat",
     },
 )
 """Name in `data.format` to the format's class."""

@@ -110,18 +110,23 @@ def checkpoint_in(file: Path) -> Callable[[], bool]:
 
 def test_a_run_inside_a_running_event_loop_gives_its_result_and_raises_its_own_errors(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=2)
+    part = file.parent / "data" / "train" / "part-0.parquet"
     script = (
-        "import asyncio, sys, penstock\n"
+        "import asyncio, pandas, sys, penstock\n"
         "async def main():\n"
         "    print(penstock.run(sys.argv[1], until='read')['status'])\n"
         "    try: penstock.run(sys.argv[1], until='raed')\n"
         "    except penstock.errors.SpecError as error: print(error.message)\n"
         "    try: penstock.run(sys.argv[1], ['data.train=gone/'], until='read')\n"
         "    except penstock.errors.DataError as error: print(type(error).__name__)\n"
+        "    frame = pandas.read_parquet(sys.argv[2]).head(100)\n"
+        "    print(penstock.run(sys.argv[1], until='read', data={'train': frame})['stages'][0]['outcome'])\n"
+        "    print(penstock.run(sys.argv[1], until='read', data={'train': frame})['stages'][0]['outcome'])\n"
         "asyncio.run(main())"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == ["partial", "until='raed' is no stage; did you mean 'read'?", "DataError"], done.stderr
+    done = subprocess.run([sys.executable, "-c", script, str(file), str(part)], capture_output=True, text=True, timeout=300)
+    refused = ["until='raed' is no stage; did you mean 'read'?", "DataError"]
+    assert done.stdout.splitlines() == ["partial", *refused, "ran", "reused"], done.stderr
     assert "never awaited" not in done.stderr
 
 

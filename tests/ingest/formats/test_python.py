@@ -1,0 +1,108 @@
+"""Rows that a function gives, or a program holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from penstock.errors import DataError, PenstockError
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.python import keep_object, keep_rows
+from penstock.ingest.formats.registry import format_of
+from penstock.ingest.formats.section import spec_class_for
+from penstock.ingest.read.snapshot import iterate_rows, read_source
+from penstock.progress import silent
+from penstock.storage import Storage
+
+EVERYTHING = """
+import numpy as np, pandas as pd, pyarrow as pa
+
+def rows(start=0):
+    with open(__import__("os").environ["CALLS"], "a") as calls:
+        calls.write("x")
+    yield pd.DataFrame({"x": [start, start + 1], "name": ["a", None]})
+    yield pa.table({"x": [start + 2], "name": ["c"]})
+    yield {"x": np.array([start + 3]), "name": np.array(["d"], object)}
+    yield np.array([(start + 4, "e")], [("x", "i8"), ("name", "U1")])
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+def read(folder: Path, source: str, **options: Any) -> pa.Table:
+    (folder / "source.py").write_text(source)
+    section = {"format": "python", "train": "source.py:rows", "python": options}
+    data = spec_class_for(section).model_validate(section)
+    files = list_source(keep_rows(data, folder, Storage(str(folder / "storage"))), folder, format_of(data).extensions).files
+    snapshot = read_source(data, files, silent)
+    return pa.concat_tables(batch.table for batch in iterate_rows(data, snapshot, snapshot.files))
+
+
+def test_a_function_may_give_pandas_arrow_and_numpy_and_is_asked_once(tmp_path: Path, calls: Path) -> None:
+    for _ in range(2):
+        assert read(tmp_path, EVERYTHING).to_pydict() == {"x": [0, 1, 2, 3, 4], "name": ["a", None, "c", "d", "e"]}
+    assert calls.read_text() == "x"
+    read(tmp_path, "# moved\n" + EVERYTHING)
+    assert calls.read_text() == "x", "what it reaches is the same"
+    assert read(tmp_path, EVERYTHING, params={"start": 7})["x"].to_pylist() == [7, 8, 9, 10, 11]
+    read(tmp_path, EVERYTHING, fingerprint="2026-11")
+    read(tmp_path, EVERYTHING.replace("start + 4", "start + 5"))
+    assert calls.read_text() == "xxxx"
+
+
+def test_a_fingerprint_may_be_a_function_that_is_asked_each_time(tmp_path: Path, calls: Path) -> None:
+    source = EVERYTHING + "\ndef version():\n    return open('" + str(tmp_path / "version") + "').read()\n"
+    for version, expected in (("1", "x"), ("1", "x"), ("2", "xx")):
+        (tmp_path / "version").write_text(version)
+        read(tmp_path, source, fingerprint="source.py:version")
+        assert calls.read_text() == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 3", "gave a int .*no rows"),
+        ("return iter(())", "gave no rows"),
+        ("yield {'x': [1, 'a']}", "table 0 .*does not become Arrow"),
+        ("yield pd.DataFrame({'x': [1]}, index=pd.Index([7], name='id'))", r"index \['id'\] would be lost; call reset_index"),
+        ("raise KeyError('gone')", r"source.py:rows raised KeyError: 'gone' \(.*source.py, line 4\)"),
+    ],
+)
+def test_what_is_no_rows_is_refused_by_name(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, f"import pandas as pd\n\ndef rows():\n    {body}\n")
+    with pytest.raises(PenstockError, match=r"source\.py"):
+        read(tmp_path, "def others():\n    pass\n")
+
+
+def test_shapes_and_types_come_out_as_they_went_in(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    images = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    given = {"image": images, "at": np.array(["2026-01-01", "2027-01-01"], "M8[ns]"), "y": np.array([1, 2], np.int16)}
+    uri = keep_object(given, storage, "train")
+    section = {"format": "arrow", "train": uri}
+    data = spec_class_for(section).model_validate(section)
+    snapshot = read_source(data, list_source(data, tmp_path, (".arrow",)).files, silent)
+    (batch,) = iterate_rows(data, snapshot, snapshot.files)
+    assert np.array_equal(batch.table["image"].combine_chunks().to_pylist(), images.reshape(2, 12))
+    assert batch.table.schema.field("y").type == pa.int16()
+    assert batch.table["at"].to_pylist() == [pd.Timestamp("2026-01-01"), pd.Timestamp("2027-01-01")]
+    assert keep_object(given, storage, "train") == uri
+    assert keep_object({**given, "y": np.array([1, 3], np.int16)}, storage, "train") != uri
+
+
+def test_a_ray_dataset_is_read_and_ray_ends_with_it(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    source = "import ray\n\ndef rows():\n    ray.init(num_cpus=1, include_dashboard=False)\n    return ray.data.range(1000)\n"
+    assert sorted(read(tmp_path, source)["id"].to_pylist()) == list(range(1000))
+    assert not ray.is_initialized() and "ray" in sys.modules
