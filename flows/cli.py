@@ -84,6 +84,7 @@ class Template(StrEnum):
     images = "images"
     text = "text"
     boosted = "boosted"
+    lightning = "lightning"
 
 
 @app.command()
