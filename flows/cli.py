@@ -77,6 +77,16 @@ FileOption = Annotated[
 ]
 
 
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column", metavar="NAME", help="A column of INPUT to keep beside the predictions; repeatable.", show_default="all"
+    ),
+]
+Format = Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of the files trained on")]
+Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")]
+
+
 class Template(StrEnum):
     """The projects `init` can make."""
 
@@ -300,6 +310,29 @@ def explain(
         return result
 
     _answer(work, as_json)
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, a run, or the folder of a model.")],
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one, such as s3://.")],
+    output: Annotated[str, typer.Option(help="Folder or URL for the scored rows, as Parquet; made if absent.")],
+    columns: Columns = None,
+    format: Format = None,
+    gpus: Gpus = False,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Score rows with a registered model; what is scored already, in this output by this model, is not scored again."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.model.predict import predict as predict_rows
+
+        result = predict_rows(model, source, output, columns=columns or [], format=format, gpus=gpus, file=file)
+        _err.print(f"{result['output']}: {result['total_rows']:,} rows", markup=False, soft_wrap=True)
+        return result
+
+    _answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
 
 
 @app.command()
