@@ -138,7 +138,7 @@ def _score(model: LoadedModel, job: UnitJob, folder: Path, started: float) -> Pr
             # The number that a problem begins with is that of the batch.
             reasons = pa.array([found.problems[row].removeprefix(f"row {row}: ") for row in rows.tolist()], pa.string())
             where = {name: values.take(pa.array(rows)) for name, values in place.items()}
-            unscored.add(_joined(_at(table.select(source.shown), rows, table.num_rows), {"reason": reasons}, where))
+            unscored.add(_joined(_as_text(_at(table.select(source.shown), rows, table.num_rows)), {"reason": reasons}, where))
     name = part_name(job.key)
     return PredictedUnit(
         key=job.key,
@@ -223,7 +223,7 @@ class _Source:
     def nothing(self, rows: int) -> pa.Table:
         """Rows of which nothing could be read."""
         schema = self._snapshot.arrow_schema()
-        return pa.table({name: pa.nulls(rows, schema.field(name).type) for name in self.shown})
+        return _as_text(pa.table({name: pa.nulls(rows, schema.field(name).type) for name in self.shown}))
 
     def typed(self, table: pa.Table) -> pa.Table:
         """Columns of rows that were scored, those that the model looked at in the types it has them in."""
@@ -323,6 +323,14 @@ def _rows(batch: RowBatch) -> pa.Array:
 
 def _at(table: pa.Table, rows: np.ndarray, num_rows: int) -> pa.Table:
     return table if len(rows) == num_rows else table.take(pa.array(rows))
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    """Numbers and times as text: what does not fit its column is text, and a column of the side table is to be of one type."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
+            table = table.set_column(index, field.name, pc.cast(table.column(index), pa.string()))
+    return table
 
 
 def _joined(table: pa.Table, *more: Mapping[str, Any] | pa.Table) -> pa.Table:
