@@ -29,9 +29,10 @@ from penstock.ingest.ray_tasks import ray_pool
 from penstock.lease import hold_lease
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.messages import counted
+from penstock.progress import silent
 from penstock.redact import hiding_secrets, redact_text
 from penstock.storage import Storage
-from penstock.tasks.context import Reporter
+from penstock.tasks.context import Reporter, StageOutcome
 from penstock.training.predict.output import OWN, Output
 from penstock.training.predict.score import Asked, Plan, Scored, ask, check_input, list_input, plan, score
 from penstock.training.predict.unit import Scorer, UnitJob, UnitOutcome, packed_model
@@ -79,8 +80,9 @@ def predict(request: PredictRequest) -> State[Any]:
             work = plan(output, asked, listing.files)
             reporter.say(f"{model.uri}: {_said_of(work, len(listing.files))}")
             name_flow_run(f"{model.uri} on {Path(request.input).name}", [model.name or "model"])
-            run = partial(_on_ray, request, model, listing.files, storage, reporter, stopping)
-            score(output, asked, listing.files, work, run, reporter.progress("predict"), scored)
+            run = partial(_on_ray, request, model, listing.files, storage, reporter, stopping, stack)
+            progress = reporter.progress("predict") if work.todo else silent
+            score(output, asked, listing.files, work, run, progress, scored)
             stopping.check()
         except BaseException as error:
             stopped = stop_behind(error)
@@ -103,6 +105,9 @@ def predict(request: PredictRequest) -> State[Any]:
             "data_digest": scored.manifest.data_digest,
             "code_digest": scored.manifest.code_digest,
         }
+        counts = {"rows": scored.rows, "not scored": scored.unscored, "in the output": scored.manifest.rows}
+        facts = tuple((name, f"{count:,}") for name, count in counts.items())
+        reporter.finished(StageOutcome("predict", "", "ran" if work.todo else "reused", result["seconds"], result, facts))
         if work.todo and model.run_id is not None:
             result["mlflow_run_id"] = _lineage(model, asked, result, int(begun * 1000), reporter)
         return Completed(message=_summary(result), data=result)
@@ -116,7 +121,6 @@ def _said_of(work: Plan, num_files: int) -> str:
 
 
 def _check_output(output: Output) -> None:
-    output.refuse_others()
     failure = storage_failure(output.storage)
     if failure is not None:
         error = failure.error
@@ -125,6 +129,7 @@ def _check_output(output: Output) -> None:
             f"--output {output.storage.root} cannot be {failure.verb}: {reason}",
             next_step=f"correct --output, or: penstock doctor --storage {output.storage.root}",
         ) from error
+    output.refuse_others()
 
 
 def _on_ray(
@@ -134,22 +139,23 @@ def _on_ray(
     storage: Storage,
     reporter: Reporter,
     stopping: StopRequest,
+    stack: contextlib.ExitStack,
     jobs: Sequence[UnitJob],
 ) -> Iterator[UnitOutcome]:
-    """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for."""
+    """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for; `stack` ends what is started."""
     loaded = LoadedModel(model.folder)  # here, where an error is one and not one for each worker
+    requires = {} if loaded.form is None else loaded.form.requires
+    del loaded
     reporter.say("  connecting to Ray")
-    with ray_cluster(Path(request.state_dir)) as cluster:
-        import ray
+    cluster = stack.enter_context(ray_cluster(Path(request.state_dir)))
+    import ray
 
-        stopping.check()
-        if not cluster.embedded:
-            requires = {} if loaded.form is None else loaded.form.requires
-            refuse_unfit_nodes(cluster, storage, requires, [files[0], *files[1:][-1:]])
-        make = partial(_scorer, ray.put(packed_model(model.folder)))
-        del loaded
-        processes = min(len(jobs), _processes(cluster, gpus=request.gpus))
-        yield from ray_pool(make, jobs, processes=processes, num_gpus=1 if request.gpus else 0)
+    stopping.check()
+    if not cluster.embedded:
+        refuse_unfit_nodes(cluster, storage, requires, [files[0], *files[1:][-1:]])
+    make = partial(_scorer, ray.put(packed_model(model.folder)))
+    processes = min(len(jobs), _processes(cluster, gpus=request.gpus))
+    return ray_pool(make, jobs, processes=processes, num_gpus=1 if request.gpus else 0)
 
 
 def _scorer(packed: Any) -> Scorer:

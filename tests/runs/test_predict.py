@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +38,20 @@ def copies(file: Path, folder: Path, count: int) -> Path:
     return folder
 
 
-def test_killed_and_repeated_it_scores_each_file_once_and_leaves_a_row_of_lineage(
+def test_the_command_of_the_page_answers_as_the_loaded_model_does_and_leaves_a_row_of_lineage(
     calm: dict[str, Any], calm_file: Path, tmp_path: Path
 ) -> None:
-    source, out = copies(calm_file, tmp_path / "rows", 60), tmp_path / "scores"
-    units = out / "_penstock" / "units"
-    killed = command(calm, calm_file, source, out)
-    killed.wait_for("the first commits", lambda: units.is_dir() and len(list(units.glob("*.json"))) > 1)
-    killed.kill()
-    there = {unit: unit.stat().st_mtime_ns for unit in units.glob("*.json")}
-    assert len(there) < 60 and not (out / "_penstock" / "manifest.json").exists()
-    said = command(calm, calm_file, source, out).finish()
-    assert said["total_rows"] == 60 * 899 and said["units"] < 60 and said["files"] == 60
-    assert {unit: unit.stat().st_mtime_ns for unit in there} == there, "what was committed stays as it is"
-    part = pq.read_table(out).filter(pa.compute.field("file") == "007.parquet").sort_by("row")
-    given = pq.read_table(source / "007.parquet")
+    page = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^penstock (predict .+)$", page, re.MULTILINE)
+    source, out = copies(calm_file, tmp_path / "data", 3), tmp_path / "scores"
+    here = {"models:/diagnosis@candidate": "models:/drill@candidate", "data/breast_cancer.csv": str(source), "scores": str(out)}
+    words = [here.get(word, word) for word in line.split()]
+    said = Command(*words, "--file", str(calm_file), "--json").finish()
+    assert said["model_uri"] == calm["model_uri"] and said["total_rows"] == said["rows"] == 3 * 899
+    for name in ("manifest.json", "units"):
+        assert (out / "_penstock" / name).exists() and f"_penstock/{name}" in page
+    part = pq.read_table(out).filter(pa.compute.field("file") == "001.parquet").sort_by("row")
+    given = pq.read_table(source / "001.parquet")
     answer = penstock.load_model(calm["model_uri"], store(calm_file)).predict(given)
     assert part.column_names == ["image", "mean", "id", "prediction", "probability", "probabilities", "file", "row"]
     assert part["id"].equals(given["id"]) and part["prediction"].to_pylist() == answer["prediction"].tolist()
@@ -68,6 +65,21 @@ def test_killed_and_repeated_it_scores_each_file_once_and_leaves_a_row_of_lineag
     assert run.inputs.dataset_inputs[0].dataset.digest == said["data_digest"] and len(run.inputs.model_inputs) == 1
     again = command(calm, calm_file, source, out).finish()
     assert (again["units"], again["mlflow_run_id"], again["total_rows"]) == (0, None, said["total_rows"])
+
+
+@pytest.mark.drill
+def test_killed_and_repeated_it_scores_each_file_once(calm: dict[str, Any], calm_file: Path, tmp_path: Path) -> None:
+    source, out = copies(calm_file, tmp_path / "rows", 60), tmp_path / "scores"
+    units = out / "_penstock" / "units"
+    killed = command(calm, calm_file, source, out)
+    killed.wait_for("the first commits", lambda: units.is_dir() and len(list(units.glob("*.json"))) > 1)
+    killed.kill()
+    there = {unit: unit.stat().st_mtime_ns for unit in units.glob("*.json")}
+    assert len(there) < 60 and not (out / "_penstock" / "manifest.json").exists()
+    said = command(calm, calm_file, source, out).finish()
+    assert said["total_rows"] == pq.read_table(out).num_rows == 60 * 899
+    assert said["units"] < 60 and said["files"] == 60
+    assert {unit: unit.stat().st_mtime_ns for unit in there} == there, "what was committed stays as it is"
 
 
 @pytest.mark.drill
@@ -96,18 +108,3 @@ def test_what_is_not_there_is_named_with_its_exit_code(calm: dict[str, Any], cal
     assert no_model.process.returncode == 3 and "models:/drill/99 cannot be loaded" in no_model.said
     assert "matches no file" in no_input.finish(code=4)["error"]["message"]
     assert "cannot be written" in no_output.finish(code=3)["error"]["message"]
-
-
-def test_the_page_of_predictions_names_every_option_and_what_lies_in_an_output(
-    calm: dict[str, Any], calm_file: Path, tmp_path: Path
-) -> None:
-    page = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^penstock (predict .+)$", page, re.MULTILINE)
-    shutil.copytree(copies(calm_file, tmp_path / "rows", 1), tmp_path / "data")
-    words = line.replace("models:/diagnosis@candidate", "models:/drill@candidate").replace("breast_cancer.csv", "").split()
-    words = [str(tmp_path / word) if word in ("data/", "scores") else word for word in words]
-    said = Command(*words, "--file", str(calm_file), "--json").finish()
-    assert said["model_uri"] == calm["model_uri"] and said["total_rows"] == 899
-    for name in ("manifest.json", "units"):
-        assert (tmp_path / "scores" / "_penstock" / name).exists() and f"_penstock/{name}" in page
-    assert json.loads((tmp_path / "scores/_penstock/manifest.json").read_text())["rows"] == 899
