@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 
 from penstock.errors import DataError, SpecError
+from penstock.ingest.files.listing import list_location
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec
@@ -129,7 +130,7 @@ def work(tmp_path: Path, model: Path) -> Work:
     return Work(tmp_path, model)
 
 
-def test_the_output_holds_the_source_and_what_the_model_answers(work: Work) -> None:
+def test_the_output_holds_the_source_and_what_the_model_answers(work: Work, tmp_path: Path) -> None:
     tables = {"a.parquet": people(0, 40), "b.parquet": people(40, 25)}
     for name, table in tables.items():
         work.write(name, table)
@@ -148,6 +149,8 @@ def test_the_output_holds_the_source_and_what_the_model_answers(work: Work) -> N
         "file",
         "row",
     ]
+    as_input = list_location("parquet", (".parquet",), tmp_path, str(work.out))
+    assert len(as_input.files) == 2 and not as_input.left_out, "records and the side table are no rows to score again"
     for name, table in tables.items():
         part, answer = found.filter(pa.compute.equal(found["file"], name)), LoadedModel(work.model).predict(table)
         assert part.select(table.column_names).equals(table)
