@@ -69,7 +69,7 @@ def predict(request: PredictRequest) -> State[Any]:
         output = Output(storage)
         _check_output(output)
         stack.enter_context(hold_lease(storage, LEASE, on_lost=stopping.give_up))
-        result = {
+        result: dict[str, Any] = {
             "model_uri": model.uri,
             "model_digest": asked.model_digest,
             "input": redact_text(request.input),
@@ -114,7 +114,7 @@ def predict(request: PredictRequest) -> State[Any]:
 
 
 def _said_of(work: Plan, num_files: int) -> str:
-    left = sum(len(job.files) for job in work.todo)
+    left = len({file.name for job in work.todo for file in job.files})
     if not left:
         return f"all {counted(num_files, 'file')} scored already"
     return f"{counted(left, 'file')} to score" + (f", {num_files - left:,} scored already" if left < num_files else "")

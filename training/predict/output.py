@@ -50,6 +50,13 @@ class Identity(Section):
     size_bytes: int
     fingerprint: str
     """See `penstock.ingest.files.listing.SourceFile`."""
+    piece: tuple[int, int] | None = None
+    """First row and end of the rows of it that are meant; None for all."""
+
+    @property
+    def content(self) -> tuple[str, int, str]:
+        """Of the file as a whole."""
+        return self.name, self.size_bytes, self.fingerprint
 
 
 class PredictedUnit(Section):

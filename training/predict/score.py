@@ -5,6 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from penstock.messages import counted
 from penstock.progress import Progress
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec
-from penstock.training.predict.output import Identity, Manifest, Output, PredictedUnit, differing_columns
+from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns
 from penstock.training.predict.unit import FORMAT, UnitJob, UnitOutcome
 from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE
@@ -32,6 +33,10 @@ __all__ = ["Asked", "Plan", "Scored", "ask", "check_input", "list_input", "plan"
 
 UNIT_BYTES = 8 << 20
 """Files that are one row each are scored in groups of about so many bytes."""
+
+
+PIECE_BYTES = 256 << 20
+"""A file of more than twice this is scored in pieces of about so many bytes, where its format can be read so."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +125,37 @@ class Plan(NamedTuple):
 
 def plan(output: Output, asked: Asked, files: Sequence[SourceFile]) -> Plan:
     """Compare the units of the output with the files there are now."""
-    present = {file.name: Identity(name=file.name, size_bytes=file.size_bytes, fingerprint=file.fingerprint) for file in files}
+    present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
     kept: list[PredictedUnit] = []
     replaced: list[PredictedUnit] = []
-    covered: set[str] = set()
+    covered: set[tuple[str, tuple[int, int] | None]] = set()
     for unit in output.units():
-        here = [one for one in unit.files if one.name in present]
-        current = unit.asked == asked.digest and all(present[one.name] == one and one.name not in covered for one in here)
+        here = {(one.name, one.piece) for one in unit.files if one.name in present}
+        same = all(present[one.name] == one.content for one in unit.files if one.name in present)
+        current = unit.asked == asked.digest and same and not here & covered
         (kept if current or not here else replaced).append(unit)
-        covered |= {one.name for one in here} if current else set()
+        covered |= here if current else set()
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
-    left = [file for file in files if file.name not in covered and file.size_bytes]
-    units = plan_units(left, UNIT_BYTES) if reader_of(asked.data).one_row_per_file else [(file,) for file in left]
-    todo = [UnitJob(unit, asked.data, asked.columns, asked.digest, asked.model, output.storage) for unit in units]
+    left = [file for file in files if (file.name, None) not in covered and file.size_bytes]
+    todo = [
+        UnitJob(unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece)
+        for unit, piece in _units(asked.data, left)
+        if (unit[0].name, piece) not in covered
+    ]
     return Plan(kept, replaced, todo, gone)
+
+
+def _units(data: DataSpec, files: Sequence[SourceFile]) -> Iterator[tuple[tuple[SourceFile, ...], tuple[int, int] | None]]:
+    reader = reader_of(data)
+    if reader.one_row_per_file:
+        yield from ((unit, None) for unit in plan_units(files, UNIT_BYTES))
+        return
+    for file in files:
+        pieces: Sequence[tuple[int, int]] = ()
+        if file.size_bytes > 2 * PIECE_BYTES:
+            with contextlib.suppress(DataError):  # the worker meets it again, and tells
+                pieces = reader.pieces(file, PIECE_BYTES)
+        yield from (((file,), piece) for piece in (pieces if len(pieces) > 1 else (None,)))
 
 
 @dataclass
@@ -172,22 +194,20 @@ def score(
     """
     output.remove_strays([*work.kept, *work.replaced])
     made: list[PredictedUnit] = []
-    done, total = 0, sum(len(job.files) for job in work.todo)
-    for outcome in run(work.todo) if work.todo else ():
-        done += len(outcome.job.files)
+    failed: set[str] = set()
+    for done, outcome in enumerate(run(work.todo) if work.todo else (), start=1):
         if outcome.unit is None:
             scored.problems += [outcome.problem] if outcome.problem is not None else []
+            failed |= {file.name for file in outcome.job.files}
         else:
             made.append(outcome.unit)
             scored.units += 1
             scored.rows += outcome.unit.rows
             scored.unscored += outcome.unit.unscored
-        progress(done, total, "files", f"{scored.rows:,} rows")
-    units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.key))
-    covered = {one.name for unit in units for one in unit.files}
-    names = {file.name for file in files}
+        progress(done, len(work.todo), "units", f"{scored.rows:,} rows")
+    units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
     for unit in work.replaced:
-        if all(one.name in covered or one.name not in names for one in unit.files):
+        if not failed & {one.name for one in unit.files}:
             output.withdraw(unit.key)
     if scored.problems:
         raise _unreadable(scored.problems, len(files))

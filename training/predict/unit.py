@@ -52,6 +52,7 @@ class UnitJob:
 
     Attributes:
         files: of one unit.
+        piece: first row and end of the rows that are meant, of the only file; None for all.
         data: how they are read.
         columns: of the source, to be kept; None for all but encoded images.
         asked: digest of the model and of all here but the files.
@@ -64,11 +65,15 @@ class UnitJob:
     asked: str
     model: str
     storage: Storage
+    piece: tuple[int, int] | None = None
 
     @property
     def identities(self) -> tuple[Identity, ...]:
         """What the record says of the files."""
-        return tuple(Identity(name=f.name, size_bytes=f.size_bytes, fingerprint=f.fingerprint) for f in self.files)
+        return tuple(
+            Identity(name=file.name, size_bytes=file.size_bytes, fingerprint=file.fingerprint, piece=self.piece)
+            for file in self.files
+        )
 
     @property
     def key(self) -> str:
@@ -212,7 +217,7 @@ class _Source:
 
     def batches(self) -> Iterator[tuple[RowBatch, pa.Table]]:
         """All rows in order."""
-        for batch in iterate_rows(self._job.data, self._snapshot, self._snapshot.files, self._batch_rows):
+        for batch in iterate_rows(self._job.data, self._snapshot, self._snapshot.files, self._batch_rows, self._job.piece):
             table = batch.table
             for name in self._text if self._words is not None else ():
                 values = table.column(name)

@@ -202,6 +202,24 @@ def test_a_changed_file_takes_the_place_of_its_rows_and_those_of_a_file_that_is_
     assert dict(zip(counts["file"], counts["row_count"], strict=True)) == {"a.parquet": 4, "b.parquet": 10}
 
 
+def test_a_large_file_is_scored_in_pieces_that_are_committed_each(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(people(0, 100), work.input / "a.parquet", row_group_size=10)
+    whole = work.run().rows, work.rows()
+    (work.input / "a.parquet").rename(work.input / "b.parquet")  # other rows by their place, the same by their content
+    monkeypatch.setattr("penstock.training.predict.score.PIECE_BYTES", 3000)
+    work.out = work.out.with_name("pieces")
+    with pytest.raises(KeyboardInterrupt):
+        work.run(stop_after=1)
+    first = [job.piece for job in work.done]
+    scored = work.run()
+    pieces = [*first, *(job.piece for job in work.done)]
+    assert len(pieces) > 2 and [piece[0] for piece in pieces[1:] if piece] == [piece[1] for piece in pieces[:-1] if piece]
+    assert scored.manifest is not None and (scored.manifest.rows, work.run().units) == (100, 0)
+    assert work.rows().drop_columns(["file"]).equals(whole[1].drop_columns(["file"]))
+    work.write("b.parquet", people(7, 3))
+    assert work.run().rows == 3 and work.rows().num_rows == 3
+
+
 def test_other_columns_or_another_model_score_everything_anew(work: Work) -> None:
     work.write("a.parquet", people(0, 10))
     work.run()
