@@ -27,7 +27,7 @@ from penstock.messages import counted
 from penstock.progress import Progress
 from penstock.stores import is_local
 
-__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
+__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "inspect_file", "iterate_rows", "read_source"]
 
 
 _REMOTE_THREADS = 16
@@ -190,12 +190,12 @@ def _inspections(reader: Reader, files: Sequence[SourceFile]) -> Iterator[FileFa
     try:
         # In parts, because a million images would otherwise wait as a million futures.
         for start in range(0, len(files), _QUEUED_FILES):
-            yield from pool.map(functools.partial(_inspect, reader), files[start : start + _QUEUED_FILES])
+            yield from pool.map(functools.partial(inspect_file, reader), files[start : start + _QUEUED_FILES])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _inspect(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
+def inspect_file(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
     """Look through one file; problems are returned, so that one bad file does not hide the others."""
     if file.size_bytes == 0:
         return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")

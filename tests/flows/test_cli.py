@@ -65,6 +65,7 @@ def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it
         "compare",
         "rows",
         "report",
+        "predict",
         "ui",
         "clean",
         "deploy",
