@@ -359,6 +359,31 @@ def ui(
 
 
 @app.command()
+def clean(
+    file: File = _HERE,
+    keep_runs: Annotated[
+        int | None, typer.Option(min=1, help="How many of the newest runs keep their data.", show_default="5")
+    ] = None,
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Days after which even one of these goes.", show_default="30")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Free what no kept run, alias or live run uses: checkpoints, prepared rows, answers. Records of runs stay."""
+
+    def work() -> dict[str, Any]:
+        _read_spec(file, None)
+        from penstock.flows.verbs.clean import clean_pipeline
+
+        return clean_pipeline(
+            file, keep_runs, keep_days, dry_run=dry_run, say=lambda line: _out.print(line, markup=False, soft_wrap=True)
+        )
+
+    _answer(work, as_json)
+
+
+@app.command()
 def deploy(
     cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday", UTC.')],
     file: File = _HERE,
