@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from penstock.errors import ServiceError
 from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.ledger import Ledger
@@ -75,3 +76,16 @@ def test_a_run_whose_model_has_an_alias_stays(file: Path) -> None:
     assert names(result, "run") == ["r02"]
     client.set_registered_model_alias("m", "champion", "3")
     assert names(cleaned(file, 1, None)[0], "run") == ["r01"]
+
+
+@pytest.mark.drill  # the registry is asked for ten seconds
+def test_where_nobody_knows_which_models_have_an_alias_nothing_goes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Storage(str(file.parent / "state"))
+    run = Ledger(state).load_run("r01")
+    assert run is not None
+    Ledger(state).save_run(run.model_copy(update={"result": {"model_uri": "models:/m/1"}}))
+    before = state.tree()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(ServiceError, match="cannot list the aliases of model 'm'"):
+        cleaned(file, 1, None)
+    assert state.tree() == before
