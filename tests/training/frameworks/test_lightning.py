@@ -44,14 +44,14 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     there = job_checkpoints(whole).committed()
     assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
     jobs = []
-    for step in (8, 20):  # in the middle of an epoch, and in the middle of a later one
+    for step in (8, 11):  # in the middle of an epoch, and at its end
         job = lightning_job(tmp_path, f"from-{step}", attempt=2)
         shutil.copytree(whole.run_storage.local_path("."), job.run_storage.local_path("."), dirs_exist_ok=True)
         for item in there:
             if item.manifest.step > step:
                 shutil.rmtree(job.run_storage.local_path(f"checkpoints/{item.name}"))
         jobs.append(job)
-    for step, job in zip((8, 20), jobs, strict=True):
+    for step, job in zip((8, 11), jobs, strict=True):
         (result,) = run_ranks(train, 2, [job])[0]  # in processes of its own, as after a kill
         assert (result.resumed_from_step, result.state.step, result.exactness) == (step, 33, "bit-exact")
         newest = job_checkpoints(job).committed()[0]
@@ -60,7 +60,9 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     spec = ModelSpec(code=whole.code, params={}, feed_schema=SCHEMA, loader=LIGHTNING.loader)
     found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
     assert found.metrics["test/accuracy"] > 0.4, "a guess is right in a tenth"
-    assert found.metrics["validation/loss"] == pytest.approx(there[0].manifest.metrics["val/loss"], rel=1e-4)
+    # Lightning's sync_dist divides by the mean number of rows of a rank, rounded down: 50 of 101 / 2.
+    logged = there[0].manifest.metrics["val/loss"]
+    assert found.metrics["validation/loss"] == pytest.approx(logged * 50 / 50.5, rel=1e-5)
 
 
 def test_what_lightning_does_not_read_is_refused_by_name(tmp_path: Path) -> None:
