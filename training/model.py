@@ -7,6 +7,7 @@ metrics and answers in the same form, whatever framework has trained it.
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
@@ -71,33 +72,33 @@ class TrainedModel(Predicts, Protocol):
         """Where batches have to be."""
         return torch.device("cpu")
 
+    @abstractmethod
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """The mean loss over the batch's rows, a scalar."""
-        raise NotImplementedError
 
     def importance(self) -> dict[str, float]:
         """How much each column counts for the predictions, as shares of 1 by name; empty where nothing is known of it."""
         return {}
 
+    @abstractmethod
     def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
         """Predictions, rows first: scores [rows, classes], or [rows] of two classes, as `predicts` says; values [rows].
 
         Args:
             rows: of the batch; a packed column's tensor is longer. The label is absent where a registered model answers.
         """
-        raise NotImplementedError
 
 
 class LearningModel(TrainedModel, Protocol):
     """A model that learns from one batch after the other, for penstock.training.frameworks.one_process."""
 
+    @abstractmethod
     def learn(self, batch: dict[str, Tensor]) -> float:
         """Learn from one step's rows; returns their mean loss."""
-        raise NotImplementedError
 
+    @abstractmethod
     def files(self) -> Mapping[str, bytes]:
         """All that has been learned, by file name: what the framework's loader and `start` read. Equal for equal weights."""
-        raise NotImplementedError
 
 
 class ModelSpec(Section):

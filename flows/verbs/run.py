@@ -64,7 +64,7 @@ def run(
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
     # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
-    threading.Thread(target=load_ahead, args=[loaded], daemon=True).start()
+    load_ahead(loaded)
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
     with interrupts_once_stopped(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
@@ -162,11 +162,18 @@ def _refuse_early(loaded: LoadedSpec) -> None:
 
 
 def load_ahead(loaded: LoadedSpec) -> None:
-    """Import what a run will need, in a thread of its own."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # they are for the main thread, when it is ready
-    with contextlib.suppress(Exception):  # the flow meets it again, and reports it
-        FRAMEWORKS.get(loaded.spec.train.framework)
-        TRACKERS.get(loaded.spec.tracking.tracker).load()
+    """Import what a run will need, in a thread of its own.
+
+    The process waits for it when it ends: torch's libraries abort a process that ends while they are loaded.
+    """
+
+    def load() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # for the main thread, when it is ready
+        with contextlib.suppress(Exception):  # the flow meets it again, and reports it
+            FRAMEWORKS.get(loaded.spec.train.framework)
+            TRACKERS.get(loaded.spec.tracking.tracker).load()
+
+    threading.Thread(target=load, name="load-ahead").start()
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False
     loaded = load_spec(Path(file), list(overrides))
     if is_local(loaded.spec.storage):
         refuse_if_held(Storage(loaded.spec.storage), sweep_lease_path(loaded.spec.name))
-    threading.Thread(target=load_ahead, args=[loaded], daemon=True).start()
+    load_ahead(loaded)
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
     with interrupts_once_stopped(stopping), stopping_on_signals(stopping), prefect_api(loaded.state_dir, stopping.check):

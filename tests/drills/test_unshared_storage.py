@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,13 +63,22 @@ pytestmark = [
 ]
 
 
-@contextlib.contextmanager
-def two_machines(own_folders: Sequence[Path], log: Path) -> Iterator[tuple[dict[str, str], int]]:
-    """A cluster of this machine and of one that has other disks at `own_folders`; a CPU each.
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a machine: its first process and all of its family, at once."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.send_signal(signal.SIGKILL)
+    process.wait()
 
-    Returns:
-        (environment, pid): what names the cluster, and the first process of the second machine.
-    """
+
+Join = Callable[[Sequence[Path]], subprocess.Popen[bytes]]
+"""Starts another machine, with other disks at the folders, and waits until it is in the cluster."""
+
+
+@contextlib.contextmanager
+def cluster(log: Path) -> Iterator[tuple[dict[str, str], Join]]:
+    """A cluster of this machine with a CPU; (what names it in an environment, how others join, a CPU each)."""
     port = free_port()
     settings = {
         "RAY_AUTH_MODE": "token",
@@ -80,23 +89,26 @@ def two_machines(own_folders: Sequence[Path], log: Path) -> Iterator[tuple[dict[
     ray = str(Path(sys.executable).parent / "ray")
     head = [ray, "start", "--head", "--port", str(port), "--node-ip-address", "127.0.0.1", "--include-dashboard", "false"]
     head += ["--num-cpus", "1", "--object-store-memory", "200000000", "--block"]
-    other = ["unshare", "-m", "-u", "sh", "-c", OTHER_DISK, "sh", *map(str, own_folders)]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, log.open("wb") as output:  # sockets' paths are short
         environment = {**os.environ, **settings, "RAY_TMPDIR": folder, "HEAD": f"127.0.0.1:{port}"}
         environment |= {"PYTHON": sys.executable, "JOIN": JOIN}
         started: list[subprocess.Popen[bytes]] = []
+
+        def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+            started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
+            eventually(lambda: log.read_bytes().count(b"Ray runtime started") == len(started), 60, " ".join(command))
+            return started[-1]
+
         try:
-            for command in (head, other):
-                started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
-                eventually(lambda: log.read_bytes().count(b"Ray runtime started") == len(started), 60, " ".join(command))
-            yield {**settings, "RAY_ADDRESS": f"127.0.0.1:{port}"}, started[1].pid
+            start(head)
+            yield (
+                {**settings, "RAY_ADDRESS": f"127.0.0.1:{port}"},
+                lambda own: start(["unshare", "-m", "-u", "sh", "-c", OTHER_DISK, "sh", *map(str, own)]),
+            )
         finally:
             for process in started:
-                family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-                for member in family:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        member.send_signal(signal.SIGKILL)
-                process.wait()
+                if process.returncode is None:
+                    end(process)
 
 
 def refusal(command: Command) -> tuple[list[str], str]:
@@ -122,8 +134,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     file = make_project(folder / "project", epochs=CALM_EPOCHS, files=CALM_FILES)
     shutil.copytree(file.parent / "data" / "train", file.parent / "rows")
     (file.parent / ".penstock").mkdir()
-    with two_machines([file.parent / ".penstock", file.parent / "rows"], folder / "ray.log") as (environment, second):
-        yield Machines(file, environment, second)
+    with cluster(folder / "ray.log") as (environment, join):
+        second = join([file.parent / ".penstock", file.parent / "rows"])
+        yield Machines(file, environment, second.pid)
 
 
 def test_a_node_that_does_not_see_the_storage_is_named_and_nothing_is_spent(machines: Machines) -> None:
@@ -168,3 +181,19 @@ def test_a_node_that_does_not_answer_is_named(machines: Machines, tmp_path: Path
     finally:
         silent.resume()
     assert found == ["node2 (127.0.0.1): has not answered within 45 s"]
+
+
+def test_a_node_that_joins_late_and_does_not_see_the_storage_is_named(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "project", epochs=CALM_EPOCHS, files=CALM_FILES)
+    state = file.parent / ".penstock"
+    state.mkdir()
+    with cluster(tmp_path / "ray.log") as (environment, join):
+        asked = join([])
+        words = [str(file), "--set", "train.cpus_per_worker=1", "--json"]
+        running = Command("run", *words, "--set", "train.params={pause_s: 0.1}", environment=environment)
+        running.wait_for("a checkpoint", lambda: any(state.glob("runs/*/checkpoints/*/manifest.json")))
+        end(asked)
+        join([state])
+        running.finish(3, timeout_s=300)
+    assert "node2, a node that joined the Ray cluster after its nodes were asked, does not see" in running.said
+    assert f"{state}/runs/" in running.said

@@ -72,7 +72,11 @@ def training_of(files: Storage) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _saved(pickled: bytes) -> Tensor:
-    """What torch.save makes of what this process has pickled: often the same as before, and it takes fifty times as long."""
+    """What torch.save makes of it: often the same as before, and it takes fifty times as long.
+
+    Args:
+        pickled: by this process, a moment ago, as a key for the cache. Nothing that was stored is ever unpickled.
+    """
     stream = io.BytesIO()
     torch.save(pickle.loads(pickled), stream)
     return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)

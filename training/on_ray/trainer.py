@@ -22,6 +22,7 @@ from penstock.training.events import Event, StopAsked
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
 from penstock.training.on_ray.event_log import EventLog
+from penstock.training.on_ray.joined_late import leave_mark
 from penstock.training.on_ray.mailbox import start_mailbox
 from penstock.training.on_ray.one_worker import needs_of_one_worker
 from penstock.training.on_ray.silence import Silence
@@ -91,6 +92,7 @@ def train(
     """
     for name, value in _KNOBS.items():
         os.environ.setdefault(name, value)
+    leave_mark(job.run_storage, job.attempt)
     mailbox = start_mailbox()
     attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)

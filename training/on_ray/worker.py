@@ -41,6 +41,7 @@ from penstock.training.job import RECIPE_CODE, RECIPE_PARAMS, TrainJob
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
+from penstock.training.on_ray.joined_late import must_see_mark
 from penstock.training.on_ray.mailbox import RayMailboxClient, say_in_log
 from penstock.training.on_ray.printed import sending_prints
 from penstock.training.open_feeds import open_job_feed
@@ -92,6 +93,7 @@ def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any, work: Callab
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):
+            must_see_mark(job.run_storage, job.attempt)
             return work(job, group, client, stop=greeting["stop"], restart=greeting["restart"])
     except BaseException as error:
         client.put([_failure(group.rank, error)])

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.redact import redact_text
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.tracking.mlflow_backend import version_exists, version_of_alias
+from penstock.training.tracking.mlflow_backend import aliases_of, version_exists, version_of_alias
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from penstock.training.tracking.tracker import Tracker
@@ -52,6 +52,10 @@ class MlflowRegistry:
     def aliased(self, uri: str, name: str, alias: str) -> str | None:
         """Looked up at the server or in the database."""
         return version_of_alias(uri, name, alias)
+
+    def aliases(self, uri: str, name: str) -> dict[str, str]:
+        """Alias -> version. Raises ServiceError where the registry does not answer."""
+        return aliases_of(uri, name)
 
 
 MLFLOW = MlflowRegistry()

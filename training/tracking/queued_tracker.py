@@ -17,6 +17,7 @@ import json
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class OpenRun:
     status: str
 
 
-class QueuedTracker(Generic[R]):
+class QueuedTracker(ABC, Generic[R]):
     """Most of a tracker: see `penstock.training.tracking.tracker.Tracker`. A subclass brings `default_uri`, `begin`, `find`."""
 
     def __init__(self, run: R, tracking_uri: str, sender: Sender, attempt: int) -> None:
@@ -73,11 +74,12 @@ class QueuedTracker(Generic[R]):
         self._closed = False
 
     @classmethod
+    @abstractmethod
     def default_uri(cls, state_dir: Path) -> str:
         """Where the service is: from the environment, or else below `state_dir`."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def begin(cls, tracking_uri: str, experiment: str, run_name: str, run_id: str | None, *, begun: bool) -> R:
         """Create the run, or reopen it, with status RUNNING.
 
@@ -88,12 +90,11 @@ class QueuedTracker(Generic[R]):
         Raises:
             ServiceError: the service does not answer or refuses.
         """
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def find(cls, tracking_uri: str, run_id: str) -> R:
         """The run as it is. Raises anything where it cannot be had."""
-        raise NotImplementedError
 
     @classmethod
     def load(cls) -> None:

@@ -137,6 +137,7 @@ def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> Non
     assert {event.restart for event in watcher.events if isinstance(event, WorkerStarted)} == {0}
 
 
+@pytest.mark.drill
 def test_a_worker_that_dies_too_often_is_named_as_the_cause(tmp_path: Path) -> None:
     watcher = Watcher(at_step=1, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
     with pytest.raises(TrainingError, match="the process of rank 1 died"):
@@ -145,8 +146,9 @@ def test_a_worker_that_dies_too_often_is_named_as_the_cause(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "started",
-    [pytest.param(0, marks=pytest.mark.drill, id="while Ray Train starts"), pytest.param(2, id="while it trains")],
+    [pytest.param(0, id="while Ray Train starts"), pytest.param(2, id="while it trains")],
 )
+@pytest.mark.drill
 def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, started: int) -> None:
     """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and nothing is told."""
     watcher = Watcher()

@@ -1,0 +1,1 @@
+"""What do the verbs do that begin with a registered model?"""
