@@ -94,7 +94,7 @@ def in_process(site: Path, code: str, *words: str) -> dict[str, Any]:
         ("data.fixed_width={}", "data.fixed_width.widths: missing; this key is needed"),
         (
             "data.format=fixed_with",
-            "there are parquet, csv, json, arrow, images, text, fixed_width; did you mean 'fixed_width'?",
+            "there are parquet, csv, json, arrow, images, text, python, fixed_width; did you mean 'fixed_width'?",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_check_names_what_is_wrong_with_the_options(tmp_path: Path, site: Path, 
 def test_the_schema_of_the_file_has_the_format_and_its_options(site: Path) -> None:
     schema = in_process(site, "from penstock.flows.spec_file import schema_json; print(schema_json())")
     data = schema["$defs"]["DataSpec"]
-    assert data["properties"]["format"]["enum"][-2:] == ["text", "fixed_width"]
+    assert data["properties"]["format"]["enum"][-2:] == ["python", "fixed_width"]
     assert "`fixed_width` (.fw): A number every so many characters" in data["properties"]["format"]["description"]
     assert data["properties"]["fixed_width"]["$ref"] == "#/$defs/FixedWidthOptions"
     assert "fixed_width" not in data["required"]
