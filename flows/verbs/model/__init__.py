@@ -1,0 +1,1 @@
+"""What is done with a registered model from the command line?"""
