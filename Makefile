@@ -81,6 +81,8 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python -m benchmarks.start
 	@$(BIN)/python -m benchmarks.tune
+	@$(BIN)/python -m benchmarks.boosted
+	@$(BIN)/python -m benchmarks.predict
 	@$(BIN)/python -m benchmarks.report
 
 clean: ## remove the environment, the demo and every cache

@@ -103,6 +103,14 @@ thread goes on, and another thread writes the files. A save holds the training t
 {every} steps makes training {checkpoint_percent:.1f} % longer.
 """
 
+BOOSTED = """\
+## Boosted trees
+
+{rows:,} rows of 28 columns, two classes, {trees} trees, {rounds} rounds. By hand: the library's own `train`, two threads.
+In the pipeline: two workers of one thread. Both measure the training loss after every tree; what is timed is from the
+end of the first tree to that of the last.
+"""
+
 START = """\
 ## Start
 
@@ -136,6 +144,8 @@ def main() -> None:
     lines += _section("gpu", GPU, "rows/s", "rows_per_s", "busy")
     lines += _section("gpu_loop", GPU_LOOP, "rows/s", "rows_per_s", "of none")
     lines += _section("prepare", PREPARE, "rows/s", "rows_per_s", "of by hand") + _memory()
+    for library in ("xgboost", "lightgbm"):
+        lines += _section(f"boosted_{library}", BOOSTED, "seconds", "seconds", "by hand = 1")
     lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _first_batch() + _growth()
     (DOCS / "performance.md").write_text("\n".join(lines).rstrip() + "\n")
     _draw(feed)

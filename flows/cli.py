@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -23,7 +24,7 @@ import typer
 from rich.console import Console
 
 from penstock import __version__
-from penstock.errors import Interrupted, PenstockError, PreflightError
+from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
 from penstock.redact import hiding_secrets, redact_text
@@ -77,6 +78,16 @@ FileOption = Annotated[
 ]
 
 
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column", metavar="NAME", help="A column of INPUT to keep beside the predictions; repeatable.", show_default="all"
+    ),
+]
+Format = Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of the files trained on")]
+Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")]
+
+
 class Template(StrEnum):
     """The projects `init` can make."""
 
@@ -84,6 +95,7 @@ class Template(StrEnum):
     images = "images"
     text = "text"
     boosted = "boosted"
+    lightning = "lightning"
 
 
 @app.command()
@@ -323,6 +335,29 @@ def rollback(
 
 
 @app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, a run, or the folder of a model.")],
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one, such as s3://.")],
+    output: Annotated[str, typer.Option(help="Folder or URL for the scored rows, as Parquet; made if absent.")],
+    columns: Columns = None,
+    format: Format = None,
+    gpus: Gpus = False,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Score rows with a registered model; what is scored already, in this output by this model, is not scored again."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.model.predict import predict as predict_rows
+
+        result = predict_rows(model, source, output, columns=columns or [], format=format, gpus=gpus, file=file)
+        _err.print(f"{result['output']}: {result['total_rows']:,} rows", markup=False, soft_wrap=True)
+        return result
+
+    _answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
+
+
+@app.command()
 def ui(
     file: Annotated[
         Path | None,
@@ -345,19 +380,70 @@ def ui(
 
 
 @app.command()
+def clean(
+    file: File = _HERE,
+    keep_runs: Annotated[
+        int | None, typer.Option(min=1, help="How many of the newest runs keep their data.", show_default="5")
+    ] = None,
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Days after which even one of these goes.", show_default="30")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Free what no kept run, alias or live run uses: checkpoints, prepared rows, answers. Records of runs stay."""
+
+    def work() -> dict[str, Any]:
+        _read_spec(file, None)
+        from penstock.flows.verbs.clean import clean_pipeline
+
+        return clean_pipeline(
+            file, keep_runs, keep_days, dry_run=dry_run, say=lambda line: _out.print(line, markup=False, soft_wrap=True)
+        )
+
+    _answer(work, as_json)
+
+
+@app.command()
 def deploy(
     cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday", UTC.')],
     file: File = _HERE,
     pool: Annotated[str, typer.Option(help="Prefect work pool that runs it; made, of type process, if absent.")] = "penstock",
     overrides: Set = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Score --input with the pipeline's model instead of training it.")
+    ] = False,
+    source: Annotated[str | None, typer.Option("--input", help="With --predict: what to score.")] = None,
+    output: Annotated[str | None, typer.Option(help="With --predict: folder or URL for the scored rows.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --predict: which model.", show_default="the one of the file's register section, by its alias"),
+    ] = None,
+    columns: Columns = None,
+    format: Format = None,
+    gpus: Gpus = False,
     as_json: Json = False,
 ) -> None:
-    """Make a Prefect deployment of the pipeline on a schedule."""
+    """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
+
+    def say(line: str) -> None:
+        _out.print(line, markup=False, soft_wrap=True)
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.deploy import deploy_pipeline
+        from penstock.flows.verbs.deploy import deploy_pipeline, deploy_predictions
 
-        return deploy_pipeline(file, cron, pool, overrides or [], lambda line: _out.print(line, markup=False, soft_wrap=True))
+        if not predict:
+            if source or output or model or columns or format or gpus:
+                raise SpecError("--input, --output, --model, --column, --format and --gpus go with --predict")
+            return deploy_pipeline(file, cron, pool, overrides or [], say)
+        if source is None or output is None or overrides:
+            raise SpecError("--predict needs --input and --output, and takes no --set")
+        from penstock.flows.verbs.model.predict import predict_request
+
+        request = partial(
+            predict_request, source=source, output=output, columns=columns or [], format=format, gpus=gpus, file=file
+        )
+        return deploy_predictions(file, cron, pool, model, request, say)
 
     _answer(work, as_json)
 

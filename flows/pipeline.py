@@ -22,6 +22,7 @@ from penstock.flows.run.open_attempt import RayOnDemand, introduce, is_still_its
 from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
+from penstock.flows.run.retention import apply_retention
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.lease import hold_lease
@@ -107,7 +108,8 @@ def _attempt(ctx: RunContext, request: RunRequest) -> State[Any] | None:
             raise
         return Cancelled(message=stopped.message, data=close_attempt(ctx, "interrupted", stopped))
     complete = request.until in (None, STAGES[-1])
-    return Completed(message=f"run {ctx.run.run}", data=close_attempt(ctx, "done" if complete else "partial"))
+    result = close_attempt(ctx, "done" if complete else "partial")
+    return Completed(message=f"run {ctx.run.run}", data={**result, **(apply_retention(ctx) if complete else {})})
 
 
 def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.errors import PenstockError
 from penstock.redact import hiding_secrets
 
-__all__ = ["ParallelMap", "import_ahead", "local_map", "raising_the_original", "ray_map", "ray_streams"]
+__all__ = ["ParallelMap", "import_ahead", "local_map", "raising_the_original", "ray_map", "ray_pool", "ray_streams"]
 
 
 Item = TypeVar("Item")
@@ -67,6 +67,47 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
             yield result
 
 
+def ray_pool(
+    make: Callable[[], Callable[[Item], Result]], items: Sequence[Item], *, processes: int, num_gpus: float = 0
+) -> Iterator[Result]:
+    """Run what `make()` returns on every item, in processes that each make it once: a model takes longer to load than to use.
+
+    Results come in the order they are done. A process that dies is started again, three times, with the item it had. One that
+    has nothing left to do ends, so that its CPU is there for one that is started again. When an item has failed no more are
+    handed out, and those in hand are waited for.
+
+    Args:
+        processes: at most so many; each takes one CPU.
+        num_gpus: that each of them takes.
+
+    Raises:
+        Exception: what was raised there, as it was raised; errors of Ray itself as they are.
+    """
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    worker = _worker().options(num_cpus=1, num_gpus=num_gpus, max_restarts=3, max_task_retries=3, scheduling_strategy="SPREAD")
+    waiting, running = iter(items), dict[Any, Any]()
+    shared = ray.put(make)  # not an argument of the constructor, which Ray could lose before it starts a process again
+    for item in itertools.islice(waiting, processes):
+        actor = worker.remote()
+        running[actor.call.remote(shared, item)] = actor
+    with raising_the_original():
+        while running:
+            (done, *_), _rest = ray.wait(list(running))
+            actor = running.pop(done)
+            try:
+                result = ray.get(done)
+            except (RayTaskError, RayActorError):
+                if running:
+                    ray.wait(list(running), num_returns=len(running), fetch_local=False)
+                raise
+            for item in itertools.islice(waiting, 1):
+                running[actor.call.remote(shared, item)] = actor
+            del actor
+            yield result
+
+
 def ray_streams(
     fn: Callable[[Item], Iterator[Any]],
     items: Sequence[Item],
@@ -112,6 +153,23 @@ def _task() -> Any:
             return fn(item)
 
     return call
+
+
+@functools.cache
+def _worker() -> Any:
+    import ray
+
+    @ray.remote
+    class Worker:
+        def __init__(self) -> None:
+            self._fn: Callable[[Any], Any] | None = None
+
+        def call(self, make: Callable[[], Callable[[Any], Any]], item: Any) -> Any:
+            with hiding_secrets():
+                self._fn = self._fn or make()
+                return self._fn(item)
+
+    return Worker
 
 
 @functools.cache

@@ -31,6 +31,8 @@ EXPIRES_S = 45.0
 differ, so it is watched for another `WATCH_S`."""
 WATCH_S = 15.0
 """How long a holder that seems silent is watched for a heartbeat before its place is taken, by this machine's clock alone."""
+BRIEFLY_S = 0.1
+"""Pause between two looks at a holder that is waited for."""
 SETTLE_S = 0.5
 """Pause before an object store is read back after a conditional put."""
 
@@ -43,6 +45,8 @@ class LeaseHolder(Section):
     heartbeat: float
     """Seconds since the epoch."""
     released: bool = False
+    brief: bool = False
+    """Held for moments: who wants it next waits."""
 
     def __str__(self) -> str:
         return f"{self.process} (last heartbeat {max(0.0, time.time() - self.heartbeat):.0f} s ago)"
@@ -56,17 +60,17 @@ def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
 
 
 def refuse_if_held(storage: Storage, path: str) -> None:
-    """Raise LeaseHeldError if another process holds the lease."""
+    """Raise LeaseHeldError if another process holds the lease, and not for moments only."""
     holder = current_holder(storage, path)
-    if holder is not None:
+    if holder is not None and not holder.brief:
         raise _refusal(storage, path, holder)
 
 
 @contextmanager
 def hold_lease(
-    storage: Storage, path: str, on_lost: Callable[[LeaseHeldError], None] = lambda _error: None
+    storage: Storage, path: str, on_lost: Callable[[LeaseHeldError], None] = lambda _error: None, *, brief: bool = False
 ) -> Iterator[LeaseHolder]:
-    """Own the lease at `path` for the duration of the block.
+    """Own the lease at `path` for the duration of the block; a holder that is `brief` is waited for.
 
     `on_lost` is called from the heartbeat thread when another process has the lease: this process was silent for longer than
     `EXPIRES_S` and `WATCH_S`, or the store let two racers create one object. The caller must stop writing, and raise what it
@@ -75,7 +79,7 @@ def hold_lease(
     Raises:
         LeaseHeldError: a living process holds it.
     """
-    generation, holder = _acquire(storage, path)
+    generation, holder = _acquire(storage, path, brief)
     stop = threading.Event()
     thread = threading.Thread(
         target=_beat, args=(storage, path, generation, holder, stop, on_lost), name="penstock-lease", daemon=True
@@ -97,16 +101,20 @@ def hold_lease(
                     _write(storage, path, generation, released)
 
 
-def _acquire(storage: Storage, path: str) -> tuple[int, LeaseHolder]:
+def _acquire(storage: Storage, path: str, brief: bool) -> tuple[int, LeaseHolder]:
     while True:
         last = _last_generation(storage, path)
         held = _read(storage, path, last) if last else None
+        if held is not None and held.brief and _holds(held):
+            time.sleep(BRIEFLY_S)
+            continue
         if held is not None and (_holds(held) or _stirs(storage, path, last, held)):
             raise _refusal(storage, path, held)
         holder = LeaseHolder(
             owner=uuid.uuid4().hex,
             process=ProcessIdentity.current(),
             heartbeat=time.time(),
+            brief=brief,
         )
         if not storage.create_exclusive(_file(path, last + 1), holder.model_dump_json().encode()):
             continue

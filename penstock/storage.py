@@ -218,6 +218,25 @@ class Storage:
             return {}
         return {info["name"].rsplit("/", 1)[-1]: int(info["size"] or 0) for info in found if info["type"] == "file"}
 
+    def tree(self, path: str = "") -> dict[str, int]:
+        """Bytes of every file below `path`, hidden ones too, by its path from the root of the storage. Empty if absent."""
+        if self.is_local:
+            root, found = self.local_path(), {}
+            for folder, _, names in os.walk(root / path):
+                for name in names:
+                    file = Path(folder, name)
+                    with contextlib.suppress(FileNotFoundError):  # a temporary name of another process
+                        found[file.relative_to(root).as_posix()] = file.lstat().st_size
+            return found
+        try:
+            with self._translated(path):
+                fs, full = self._locate(path)
+                entries = fs.find(full, detail=True)
+        except FileNotFoundError:
+            return {}
+        base = f"{self._base.strip('/')}/"
+        return {name.strip("/").removeprefix(base): int(info["size"] or 0) for name, info in entries.items()}
+
     def delete(self, path: str) -> None:
         """Remove a file or a folder with all below it; nothing happens if it is not there."""
         with contextlib.suppress(FileNotFoundError), self._translated(path):

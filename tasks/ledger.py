@@ -14,6 +14,8 @@ A *run* is one pipeline run over all its attempts; an *attempt* is one process t
     runs/<run>/stages/<stage>.json       outputs that belong to this run (train, evaluate, register)
     stages/<stage>/<key>.json            outputs any run with the same key may reuse
     profiles/<key>.json                  what the rows were that the materialize stage of that key prepared
+
+What is cleaned (tasks/room) keeps small records: of the run, and of what its stages came to.
 """
 
 from __future__ import annotations
@@ -41,7 +43,18 @@ from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
 from penstock.usercode.definitions import Definitions
 
-__all__ = ["Attempt", "Ledger", "Run", "StageRecord", "Status", "lease_of", "lease_path", "sweep_lease_path", "utc_now"]
+__all__ = [
+    "Attempt",
+    "Cleaned",
+    "Ledger",
+    "Run",
+    "StageRecord",
+    "Status",
+    "lease_of",
+    "lease_path",
+    "sweep_lease_path",
+    "utc_now",
+]
 
 
 _ATTEMPT = re.compile(r"(\d+)\.json")
@@ -65,6 +78,18 @@ def utc_now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
+class Cleaned(Section):
+    """That the data of a record were deleted to make room."""
+
+    at: str
+    """UTC."""
+    by: str
+    """What deleted them, as in `penstock clean of ann on host`."""
+
+    def __str__(self) -> str:
+        return f"cleaned on {self.at[:10]} by {self.by}"
+
+
 class StageRecord(Section):
     """The output of a stage that finished: small JSON, never the data."""
 
@@ -78,6 +103,8 @@ class StageRecord(Section):
     """When it finished, UTC."""
     run: str = ""
     """The run that made it."""
+    cleaned: Cleaned | None = None
+    """The data it speaks of are deleted: it is kept to be read, and never reused."""
 
 
 class Attempt(Section):
@@ -131,6 +158,8 @@ class Run(Section):
     """Key of the train stage when the run was last done. While it still holds, there is no unfinished training to lose."""
     result: dict[str, Any] = Field(default_factory=dict)
     """What the last finished attempt reported."""
+    cleaned: Cleaned | None = None
+    """Its checkpoints, figures and answers are deleted: it does not continue."""
 
     @property
     def tracker(self) -> str:
@@ -194,7 +223,7 @@ class Ledger:
             run = self.load_run(str(self.storage.read_json(f"pipelines/{pipeline}/trainings/{key}.json")["run"]))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return run if run is not None and run.keys["train"].key == key else None
+        return run if run is not None and run.cleaned is None and run.keys["train"].key == key else None
 
     def note_alias(self, run: Run, model: str, alias: str) -> None:
         """Note that `run` gives `alias` to its version of `model`: before it does, because a kill may come between the two."""
@@ -206,6 +235,11 @@ class Ledger:
             return str(self.storage.read_json(self._alias_path(pipeline, model, alias))["run"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
+
+    def runs_with_alias(self, pipeline: str) -> list[str]:
+        """Ids of the pipeline's runs that gave some alias to their version of a model last."""
+        folder = f"pipelines/{pipeline}/aliases"
+        return [str(self.storage.read_json(f"{folder}/{name}")["run"]) for name in self.storage.list(folder)]
 
     def _alias_path(self, pipeline: str, model: str, alias: str) -> str:
         return f"pipelines/{pipeline}/aliases/{digest_of([model, alias])}.json"
@@ -303,13 +337,13 @@ class Ledger:
         record = self.stage_record(f"stages/{stage}/{key}.json", key)
         return None if record is None else record.output
 
-    def stage_record(self, path: str, key: str) -> StageRecord | None:
-        """The record at `path`, if it is there, parses and carries `key`."""
+    def stage_record(self, path: str, key: str, *, cleaned: bool = False) -> StageRecord | None:
+        """The record at `path`, if it is there, parses and carries `key`; with `cleaned` also one whose data are deleted."""
         try:
             record = StageRecord.model_validate_json(self.storage.read_bytes(path))
         except (FileNotFoundError, ValidationError):
             return None
-        return record if record.key == key else None
+        return record if record.key == key and (cleaned or record.cleaned is None) else None
 
     def save_stage(self, path: str, record: StageRecord) -> None:
         """Write a stage's record: the last thing a stage does."""

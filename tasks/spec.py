@@ -13,6 +13,7 @@ from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
+from penstock.tasks.room.spec import RetentionSpec
 from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registries import REGISTRIES
@@ -47,6 +48,8 @@ class PipelineSpec(Section):
     """Where runs are looked at and models are registered."""
     tune: Annotated[TuneSpec | None, OnResume.FREE] = None
     """Which other values `penstock tune` tries (docs/tune.md)."""
+    retention: Annotated[RetentionSpec | None, OnResume.FREE] = None
+    """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/room.md)."""
 
 
 NAMED: dict[str, Plugins[Any]] = {

@@ -29,7 +29,7 @@ class RunData:
         outputs = {}
         for stage in ("read", "materialize"):
             key = run.keys[stage].key if stage in run.keys else ""
-            record = ledger.stage_record(f"stages/{stage}/{key}.json", key) if key else None
+            record = ledger.stage_record(f"stages/{stage}/{key}.json", key, cleaned=True) if key else None
             outputs[stage] = record.output if record is not None else None
         read, prepared = outputs["read"], outputs["materialize"]
         self.snapshot = SourceSnapshot.model_validate(read) if read is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import PreflightError
@@ -10,12 +10,13 @@ from penstock.flows.run.cpus import workers_refused
 from penstock.flows.servers.nodes import ABSENT, ask_nodes, installed_versions
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.messages import counted
+from penstock.storage import Storage
 from penstock.tasks.project import Project
 
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["check_cluster"]
+__all__ = ["check_cluster", "refuse_unfit_nodes"]
 
 
 def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool) -> None:
@@ -33,7 +34,18 @@ def check_cluster(project: Project, cluster: RayCluster, *, reads_sources: bool)
     if cluster.embedded:
         return
     files = _first_and_last(project.files) if reads_sources else []
-    troubles = ask_nodes(project.storage, _versions_in_keys(project), files)
+    refuse_unfit_nodes(cluster, project.storage, _versions_in_keys(project), files)
+
+
+def refuse_unfit_nodes(
+    cluster: RayCluster, storage: Storage, versions: Mapping[str, str], files: Sequence[SourceFile] = ()
+) -> None:
+    """Ask every node whether it reaches the storage, can read `files` and has the same versions.
+
+    Raises:
+        PreflightError: nodes cannot do their part: each is named, and why.
+    """
+    troubles = ask_nodes(storage, versions, files)
     if not troubles:
         return
     nodes_by_what: dict[str, list[str]] = {}

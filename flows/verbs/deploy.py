@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
@@ -21,18 +22,21 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.urls import url_for
 from prefect.workers.process import ProcessWorker
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from penstock import __version__
 from penstock.errors import ServiceError, SpecError
+from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
 
-__all__ = ["ENTRYPOINT", "deploy_pipeline"]
+__all__ = ["ENTRYPOINT", "PREDICT_ENTRYPOINT", "deploy_pipeline", "deploy_predictions"]
 
 
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
 """A module path: penstock is installed where workers run, so no code is fetched and a project's folders stay out of the way."""
+
+PREDICT_ENTRYPOINT = "penstock.flows.predict.flow.predict"
 
 _PASSED_ON = (
     "RAY_ADDRESS",
@@ -53,6 +57,17 @@ class _Environment(NamedTuple):
     """`NAME: why`, for what was set and is not stored."""
 
 
+class _Work(NamedTuple):
+    """What a deployment performs."""
+
+    flow: Flow[Any, Any]
+    entrypoint: str
+    request: BaseModel
+    about: str
+    named_by: str
+    """The field of the request whose change means other work under the same name."""
+
+
 def deploy_pipeline(file: Path, cron: str, pool: str, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Create the deployment `penstock/<pipeline name>`, or update it if it exists.
 
@@ -71,11 +86,53 @@ def deploy_pipeline(file: Path, cron: str, pool: str, overrides: list[str], say:
         ServiceError: there is no Prefect server to keep a schedule, it does not answer, or the pool is of another type.
     """
     loaded = load_spec(file, overrides)
+
+    def work() -> _Work:
+        # It brings Ray and torch along: seconds that a refusal does not need.
+        from penstock.flows.pipeline import pipeline
+        from penstock.flows.run.request import RunRequest
+
+        request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
+        return _Work(pipeline, ENTRYPOINT, request, f"The pipeline `{loaded.spec.name}` of `{loaded.file}`", "file")
+
+    return _deploy(loaded, work, cron, pool, say)
+
+
+def deploy_predictions(
+    file: Path, cron: str, pool: str, model: str | None, make: Callable[[str], PredictRequest], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Create the deployment `penstock-predict/<pipeline name>`, or update it. Result and errors as `deploy_pipeline`.
+
+    Args:
+        file: the pipeline file whose model scores; its project holds the MLflow store if no server is named.
+        model: another address than that of the pipeline's registered model at its alias.
+        make: the request for a model's address.
+    """
+    loaded = load_spec(file, [])
+    if model is None:
+        register = loaded.spec.register_
+        if register.alias is None:
+            raise SpecError(
+                f"{loaded.file}: its section register names no alias, so which version scores is not said",
+                next_step="set register.alias, or say which: --model models:/NAME@ALIAS",
+            )
+        model = f"models:/{register.name or loaded.spec.name}@{register.alias}"
+    request = make(model)
+
+    def work() -> _Work:
+        from penstock.flows.predict.flow import predict
+
+        return _Work(predict, PREDICT_ENTRYPOINT, request, f"`{model}` scores `{request.input}`", "output")
+
+    return _deploy(loaded, work, cron, pool, say)
+
+
+def _deploy(loaded: LoadedSpec, work: Callable[[], _Work], cron: str, pool: str, say: Callable[[str], None]) -> dict[str, Any]:
     _check_cron(cron)
     _require_server(loaded, pool)
     environment = _environment_to_store(os.environ)
     with prefect_api(loaded.state_dir):
-        result = _put(loaded, cron, pool, environment, say)
+        result = _put(loaded.spec.name, work(), cron, pool, environment, say)
     for left_out in environment.left_out:
         say(f"not stored in Prefect, set it where the worker starts: {left_out}")
     say(f"{result['deployment']} runs at {cron!r} UTC: {result['url']}")
@@ -131,30 +188,26 @@ def _is_relative(name: str, value: str) -> bool:
     return name == "PENSTOCK_CACHE_DIR" and not value.startswith(("/", "~"))
 
 
-def _put(loaded: LoadedSpec, cron: str, pool: str, environment: _Environment, say: Callable[[str], None]) -> dict[str, Any]:
-    # It brings Ray and torch along: seconds that a refusal above does not need.
-    from penstock.flows.pipeline import pipeline
-    from penstock.flows.run.request import RunRequest
-
-    name = loaded.spec.name
-    request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
+def _put(name: str, work: _Work, cron: str, pool: str, environment: _Environment, say: Callable[[str], None]) -> dict[str, Any]:
+    full_name, request = f"{work.flow.name}/{name}", work.request.model_dump(mode="json")
     schedule = DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"), active=True, slug="cron")
     try:
         with get_client(sync_client=True) as client:
             _require_process_pool(client, pool, say)
-            before = _file_deployed(client, f"{pipeline.name}/{name}")
-            if before not in (None, request.file):
+            before = _deployed(client, full_name, work.named_by)
+            if before not in (None, request[work.named_by]):
                 say(
-                    f"warning: {pipeline.name}/{name} ran {before} until now; a deployment is named after the pipeline's `name`"
+                    f"warning: the {work.named_by} of {full_name} was {before} until now; a deployment is named after the "
+                    "pipeline's `name`"
                 )
             deployment_id = client.create_deployment(
-                flow_id=client.create_flow(pipeline),
+                flow_id=client.create_flow(work.flow),
                 name=name,
                 version=__version__,
-                description=f"The pipeline `{name}` of `{loaded.file}`, made by `penstock deploy`.",
-                entrypoint=ENTRYPOINT,
-                parameters={"request": request.model_dump(mode="json")},
-                parameter_openapi_schema=parameter_schema(pipeline).model_dump_for_openapi(),
+                description=f"{work.about}, made by `penstock deploy`.",
+                entrypoint=work.entrypoint,
+                parameters={"request": request},
+                parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
                 enforce_parameter_schema=True,
                 # A second run of the pipeline would be refused by the lease; here it waits for its turn instead.
                 concurrency_limit=1,
@@ -173,7 +226,7 @@ def _put(loaded: LoadedSpec, cron: str, pool: str, environment: _Environment, sa
         ) from error
     return {
         "status": "done",
-        "deployment": f"{pipeline.name}/{name}",
+        "deployment": full_name,
         "id": str(deployment_id),
         "work_pool": pool,
         "cron": cron,
@@ -198,10 +251,10 @@ def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[s
         )
 
 
-def _file_deployed(client: SyncPrefectClient, full_name: str) -> str | None:
-    """The pipeline file that the deployment runs now, if there is such a deployment."""
+def _deployed(client: SyncPrefectClient, full_name: str, field: str) -> str | None:
+    """A field of the request that the deployment runs with now, if there is such a deployment."""
     try:
         request = client.read_deployment_by_name(full_name).parameters.get("request", {})
     except ObjectNotFound:
         return None
-    return str(request.get("file"))
+    return str(request.get(field))

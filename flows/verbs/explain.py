@@ -31,12 +31,13 @@ def explain_run(file: Path | None, name: str, stage: str | None) -> dict[str, An
         }
         for attempt in names.ledger.attempts(run.run)
     ]
-    return {"status": "done", "run": run.run, "pipeline": run.pipeline, "attempts": attempts}
+    cleaned = str(run.cleaned) if run.cleaned is not None else None
+    return {"status": "done", "run": run.run, "pipeline": run.pipeline, "cleaned": cleaned, "attempts": attempts}
 
 
 def show_explanation(result: dict[str, Any], console: Console) -> None:
     """Print it for a person: an attempt after the other, a stage a line, its reasons below."""
-    console.print(result["run"], markup=False, soft_wrap=True)
+    console.print("  ".join(filter(None, [result["run"], result["cleaned"]])), markup=False, soft_wrap=True)
     for attempt in result["attempts"]:
         console.print(f"attempt {attempt['number']}  {attempt['started']}  {attempt['status']}", markup=False, soft_wrap=True)
         for line in attempt["changed"]:

@@ -159,6 +159,7 @@ def _readable(paths: list[Path]) -> Iterator[tuple[str, str]]:
 
 TEMPLATES: dict[str, Callable[[Path], list[Path]]] = {
     "boosted": _write_tumours,
+    "lightning": _write_tumours,
     "images": _write_digits,
     "tabular": _write_tumours,
     "text": _write_source_text,

@@ -44,7 +44,7 @@ def show_log(result: dict[str, Any], console: Console) -> None:
         if measured and entry["difference"]:
             measured += f" ({entry['difference']:+.4f}, {'better' if entry['better'] else 'worse'})"
         words = [when, entry["run"], f"attempt {entry['attempt']}", entry["outcome"], entry["took"], measured]
-        words.append(entry["model_uri"] or "")
+        words += [entry["model_uri"] or "", entry["cleaned"] or ""]
         console.print("  ".join(filter(None, words)), markup=False, soft_wrap=True)
         shown = entry["changed"][:_CHANGES_SHOWN]
         more = len(entry["changed"]) - len(shown)
@@ -72,6 +72,7 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
         "difference": difference,
         "better": None if not difference or metric is None else better_is(run, metric) * difference > 0,
         "model_uri": run.result.get("model_uri") if run.result.get("attempt") == attempt.number else None,
+        "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,
         "why": (attempt.error or "").splitlines() if attempt.status == "failed" else [],
     }

@@ -75,10 +75,17 @@ def show_rows(result: dict[str, Any], console: Console) -> None:
 
 
 def _output(ledger: Ledger, run: Run, stage: StageName) -> dict[str, Any]:
-    output = ledger.stage_output(stage, run.keys[stage].key) if stage in run.keys else None
-    if output is None:
+    key = run.keys[stage].key if stage in run.keys else ""
+    record = ledger.stage_record(f"stages/{stage}/{key}.json", key, cleaned=True) if key else None
+    gone = record.cleaned if record is not None else run.cleaned
+    if gone is not None:
+        raise DataError(
+            f"the rows of run {run.run} were {gone}",
+            next_step="run the pipeline with those files and settings again: it prepares them again (docs/room.md)",
+        )
+    if record is None:
         raise DataError(f"run {run.run} has no {stage} on record", next_step="penstock log lists the runs that went further")
-    return output
+    return record.output
 
 
 def _ids(

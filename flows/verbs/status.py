@@ -60,6 +60,7 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             f"step {run['step']:,}" if run["step"] else "",
             run["exactness"] or "",
             run["model_uri"] or "",
+            run["cleaned"] or "",
         ]
         console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
         for line in _why(run):
@@ -100,6 +101,7 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         "checkpoint": committed[0].name if committed else None,
         "exactness": run.result.get("exactness"),
         "model_uri": run.result.get("model_uri"),
+        "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "metrics": run.result.get("metrics", {}),
         "attempts": [
             attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})

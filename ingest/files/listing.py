@@ -27,10 +27,19 @@ from penstock.messages import counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_source"]
+__all__ = ["Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
 
 
-_OTHERS_FOLDERS = ("_temporary", "_spark_metadata", "_delta_log", "_impala_insert_staging", "__macosx", "__pycache__")
+_OTHERS_FOLDERS = (
+    "_penstock",
+    "_unscored",
+    "_temporary",
+    "_spark_metadata",
+    "_delta_log",
+    "_impala_insert_staging",
+    "__macosx",
+    "__pycache__",
+)
 
 _TABLE_FORMATS = {
     "Delta": ("_delta_log/*", "deltalake: DeltaTable(path).to_pyarrow_table()"),
@@ -108,7 +117,7 @@ def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> 
     for split in SPLITS:
         location = getattr(data, split)
         if isinstance(location, str):
-            found = _list_location(data.format, extensions, split, base_dir, location)
+            found = list_location(data.format, extensions, base_dir, location, split)
             files += found.files
             left_out += found.left_out
     _refuse_shared_files(files)
@@ -126,7 +135,19 @@ def capped(lines: list[str], limit: int = 20) -> list[str]:
     return lines if len(lines) <= limit else [*lines[:limit], f"... and {len(lines) - limit} more"]
 
 
-def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_dir: Path, location: str) -> Listing:
+def list_location(
+    format: str, extensions: tuple[str, ...], base_dir: Path, location: str, split: Split = "train", called: str = ""
+) -> Listing:
+    """List the files of one location.
+
+    Args:
+        called: what a person calls the location; by default its key in the pipeline file.
+
+    Raises:
+        DataError: it is missing or holds no file of the format.
+        ServiceError: as `list_source`.
+    """
+    called = called or f"data.{split}"
     uri = os.path.abspath(base_dir / os.path.expanduser(location)) if "://" not in location else location
     probe_endpoint(uri)
     try:
@@ -135,7 +156,7 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
         fates = {full: _fate(posixpath.relpath(full, root), extensions, globbed=glob.has_magic(path)) for full in found}
         wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
         if not glob.has_magic(path):
-            _refuse_tables(split, uri, [posixpath.relpath(full, root) for full in found if full != path])
+            _refuse_tables(called, uri, [posixpath.relpath(full, root) for full in found if full != path])
         _refuse_dangling(wanted)
         files = [
             SourceFile(
@@ -150,13 +171,13 @@ def _list_location(format: str, extensions: tuple[str, ...], split: Split, base_
     except (Interrupted, DataError):
         raise
     except Exception as error:  # every store has errors of its own
-        raise _listing_problem(split, uri, error) from error
+        raise _listing_problem(called, uri, error) from error
     if not files:
         skipped = [f"skipped: {posixpath.relpath(full, root)}" for full in sorted(found)]
         raise DataError(
-            f"data.{split}: no {format} file in {uri}, which takes {' '.join(extensions)}",
+            f"{called}: no {format} file in {uri}, which takes {' '.join(extensions)}",
             problems=capped(skipped, 5),
-            next_step=f"correct data.{split} or data.format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
+            next_step=f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
     left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
@@ -174,13 +195,13 @@ def _by_content(files: list[SourceFile]) -> list[SourceFile]:
     return [file.model_copy(update={"fingerprint": digest}) for file, digest in zip(files, digests, strict=True)]
 
 
-def _refuse_tables(split: Split, uri: str, names: Sequence[str]) -> None:
+def _refuse_tables(called: str, uri: str, names: Sequence[str]) -> None:
     """A folder of such a table holds files with deleted rows beside those that count."""
     for format, (log, reader) in _TABLE_FORMATS.items():
         found = next((name for name in names if fnmatch.fnmatchcase(f"/{name}", f"*/{log}")), None)
         if found is not None:
             raise DataError(
-                f"data.{split}: {uri} is a {format} table ({found}): its log says which of its files count, and "
+                f"{called}: {uri} is a {format} table ({found}): its log says which of its files count, and "
                 "read as a folder it would give deleted rows too",
                 next_step=f"export its rows as Parquet ({reader}); a glob ({uri.rstrip('/')}/*.parquet) reads what it names",
             )
@@ -240,16 +261,16 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
         )
 
 
-def _listing_problem(split: str, uri: str, error: Exception) -> PenstockError:
-    where = f"data.{split}: {uri}"
+def _listing_problem(called: str, uri: str, error: Exception) -> PenstockError:
+    where = f"{called}: {uri}"
     if isinstance(error, FileNotFoundError):
         if bucket_is_missing(uri):
             bucket = uri.split("://", 1)[1].split("/", 1)[0]
             return ServiceError(
                 f"{where}: bucket {bucket!r} does not exist at {store_name(uri)}",
-                next_step=f"correct the bucket in data.{split}, or AWS_ENDPOINT_URL if another store has it",
+                next_step=f"correct the bucket in {called}, or AWS_ENDPOINT_URL if another store has it",
             )
-        step = f"correct data.{split}; relative paths start at the pipeline file"
+        step = f"correct {called}" + ("; relative paths start at the pipeline file" if called.startswith("data.") else "")
         return DataError(f"{where} matches no file", next_step=step)
     if is_local(uri):
         return DataError(f"{where} cannot be listed: {error}", next_step="check the path and its permissions")

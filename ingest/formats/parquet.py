@@ -38,10 +38,32 @@ class ParquetReader(Reader):
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, a batch at a time within each row group."""
-        first_row = 0
+        yield from self.piece(file, schema, batch_rows, 0, -1)
+
+    def pieces(self, file: SourceFile, piece_bytes: int) -> list[tuple[int, int]]:
+        """Row groups together, up to `piece_bytes` of them as they lie in the file."""
+        found: list[tuple[int, int]] = []
+        held, first_row, end = 0, 0, 0
+        with _open_parquet(file) as parquet:
+            for number in range(parquet.num_row_groups):
+                group = parquet.metadata.row_group(number)
+                size = sum(group.column(index).total_compressed_size for index in range(group.num_columns))
+                if held and held + size > piece_bytes:
+                    found.append((first_row, end))
+                    held, first_row = 0, end
+                held, end = held + size, end + group.num_rows
+        return [*found, (first_row, end)] if end > first_row else found
+
+    def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
+        """Yield the rows of the row groups from `first_row` on; -1 is the end of the file."""
+        begun, wanted = 0, first_row
         with _open_parquet(file) as parquet:
             for group in range(parquet.num_row_groups):
-                start, rows = first_row, parquet.metadata.row_group(group).num_rows
+                start, rows = begun, parquet.metadata.row_group(group).num_rows
+                begun += rows
+                if start < wanted or 0 <= end <= start:
+                    continue
+                first_row = start
                 try:
                     for batch in parquet.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
                         yield conform(pa.Table.from_batches([batch]), schema, file, first_row)

@@ -93,6 +93,17 @@ class Reader(Protocol):
             ServiceError: a store stopped answering.
         """
 
+    def pieces(self, file: SourceFile, piece_bytes: int) -> list[tuple[int, int]]:
+        """Where a large file can be read in pieces of about so many bytes, by `piece`: the first row of each, and its end.
+
+        Empty where it can only be read from its beginning.
+        """
+        return []
+
+    def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
+        """As `tables`, of one of the file's `pieces`: not called where there are none."""
+        return iter(())
+
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
         """Say where the first value of `column` is that does not read as `kind`, and what it holds: `line 3 holds 'x'`.
 

@@ -1,6 +1,6 @@
 """How does a source become a cached dataset? Unit by unit, each committed by itself; a manifest, written last, makes it exist.
 
-Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json`.
+Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json` (and in_use.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.errors import DataError
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
+from penstock.ingest.materialize.in_use import use_units
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.shared_rows import SharedRows, shared_rows
 from penstock.ingest.materialize.unit import (
@@ -68,6 +69,7 @@ def materialize(
     """
     data, fitted = preparation.data, preparation.fitted
     jobs = _plan(preparation, spec, storage)
+    use_units(storage, key, [job.key for job in jobs], progress)
     damaged = _damaged_before(storage, key)
     distrusted = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}

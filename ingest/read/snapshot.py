@@ -27,7 +27,7 @@ from penstock.messages import counted
 from penstock.progress import Progress
 from penstock.stores import is_local
 
-__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
+__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "inspect_file", "iterate_rows", "read_source"]
 
 
 _REMOTE_THREADS = 16
@@ -153,12 +153,19 @@ def _refuse_copies(files: Sequence[SourceFile]) -> None:
 
 
 def iterate_rows(
-    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int = 4096
+    data: DataSpec,
+    snapshot: SourceSnapshot,
+    files: Sequence[SourceFile],
+    batch_rows: int = 4096,
+    piece: tuple[int, int] | None = None,
 ) -> Iterator[RowBatch]:
     """Yield the rows of `files` in their order, up to `batch_rows` at a time, in bounded memory.
 
     `files` are of the snapshot. They are read in the snapshot's format; that of `data` says what their columns mean.
     A batch never mixes locations. It holds rows of one file, except where a file is one row (see `RowBatch.files`).
+
+    Args:
+        piece: one of the reader's `pieces` of the only file: its first row, and its end.
 
     Raises:
         DataError: a damaged file, a value that does not fit its column's type, or a file that changed since the snapshot.
@@ -168,12 +175,12 @@ def iterate_rows(
         yield from _grouped(reader, snapshot, files, batch_rows)
         return
     for file in files:
-        first_row = 0
+        first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
-            for table in _rebatched(_tables(reader, file, snapshot, batch_rows), batch_rows):
+            for table in _rebatched(_tables(reader, file, snapshot, batch_rows, piece), batch_rows):
                 yield RowBatch(table, file, first_row, (file,))
                 first_row += table.num_rows
-        if first_row != file.rows:
+        if first_row != end:
             raise DataError(
                 f"{file.uri}: had {file.rows} rows when the source was read and has {first_row} now",
                 next_step="run again; files must not change while a pipeline reads them",
@@ -190,12 +197,12 @@ def _inspections(reader: Reader, files: Sequence[SourceFile]) -> Iterator[FileFa
     try:
         # In parts, because a million images would otherwise wait as a million futures.
         for start in range(0, len(files), _QUEUED_FILES):
-            yield from pool.map(functools.partial(_inspect, reader), files[start : start + _QUEUED_FILES])
+            yield from pool.map(functools.partial(inspect_file, reader), files[start : start + _QUEUED_FILES])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _inspect(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
+def inspect_file(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
     """Look through one file; problems are returned, so that one bad file does not hide the others."""
     if file.size_bytes == 0:
         return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
@@ -221,18 +228,22 @@ def _joined(problems: list[DataError], num_files: int) -> DataError:
     )
 
 
-def _tables(reader: Reader, file: SourceFile, snapshot: SourceSnapshot, batch_rows: int) -> Iterator[pa.Table]:
+def _tables(
+    reader: Reader, file: SourceFile, snapshot: SourceSnapshot, batch_rows: int, piece: tuple[int, int] | None = None
+) -> Iterator[pa.Table]:
     """The reader's tables, with the columns put in whose values are in the folders' names."""
     schema = snapshot.arrow_schema()
     from_folder = {column.name for column in snapshot.columns if column.from_folder}
     values = folder_columns(file)
     in_file = pa.schema([field for field in schema if field.name not in from_folder])
+    begin, end = piece or (0, file.rows or 0)
     if not len(in_file):  # a table without columns has no rows either
-        for first_row in range(0, file.rows or 0, batch_rows):
-            rows = min(batch_rows, (file.rows or 0) - first_row)
+        for first_row in range(begin, end, batch_rows):
+            rows = min(batch_rows, end - first_row)
             yield pa.table([_constant(file, field, values.get(field.name), rows) for field in schema], schema=schema)
         return
-    for table in reader.tables(file, in_file, batch_rows):
+    tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
+    for table in tables:
         if from_folder:
             columns = [
                 _constant(file, field, values.get(field.name), table.num_rows)

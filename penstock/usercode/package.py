@@ -25,7 +25,7 @@ from penstock.temporary import own_folder, remove_unowned, user_folder
 from penstock.usercode.imports import Layout, dotted_name, rewrite_imports
 from penstock.usercode.syntax import read_source_text
 
-__all__ = ["BINARY", "Package", "file_content"]
+__all__ = ["BINARY", "Package", "code_folders", "file_content"]
 
 
 BINARY = "base64:"
@@ -129,12 +129,17 @@ def file_content(path: str, captured: str) -> bytes:
     return captured.encode()
 
 
+def code_folders() -> list[Path]:
+    """Folders on this machine into which a process of this user has put captured code, those of processes that are gone too."""
+    return [*user_folder().glob("penstock_user_*")]
+
+
 def _write(files: dict[str, str], root: str) -> tuple[Path, IO[bytes]]:
     """Write the files, each one atomically, to a folder that lasts while a process has them; return it and its lock."""
     base = user_folder()
     folder = base / root
     owner = own_folder(folder, shared=True)
-    remove_unowned(other for other in base.glob("penstock_user_*") if other != folder)
+    remove_unowned(other for other in code_folders() if other != folder)
     for path, content in files.items():
         target = folder / path
         data = file_content(path, content)

@@ -65,7 +65,9 @@ def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it
         "compare",
         "rows",
         "report",
+        "predict",
         "ui",
+        "clean",
         "deploy",
     }
     assert all("pipeline file, or a folder that holds pipeline.yaml" in text for text in files.values())

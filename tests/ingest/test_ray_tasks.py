@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from penstock.errors import DataError
-from penstock.ingest.ray_tasks import ray_map, ray_streams
+from penstock.ingest.ray_tasks import ray_map, ray_pool, ray_streams
 from tests import ROOT
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
 
@@ -51,6 +51,31 @@ def test_a_full_disk_of_a_worker_is_told_as_one() -> None:
 def test_an_unexpected_error_keeps_its_message() -> None:
     with pytest.raises(Exception, match="surprise"):
         list(ray_map(lambda item: {}["surprise"], [1]))
+
+
+def test_a_pool_makes_its_function_once_in_each_process_and_again_where_one_has_died(tmp_path: Path) -> None:
+    def make() -> Callable[[int], int]:
+        (tmp_path / f"made-{os.getpid()}").touch()
+
+        def work(item: int) -> int:
+            if item == 3 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return item * item
+
+        return work
+
+    assert sorted(ray_pool(make, list(range(8)), processes=2)) == [item * item for item in range(8)]
+    assert len(list(tmp_path.glob("made-*"))) == 3
+
+
+def test_an_error_comes_out_of_a_pool_as_it_was_raised() -> None:
+    def make() -> Callable[[int], int]:
+        raise DataError("no model", next_step="train one")
+
+    with pytest.raises(DataError, match="no model") as caught:
+        list(ray_pool(make, [1, 2, 3], processes=2))
+    assert caught.value.next_step == "train one"
 
 
 def test_streams_are_read_in_the_order_of_their_items() -> None:
@@ -117,7 +142,7 @@ def test_a_cluster_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STOPPING = """
 import ray
-from penstock.ingest.ray_tasks import ray_map, ray_streams
+from penstock.ingest.ray_tasks import ray_map, ray_pool, ray_streams
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 << 20)
 for _ in range(600):

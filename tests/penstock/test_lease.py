@@ -18,7 +18,7 @@ import pytest
 
 from penstock import lease as lease_module
 from penstock.errors import LeaseHeldError
-from penstock.lease import current_holder, hold_lease
+from penstock.lease import current_holder, hold_lease, refuse_if_held
 from penstock.storage import Storage
 from tests import ROOT
 
@@ -65,6 +65,22 @@ def test_a_released_lease_is_free(tmp_path: Path) -> None:
     assert current_holder(storage, "lease") is None
     with hold_lease(storage, "lease") as holder:
         assert current_holder(storage, "lease") == holder
+
+
+def test_a_holder_for_moments_is_waited_for_and_not_told(tmp_path: Path) -> None:
+    storage, got = Storage(str(tmp_path)), threading.Event()
+
+    def take() -> None:
+        with hold_lease(storage, "lease"):
+            got.set()
+
+    with hold_lease(storage, "lease", brief=True):
+        refuse_if_held(storage, "lease")
+        waiting = threading.Thread(target=take)
+        waiting.start()
+        assert not got.wait(3 * lease_module.BRIEFLY_S)
+    assert got.wait(30)
+    waiting.join()
 
 
 class StuckStorage(Storage):

@@ -21,7 +21,7 @@ from penstock.ingest.spec import ShuffleSpec
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec, load_model
-from penstock.training.registry.answer import answer_columns
+from penstock.training.registry.answer import answer_arrays, answer_columns
 
 __all__ = ["check_raw_rows"]
 
@@ -50,7 +50,8 @@ def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     trained = load_model(ModelSpec.model_validate_json(folder.read_text()), Storage(str(folder.parent)))
     with torch.no_grad():
         output = torch.cat([trained.predict(batch.columns, batch.rows) for batch in feed.batches(0) if batch.rows])
-    for name, values in answer_columns(output, manifest.feed_schema, trained.predicts).items():
+    arrays = answer_arrays(output, manifest.feed_schema, trained.predicts)
+    for name, values in answer_columns(arrays, manifest.feed_schema).items():
         assert np.array_equal(np.array(answer[name].tolist()), np.array(list(values))), name
     label = spec.data.label
     if label is not None:

@@ -58,7 +58,8 @@ def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
         if newest is None or MODEL not in newest.manifest.files:
             raise SpecError(
                 f"train.start_from: {name!r} is no run with a torch model in {storage.uri('')}",
-                next_step="penstock status lists the runs; a registered model is downloaded first, then named as a file",
+                next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
+                "downloaded first, then named as a file",
             )
         return StartWeights(None, newest.storage, newest.manifest.weights_digest)
     file = base_dir / name

@@ -15,6 +15,7 @@ FRAMEWORKS: Plugins[Framework] = Plugins(
     "training framework",
     "penstock.frameworks",
     {
+        "lightning": "penstock.training.frameworks.lightning.framework:LIGHTNING",
         "ray_train": "penstock.training.frameworks.ray_train.framework:RAY_TRAIN",
         "torch": "penstock.training.frameworks.torch.framework:TORCH",
         "xgboost": "penstock.training.frameworks.xgboost.framework:XGBOOST",

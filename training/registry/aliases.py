@@ -17,8 +17,11 @@ from penstock.training.tracking.mlflow_backend import patiently
 __all__ = ["aliases_of", "give_alias", "roll_back", "rolled_back"]
 
 
-def aliases_of(client: MlflowClient, name: str) -> dict[str, str]:
+def aliases_of(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[str, str]:
     """Alias -> version.
+
+    Args:
+        for_s: how long a server that is away is asked again.
 
     Raises:
         ServiceError: MLflow does not answer.
@@ -32,7 +35,7 @@ def aliases_of(client: MlflowClient, name: str) -> dict[str, str]:
                 return {}
             raise
 
-    return patiently(f"look up the aliases of {name!r}", asked)
+    return patiently(f"look up the aliases of {name!r}", asked, for_s=for_s)
 
 
 def give_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:

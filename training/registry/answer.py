@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 
 from penstock.errors import DataError
@@ -15,7 +16,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.training.evaluation.metrics import label_kind, prepare_predictions
 from penstock.training.model import ClassScores
 
-__all__ = ["ERROR", "answer_columns", "answer_table", "asked_for", "prediction_columns"]
+__all__ = ["ERROR", "answer_arrays", "answer_columns", "answer_table", "arrow_answer", "asked_for", "prediction_columns"]
 
 
 ERROR = "error"
@@ -27,26 +28,49 @@ def prediction_columns(schema: FeedSchema) -> tuple[str, ...]:
     return ("prediction", "probability", "probabilities") if label_kind(schema) == "classification" else ("prediction",)
 
 
-def answer_columns(output: torch.Tensor, schema: FeedSchema, predicts: ClassScores) -> dict[str, Any]:
-    """What a model's `predict` returned, as columns.
+def answer_arrays(output: torch.Tensor, schema: FeedSchema, predicts: ClassScores) -> dict[str, np.ndarray]:
+    """What a model's `predict` returned, as arrays with rows first.
 
     Returns:
-        For classes `prediction` (the class's name, or its index where classes have none), `probability` (of that class) and
-        `probabilities` (a list per row, in the order of the classes); else `prediction`: a number, or without a label an
-        array [rows, *shape] of what `predict` returned.
+        For classes `prediction` (int64, the class's index), `probability` (float64, of that class) and `probabilities`
+        (float64 [rows, classes]); else `prediction`: a number, or without a label an array [rows, *shape].
     """
     kind = label_kind(schema)
     if kind != "classification":
         values = prepare_predictions(output, schema, predicts) if kind == "regression" else output
         return {"prediction": (values.float() if values.is_floating_point() else values).numpy()}
     probabilities = prepare_predictions(output, schema, predicts)
-    best = probabilities.argmax(dim=1).tolist()
-    names = schema.classes
     return {
-        "prediction": np.array(best, np.int64) if names is None else [names[index] for index in best],
+        "prediction": probabilities.argmax(dim=1).numpy(),
         "probability": probabilities.max(dim=1).values.double().numpy(),
-        "probabilities": probabilities.double().tolist(),
+        "probabilities": probabilities.double().numpy(),
     }
+
+
+def answer_columns(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> dict[str, Any]:
+    """The arrays as columns of a DataFrame: a class by its name where it has one, `probabilities` as a list per row."""
+    columns: dict[str, Any] = dict(arrays)
+    if "probabilities" in columns:
+        columns["probabilities"] = arrays["probabilities"].tolist()
+    if schema.classes is not None and "probability" in columns:
+        columns["prediction"] = [schema.classes[index] for index in arrays["prediction"].tolist()]
+    return columns
+
+
+def arrow_answer(arrays: Mapping[str, np.ndarray], schema: FeedSchema) -> pa.Table:
+    """The arrays as an Arrow table: a class by its name where it has one, arrays of several axes as lists."""
+    columns = {name: _nested(values) for name, values in arrays.items()}
+    if schema.classes is not None and "probability" in columns:
+        columns["prediction"] = pa.array(schema.classes, pa.string()).take(columns["prediction"])
+    return pa.table(columns)
+
+
+def _nested(values: np.ndarray) -> pa.Array:
+    made = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        lists = int(np.prod(values.shape[:axis]))
+        made = pa.ListArray.from_arrays(pa.array(np.arange(lists + 1, dtype=np.int32) * values.shape[axis]), made)
+    return made
 
 
 def answer_table(

@@ -5,15 +5,38 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.errors import DataError, ServiceError
 from penstock.redact import redact_text
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 
-__all__ = ["load_model"]
+__all__ = ["MODEL_TAG", "FetchedModel", "fetch_model", "load_model"]
 
+
+MODEL_TAG = "penstock.model_id"
+"""On the version, because the registry of some stores does not give the logged model back."""
 
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+class FetchedModel(NamedTuple):
+    """A model's files on this machine, and which version of which model they are."""
+
+    folder: Path
+    tracking_uri: str | None = None
+    """Of the MLflow that has it; None for a folder that was given."""
+    name: str | None = None
+    version: str | None = None
+    run_id: str | None = None
+    """MLflow's id of the run that trained it."""
+    model_id: str | None = None
+    """MLflow's id of the logged model."""
+
+    @property
+    def uri(self) -> str:
+        """`models:/NAME/VERSION`, or the folder."""
+        return str(self.folder) if self.name is None else f"models:/{self.name}/{self.version}"
 
 
 def load_model(model: str | Path, tracking_uri: str | None = None) -> LoadedModel:
@@ -30,10 +53,15 @@ def load_model(model: str | Path, tracking_uri: str | None = None) -> LoadedMode
         DataError: the folder holds no model.
         UserCodeError, CheckpointError, PreflightError, SpecError: as `LoadedModel`.
     """
+    return LoadedModel(fetch_model(model, tracking_uri).folder)
+
+
+def fetch_model(model: str | Path, tracking_uri: str | None = None) -> FetchedModel:
+    """Bring a model's files to this machine. Arguments and errors as those of `load_model`, without those of loading."""
     folder = Path(model)
     if not str(model).startswith(("models:", "runs:")) and folder.is_dir():
-        return LoadedModel(_model_folder(folder))
-    return LoadedModel(_model_folder(_fetched(str(model), tracking_uri or _found_uri())))
+        return FetchedModel(_model_folder(folder))
+    return _fetched(str(model), tracking_uri or _found_uri())
 
 
 def _model_folder(folder: Path) -> Path:
@@ -65,8 +93,7 @@ def _found_uri() -> str:
     )
 
 
-def _fetched(model: str, uri: str) -> Path:
-    """The model's folder on this machine."""
+def _fetched(model: str, uri: str) -> FetchedModel:
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
@@ -94,9 +121,12 @@ def _fetched(model: str, uri: str) -> Path:
                     next_step="`penstock status` shows the runs of a project",
                 )
             version = max(found, key=lambda version: int(version.version))
-        return Path(mlflow.artifacts.download_artifacts(artifact_uri=version.source, tracking_uri=uri))
+        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=version.source, tracking_uri=uri))
     except MlflowException as error:
         raise ServiceError(
             f"{model} cannot be loaded from {redact_text(uri)}: {error.message}",
             next_step="correct the name, or give the address of the registry that has it (tracking_uri=...)",
         ) from error
+    return FetchedModel(
+        _model_folder(folder), uri, version.name, str(version.version), version.run_id, version.tags.get(MODEL_TAG)
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,12 +22,12 @@ from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec, load_model
-from penstock.training.registry.answer import answer_columns, answer_table, asked_for
-from penstock.training.registry.given_rows import given_rows, raw_table
+from penstock.training.registry.answer import answer_arrays, answer_columns, answer_table, arrow_answer, asked_for
+from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
 from penstock.training.registry.prepared_rows import PreparedColumns
 from penstock.training.registry.raw_rows import RawForm, RawRows
 
-__all__ = ["MODEL_FILE", "LoadedModel"]
+__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows"]
 
 
 MODEL_FILE = "model.json"
@@ -35,8 +35,25 @@ MODEL_FILE = "model.json"
 
 SHOWN_PROBLEMS = 10
 
+BATCH_BYTES = 8 << 20
+"""Features of about so many bytes are predicted at once where many rows are scored, within `MOST_BATCH_ROWS`."""
+
+MOST_BATCH_ROWS = 8192
+"""What a call of a model costs besides its rows is spread over enough of them here; more would take memory for nothing."""
+
 Batches = Callable[[int, int], dict[str, Tensor]]
 """(first row, end) -> tensors as the feed delivers them, on the CPU."""
+
+
+class ScoredRows(NamedTuple):
+    """Rows that were scored, and what is wrong with the others."""
+
+    answer: pa.Table
+    """`prediction` and, for classes, `probability` and `probabilities`; without columns where no row was scored."""
+    rows: np.ndarray
+    """int64: which of the given rows it answers, ascending."""
+    problems: dict[int, str]
+    """By given row, of all others."""
 
 
 class LoadedModel:
@@ -64,6 +81,16 @@ class LoadedModel:
         self._raw = None if spec.raw is None else RawRows(RawForm.model_validate(spec.raw), spec.feed_schema)
         self.inputs: pa.Schema | None = None if self._raw is None else self._raw.schema
         self.unneeded: tuple[str, ...] = () if self._raw is None else self._raw.form.unneeded
+
+    @property
+    def form(self) -> RawForm | None:
+        """How raw rows are prepared; None for a model that was registered without it."""
+        return None if self._raw is None else self._raw.form
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many raw rows are prepared together: a good number to give to `score`."""
+        return self._batch_rows if self._raw is None else self._raw.rows_at_once
 
     @property
     def can_predict(self) -> bool:
@@ -123,30 +150,62 @@ class LoadedModel:
             names = [str(name) for name in (rows.columns if isinstance(rows, pd.DataFrame) else rows)]
             return asked_for(table, columns, names, lambda name: list(rows[name]))
         given = given_rows(rows, self._raw.schema)
-        raw, problems = raw_table(given, self._raw.schema, self.unneeded)
-        ready = self._raw.prepare(raw)
-        problems = {**ready.problems, **problems}
+        features, scored, problems = self._features(self._raw, given)
         if problems and on_error == "raise":
             raise _refusal(problems, given.num_rows)
-        chosen = np.array([row not in problems for row in ready.rows.tolist()], np.bool_) if problems else None
-        features = ready.table if chosen is None else ready.table.filter(pa.array(chosen))
-        scored = ready.rows if chosen is None else ready.rows[chosen]
         answered = self._answer(_batches_of(features, self.schema), len(scored))
         table = answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
         return asked_for(table, columns, list(given.columns), lambda name: given.of(name, np.arange(given.num_rows)))
 
+    def score(self, rows: pa.Table) -> ScoredRows:
+        """Predict many raw rows, as `predict` does with `on_error="report"`, but from Arrow to Arrow.
+
+        The model gets more rows at a time, by their bytes: predictions may round differently in the last bits.
+
+        Raises:
+            DataError: a column is missing, the model cannot predict, or it was registered without what prepares raw rows.
+        """
+        if self._raw is None:
+            raise DataError(
+                "the model takes prepared rows only: it was registered without what prepares raw ones",
+                next_step="train and register it again with this version of penstock",
+            )
+        features, scored, problems = self._features(self._raw, given_rows(rows, self._raw.schema))
+        arrays = self._arrays(_batches_of(features, self.schema), len(scored), self._many_rows(features))
+        return ScoredRows(pa.table({}) if arrays is None else arrow_answer(arrays, self.schema), scored, problems)
+
+    def _features(self, raw: RawRows, given: GivenRows) -> tuple[pa.Table, np.ndarray, dict[int, str]]:
+        """Prepared features of the rows that can be used, which rows these are, and by row what is wrong with the others."""
+        table, problems = raw_table(given, raw.schema, self.unneeded)
+        ready = raw.prepare(table)
+        problems = {**ready.problems, **problems}
+        if not problems:
+            return ready.table, ready.rows, problems
+        chosen = np.array([row not in problems for row in ready.rows.tolist()], np.bool_)
+        return ready.table.filter(pa.array(chosen)), ready.rows[chosen], problems
+
+    def _many_rows(self, features: pa.Table) -> int:
+        """How many rows are predicted at once where there are many; those that hold images still encoded grow."""
+        if not features.num_rows or any(info.encoded for info in self.schema.features):
+            return self._batch_rows
+        row_bytes = max(1, features.nbytes // features.num_rows)
+        return max(self._batch_rows, min(MOST_BATCH_ROWS, BATCH_BYTES // row_bytes))
+
     def _answer(self, batches: Batches, num_rows: int) -> Mapping[str, Any]:
+        arrays = self._arrays(batches, num_rows, self._batch_rows)
+        return {"prediction": []} if arrays is None else answer_columns(arrays, self.schema)
+
+    def _arrays(self, batches: Batches, num_rows: int, batch_rows: int) -> dict[str, np.ndarray] | None:
+        """What the model says of each row; None of no rows."""
         if not self._model.can_predict:
             raise DataError("the model cannot predict: its recipe has no `predict`", next_step="add one, and train")
         parts = []
         with torch.inference_mode():
-            for begin in range(0, num_rows, self._batch_rows):
-                end = min(begin + self._batch_rows, num_rows)
+            for begin in range(0, num_rows, batch_rows):
+                end = min(begin + batch_rows, num_rows)
                 on_device = {name: values.to(self._model.device) for name, values in batches(begin, end).items()}
                 parts.append(self._model.predict(on_device, end - begin).detach().cpu())
-        if not parts:
-            return {"prediction": []}
-        return answer_columns(torch.cat(parts), self.schema, self._model.predicts)
+        return answer_arrays(torch.cat(parts), self.schema, self._model.predicts) if parts else None
 
 
 def _batches_of(table: pa.Table, schema: FeedSchema) -> Batches:

@@ -52,7 +52,7 @@ class MlflowRegistry:
 
     def aliases(self, uri: str, name: str) -> dict[str, str]:
         """By the registered model, so that a model without the alias and a server that is away are told apart."""
-        return aliases_of(open_client(uri), name)
+        return aliases_of(open_client(uri), name, for_s=10)
 
     def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:
         """See `KeepsAliases`."""

@@ -142,6 +142,10 @@ class RawRows:
     Args:
         schema: what the model takes.
 
+    Attributes:
+        schema: of the rows that are given.
+        rows_at_once: how many of them are prepared together.
+
     Raises:
         UserCodeError: a function of the user's cannot be loaded.
         SpecError, PreflightError: a format or a transform is of a package that is not installed.
@@ -152,7 +156,7 @@ class RawRows:
         self._features = schema.features
         steps = [fitted.step for fitted in form.fitted.steps]
         self._chain = Chain(form.data, steps, form.fitted, form.code)
-        self._batch_rows = rows_at_once(form.data, self.schema, steps)
+        self.rows_at_once = rows_at_once(form.data, self.schema, steps)
         self._label = None
         if form.label is not None:
             given = pa.array([form.label_value])
@@ -173,8 +177,8 @@ class RawRows:
         tables: list[pa.Table] = []
         kept: list[np.ndarray] = []
         problems: dict[int, str] = {}
-        for first in range(0, table.num_rows, self._batch_rows):
-            some = table.slice(first, self._batch_rows).combine_chunks()
+        for first in range(0, table.num_rows, self.rows_at_once):
+            some = table.slice(first, self.rows_at_once).combine_chunks()
             for prepared, rows in self._some(some, first, problems):
                 tables.append(prepared)
                 kept.append(rows)

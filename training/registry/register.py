@@ -27,6 +27,7 @@ from mlflow.tracking import MlflowClient
 from penstock.ingest.columns.images import holds_images
 from penstock.training.model import ModelSpec
 from penstock.training.registry.aliases import give_alias
+from penstock.training.registry.load import MODEL_TAG
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.needed_code import copy_needed_code
 from penstock.training.registry.raw_rows import RawForm
@@ -39,9 +40,6 @@ __all__ = ["register_model"]
 
 
 KEY_TAG = "penstock.register_key"
-
-MODEL_TAG = "penstock.model_id"
-"""On the version, because the registry of some stores does not give the logged model back."""
 
 _ENTRY = """from mlflow.models import set_model
 

@@ -59,7 +59,10 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         },
         "curves": curves(names.ledger, (before, after)),
     }
-    return {**compared, "findings": findings(compared)}
+    gone = [
+        f"{of.run} was {of.cleaned}: its answers are gone, so not compared row by row" for of in (before, after) if of.cleaned
+    ]
+    return {**compared, "findings": [*gone, *findings(compared)]}
 
 
 def show_comparison(compared: dict[str, Any], console: Console) -> None:
@@ -102,4 +105,5 @@ def _described(run: Run) -> dict[str, Any]:
         "status": run.status,
         "model_uri": run.result.get("model_uri"),
         "url": run.result.get("url"),
+        "cleaned": str(run.cleaned) if run.cleaned is not None else None,
     }

@@ -1,1 +1,1 @@
-"""What is done with a registered model from the command line?"""
+"""What do the verbs do that begin with a registered model?"""

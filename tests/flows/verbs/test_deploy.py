@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 from prefect.cli.deploy import _models as known
+from typer.testing import CliRunner
 
 from penstock.errors import ServiceError, SpecError
-from penstock.flows.verbs.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline
+from penstock.flows.cli import app
+from penstock.flows.verbs.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline, deploy_predictions
 from tests.drills.project import make_project
 from tests.runs.servers import ROOT, free_port
 
@@ -125,3 +127,24 @@ def test_a_misspelt_key_would_be_found() -> None:
 
 def test_our_prefect_yaml_names_the_flow_that_deploy_does() -> None:
     assert [entry["entrypoint"] for entry in prefect_yaml()["deployments"]] == [ENTRYPOINT]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--input", "rows"), "go with --predict"),
+        (("--predict", "--input", "rows"), "--predict needs --input and --output"),
+    ],
+)
+def test_options_of_predictions_are_refused_where_they_mean_nothing(project: Path, words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["deploy", str(project), "--cron", NIGHTLY, *words])
+    assert done.exit_code == 2 and said in done.stderr
+
+
+def test_predictions_without_an_alias_say_which_option_names_the_model(project: Path) -> None:
+    text = project.read_text()
+    file = project.with_name("no-alias.yaml")
+    file.write_text(text.replace("register: {name: drill}", "register: {name: drill, alias: null}"))
+    with pytest.raises(SpecError, match="names no alias") as refused:
+        deploy_predictions(file, NIGHTLY, "penstock", None, lambda _model: pytest.fail("no model is known"), print)
+    assert "--model" in refused.value.next_step

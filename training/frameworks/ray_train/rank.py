@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.determinism import make_deterministic
 from penstock.training.events import Resumed
+from penstock.training.frameworks.ray_train.folder import folder_digest
 from penstock.training.frameworks.ray_train.session import Session, StopAtCheckpoint
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
@@ -35,7 +37,7 @@ from penstock.training.rng import seed_rng
 from penstock.training.state import TrainState
 from penstock.training.users_mlflow import take_over_mlflow
 
-__all__ = ["run_loop_rank"]
+__all__ = ["run_loop_rank", "run_session"]
 
 RESTORES_ITSELF = "what train_func restores of a checkpoint is its own affair"
 ASKED_FOR_NONE = "train_func did not call ray.train.get_checkpoint()"
@@ -47,10 +49,34 @@ def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: b
     Raises:
         TrainingError: the function fails, or ends without a checkpoint.
     """
+    return run_session(job, group, client, lambda session: _call(job), stop=stop, restart=restart)
+
+
+def run_session(
+    job: TrainJob,
+    group: Group,
+    client: MailboxClient,
+    loop: Callable[[Session], None],
+    *,
+    stop: bool = False,
+    restart: int = 0,
+    digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
+    restores_all: bool = False,
+) -> RankResult:
+    """Run a loop that reports to a session, as one rank of `group`. A collective.
+
+    Args:
+        loop: trains; its errors are those of the user's code.
+        digest: of the weights in a reported folder, by its files.
+        restores_all: the loop puts back all that a checkpoint holds, so that what goes on from one may be bit-exact.
+
+    Raises:
+        TrainingError: the loop fails, or ends without a checkpoint.
+    """
     make_deterministic(job.spec.cpus_per_worker)
     stop = group.from_first(stop)
     take_over_mlflow(job.code)
-    function = job.code.load()
+    job.code.load()
     store = job_checkpoints(job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, job.manifest.feed_schema)))
@@ -58,7 +84,8 @@ def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: b
     if checkpoint is not None:
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         state = checkpoint.state
-        exactness = with_reason(judge(checkpoint.manifest, group.world_size, job.settings, environment), RESTORES_ITSELF)
+        exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
+        exactness = exactness if restores_all else with_reason(exactness, RESTORES_ITSELF)
     facts = CheckpointFacts.at(
         state,
         world_size=group.world_size,
@@ -86,10 +113,10 @@ def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: b
                     Resumed(step=state.step, checkpoint=checkpoint.name, exactness=exactness, warnings=tuple(warnings))
                 )
         own = closes.enter_context(collecting(OwnValues(group, "train")))
-        session = closes.enter_context(closing(Session(job, group, facts, checkpoint, own, courier, writer)))
+        session = closes.enter_context(closing(Session(job, group, facts, checkpoint, own, courier, writer, digest)))
         _answer_with(session, closes)
         seed_rng(job.seed)  # weights begin alike on every rank, as in a recipe
-        finished = _call(job, function)
+        finished = _to_its_end(job, loop, session)
         written = writer.wait() if writer is not None else None
     name = written or name
     if finished and group.from_first(name is None):
@@ -118,16 +145,22 @@ def _answer_with(session: Session, closes: ExitStack) -> None:
     closes.callback(set_train_fn_utils, before)
 
 
-def _call(job: TrainJob, function: object) -> bool:
-    """Call the function; True when it came to its end, False where it was left for a stop."""
-    if not callable(function):
-        raise TrainingError(f"train.loop: {job.code.target} is no function")
-    given = [job.code.located(dict(job.spec.params))] if inspect.signature(function).parameters else []
+def _to_its_end(job: TrainJob, loop: Callable[[Session], None], session: Session) -> bool:
+    """True when the loop came to its end, False where it was left for a stop."""
     try:
-        with Recipe(function, job.code.target).blaming("train_func"):
-            function(*given)
+        with Recipe(loop, job.code.target).blaming("training"):
+            loop(session)
     except PenstockError:
         raise
     except StopAtCheckpoint:
         return False
     return True
+
+
+def _call(job: TrainJob) -> None:
+    function = job.code.load()
+    if not callable(function):
+        raise TrainingError(f"train.loop: {job.code.target} is no function")
+    given = [job.code.located(dict(job.spec.params))] if inspect.signature(function).parameters else []
+    with Recipe(function, job.code.target).blaming("train_func"):
+        function(*given)

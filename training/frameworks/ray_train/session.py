@@ -9,10 +9,10 @@ import math
 import numbers
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray.train
 import safetensors.torch
@@ -59,6 +59,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         checkpoint: the one that training continues from.
         own: what user code logs between reports.
         courier, writer: on rank 0, news for the driver and the way to the checkpoints.
+        digest: of the weights in a reported folder, by its files.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         own: OwnValues,
         courier: Courier | None,
         writer: CheckpointWriter | None,
+        digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
-        self._courier, self._writer = courier, writer
+        self._courier, self._writer, self._digest = courier, writer, digest
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """Where the newest checkpoint stands."""
         self.asked_for_checkpoint = False
@@ -110,11 +112,19 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             next_step="ray.train.get_checkpoint() gives the newest; train.checkpoint.best keeps the best",
         )
 
+    @property
+    def stop_wanted(self) -> bool:
+        """On rank 0, whether the driver asks for a stop: the next report with a checkpoint is the last."""
+        return self._courier is not None and self._courier.stop_requested.is_set()
+
     def get_dataset_shard(self, dataset_info: Any) -> Any:
+        """As `shard`, for Ray's own function."""
+        return self.shard(dataset_info.dataset_name or _TRAIN)
+
+    def shard(self, name: str) -> Shard:
         """This rank's `Shard` of a split: one object for each name, so that its epochs are counted."""
-        name = dataset_info.dataset_name or _TRAIN
         rows = self._job.manifest.rows
-        if name not in SPLITS or not rows.get(cast(Split, name)):
+        if name not in SPLITS or not rows.get(name):
             there = [split for split in SPLITS if rows.get(split)]
             raise SpecError(
                 f"ray.train.get_dataset_shard({name!r}): the pipeline has {', '.join(map(repr, there))}",
@@ -123,7 +133,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
                 else "take one of these",
             )
         if name not in self._shards:
-            split = cast(Split, name)
+            split: Split = name
             whole = self._job.spec.datasets.get(split) == "whole"
             rank, shares = (0, 1) if whole else (self._group.rank, self._group.world_size)
 
@@ -168,7 +178,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         point = Point(now_ms(), self._reported_step, {**self._own.totals(), **values})
         files = self._everyones_files(checkpoint)
-        stop = self._group.from_first(self._courier is not None and self._courier.stop_requested.is_set())
+        stop = self._group.from_first(self.stop_wanted)
         if self._courier is not None:
             self._unsealed.append(point)
             self._courier.post(point)
@@ -239,7 +249,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
                 safetensors.torch.save({"ranks": generators().contiguous(), "batches": torch.tensor(self._step)})
             ),
         }
-        digest = folder_digest(files)
+        digest = self._digest(files)
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=self.state.step))
         self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest), points)

@@ -1,0 +1,216 @@
+"""The flow of predictions: the model and the files are found, what is not scored yet is, and MLflow gets a line of lineage.
+
+`predict` is what Prefect runs, ad hoc or from a deployment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect import State, flow
+from prefect.states import Cancelled, Completed
+
+from penstock.errors import Interrupted, PenstockError, PreflightError
+from penstock.flows.predict.request import PredictRequest
+from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
+from penstock.flows.run.cluster import refuse_unfit_nodes
+from penstock.flows.run.environment import git_commit
+from penstock.flows.run.flow_runs import name_flow_run
+from penstock.flows.run.reporter import make_reporter
+from penstock.flows.servers.probes import storage_failure
+from penstock.flows.servers.services import ray_cluster, telemetry_off
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.ray_tasks import ray_pool
+from penstock.lease import hold_lease
+from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.messages import counted
+from penstock.progress import silent
+from penstock.redact import hiding_secrets, redact_text
+from penstock.storage import Storage
+from penstock.tasks.context import Reporter, StageOutcome
+from penstock.training.predict.output import OWN, Output
+from penstock.training.predict.score import Asked, Plan, Scored, ask, check_input, list_input, plan, score
+from penstock.training.predict.unit import Scorer, UnitJob, UnitOutcome, packed_model
+from penstock.training.registry.lineage import log_predictions
+from penstock.training.registry.load import FetchedModel, fetch_model
+from penstock.training.registry.loaded_model import LoadedModel
+from penstock.training.tracking.relocate_mlflow import mlflow_uri
+
+if TYPE_CHECKING:
+    from penstock.flows.servers.ray_local import RayCluster
+
+__all__ = ["predict"]
+
+LEASE = f"{OWN}/lease"
+
+
+@flow(name="penstock-predict", persist_result=False)
+def predict(request: PredictRequest) -> State[Any]:
+    """Score what is not scored yet. The result is the data of the state, completed or cancelled."""
+    telemetry_off()
+    reporter, stopping, scored = make_reporter(), StopRequest(), Scored()
+    begun = time.time()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hiding_secrets())
+        stack.enter_context(stopping_on_signals(stopping))
+        stack.enter_context(cancel_becomes_sigterm(stopping.stop))
+        storage = Storage(request.output)
+        check_input(request.input, storage)
+        model = fetch_model(request.model, mlflow_uri(Path(request.state_dir)))
+        asked = ask(model, request.input, request.format, request.columns)
+        listing = list_input(asked.data)
+        if left_out := listing.said_of_left_out():
+            reporter.warn(left_out.replace("data.format", "--format"))
+        output = Output(storage)
+        _check_output(output)
+        stack.enter_context(hold_lease(storage, LEASE, on_lost=stopping.give_up))
+        result: dict[str, Any] = {
+            "model_uri": model.uri,
+            "model_digest": asked.model_digest,
+            "input": redact_text(request.input),
+            "output": redact_text(storage.root),
+            "files": len(listing.files),
+        }
+        try:
+            work = plan(output, asked, listing.files)
+            reporter.say(f"{model.uri}: {_said_of(work, len(listing.files))}")
+            name_flow_run(f"{model.uri} on {Path(request.input).name}", [model.name or "model"])
+            run = partial(_on_ray, request, model, listing.files, storage, reporter, stopping, stack)
+            progress = reporter.progress("predict") if work.todo else silent
+            score(output, asked, listing.files, work, run, progress, scored)
+            stopping.check()
+        except BaseException as error:
+            stopped = stop_behind(error)
+            if stopping.lost is not None:
+                raise stopping.lost from error
+            result |= {**_counts(scored, begun), "status": "failed"}
+            if isinstance(stopped, Interrupted):
+                message = f"{stopped.message}: {counted(scored.units, 'unit is', 'units are')} committed"
+                return Cancelled(message=message, data={**result, "status": "interrupted", "signum": stopped.signum})
+            if isinstance(error, PenstockError):
+                error.result = result
+            raise
+        for warning in scored.warnings:
+            reporter.warn(warning)
+        result |= {"status": "done", **_counts(scored, begun), "warnings": scored.warnings, "mlflow_run_id": None}
+        assert scored.manifest is not None
+        result |= {
+            "total_rows": scored.manifest.rows,
+            "total_unscored": scored.manifest.unscored,
+            "data_digest": scored.manifest.data_digest,
+            "code_digest": scored.manifest.code_digest,
+        }
+        counts = {"rows": scored.rows, "not scored": scored.unscored, "in the output": scored.manifest.rows}
+        facts = tuple((name, f"{count:,}") for name, count in counts.items())
+        reporter.finished(StageOutcome("predict", "", "ran" if work.todo else "reused", result["seconds"], result, facts))
+        if work.todo and model.run_id is not None:
+            result["mlflow_run_id"] = _lineage(model, asked, result, int(begun * 1000), reporter)
+        return Completed(message=_summary(result), data=result)
+
+
+def _said_of(work: Plan, num_files: int) -> str:
+    left = len({file.name for job in work.todo for file in job.files})
+    if not left:
+        return f"all {counted(num_files, 'file')} scored already"
+    return f"{counted(left, 'file')} to score" + (f", {num_files - left:,} scored already" if left < num_files else "")
+
+
+def _check_output(output: Output) -> None:
+    failure = storage_failure(output.storage)
+    if failure is not None:
+        error = failure.error
+        reason = error.message if isinstance(error, PenstockError) else getattr(error, "strerror", None) or error
+        raise PreflightError(
+            f"--output {output.storage.root} cannot be {failure.verb}: {reason}",
+            next_step=f"correct --output, or: penstock doctor --storage {output.storage.root}",
+        ) from error
+    output.refuse_others()
+
+
+def _on_ray(
+    request: PredictRequest,
+    model: FetchedModel,
+    files: Sequence[SourceFile],
+    storage: Storage,
+    reporter: Reporter,
+    stopping: StopRequest,
+    stack: contextlib.ExitStack,
+    jobs: Sequence[UnitJob],
+) -> Iterator[UnitOutcome]:
+    """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for; `stack` ends what is started."""
+    loaded = LoadedModel(model.folder)  # here, where an error is one and not one for each worker
+    requires = {} if loaded.form is None else loaded.form.requires
+    del loaded
+    reporter.say("  connecting to Ray")
+    cluster = stack.enter_context(ray_cluster(Path(request.state_dir)))
+    import ray
+
+    stopping.check()
+    if not cluster.embedded:
+        refuse_unfit_nodes(cluster, storage, requires, [files[0], *files[1:][-1:]])
+    make = partial(_scorer, ray.put(packed_model(model.folder)))
+    processes = min(len(jobs), _processes(cluster, gpus=request.gpus))
+    return ray_pool(make, jobs, processes=processes, num_gpus=1 if request.gpus else 0)
+
+
+def _scorer(packed: Any) -> Scorer:
+    import ray
+
+    return Scorer(ray.get(packed))
+
+
+def _processes(cluster: RayCluster, *, gpus: bool) -> int:
+    if gpus and not cluster.num_gpus:
+        raise PreflightError(
+            f"--gpus: the Ray cluster {cluster.address} has no GPU", next_step="leave --gpus out, or join a cluster that has"
+        )
+    return max(1, int(cluster.num_gpus if gpus else cluster.num_cpus))
+
+
+def _counts(scored: Scored, begun: float) -> dict[str, Any]:
+    seconds = time.time() - begun
+    return {
+        "units": scored.units,
+        "rows": scored.rows,
+        "unscored": scored.unscored,
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(scored.rows / seconds, 1),
+    }
+
+
+def _summary(result: dict[str, Any]) -> str:
+    unscored = f", {result['unscored']:,} not" if result["unscored"] else ""
+    return f"{counted(result['rows'], 'row')} scored{unscored}; the output has {result['total_rows']:,}"
+
+
+def _lineage(model: FetchedModel, asked: Asked, result: dict[str, Any], begun_ms: int, reporter: Reporter) -> str | None:
+    """A row of lineage in MLflow. A server that is away costs the row and nothing else."""
+    tags = {
+        "penstock.predict": model.uri,
+        "penstock.model_digest": asked.model_digest,
+        "penstock.data_digest": result["data_digest"],
+        "penstock.code_digest": result["code_digest"],
+        "mlflow.note.content": _summary(result),
+        "mlflow.source.name": "penstock predict",
+    }
+    if commit := git_commit(Path.cwd()):
+        tags["mlflow.source.git.commit"] = commit
+    try:
+        return log_predictions(
+            model,
+            f"predict-{model.name}-{model.version}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(begun_ms / 1000))}",
+            source=result["input"],
+            data_digest=result["data_digest"],
+            params={"model": model.uri, "input": result["input"], "output": result["output"]},
+            tags=tags,
+            metrics={name: float(result[name]) for name in ("rows", "unscored", "files", "units", "seconds", "rows_per_s")},
+            begun_ms=begun_ms,
+        )
+    except PenstockError as error:
+        reporter.warn(f"the predictions are not on record in MLflow: {error.message}")
+        return None

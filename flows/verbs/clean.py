@@ -1,0 +1,98 @@
+"""What does `penstock clean` free? What nothing that is kept refers to in the storage, and old code folders on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from penstock.flows.run.retention import aliased_models, cleaned_by, going_text
+from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.redact import redact_text
+from penstock.storage import Storage
+from penstock.tasks.ledger import Ledger
+from penstock.tasks.room.free import Cleaning, clean
+from penstock.tasks.room.plan import Going, RoomPlan
+from penstock.tasks.room.spec import RetentionSpec
+from penstock.temporary import remove_unowned, unowned
+from penstock.usercode.package import code_folders
+
+__all__ = ["clean_pipeline"]
+
+_OTHERS = {"mlflow": "MLflow keeps runs, artifacts and models", "prefect": "Prefect keeps flow runs"}
+"""Folders beside the pipeline file that are not penstock's own."""
+
+
+def clean_pipeline(
+    file: Path, keep_runs: int | None, keep_days: float | None, *, dry_run: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Free room, and return what `penstock clean --json` prints.
+
+    Args:
+        keep_runs: None takes the file's `retention`, or else the default; `keep_days` likewise.
+        say: hears a line at a time; what is freed is said before it is.
+
+    Raises:
+        LeaseHeldError: another cleaning is at work.
+        ResumeError: the record of a run cannot be read.
+        ServiceError: the model registry does not answer, so that nobody knows which models have an alias.
+    """
+    loaded = load_spec(file)
+    ledger = Ledger(Storage(loaded.spec.storage))
+    given = {name: value for name, value in (("keep_runs", keep_runs), ("keep_days", keep_days)) if value is not None}
+    kept = (loaded.spec.retention or RetentionSpec()).model_dump() | given
+    cleaning = Cleaning(
+        ledger=ledger,
+        pipeline=loaded.spec.name,
+        retention=RetentionSpec.model_validate(kept),
+        aliased=aliased_models(ledger, loaded.spec.name, loaded.state_dir),
+        by=cleaned_by("penstock clean"),
+    )
+    plan = cleaning.plan()
+    folders = unowned(code_folders())
+
+    def tell(plan: RoomPlan) -> None:
+        for line in _lines(plan, folders, loaded, dry_run):
+            say(line)
+
+    going = plan.going
+    if dry_run:
+        tell(plan)
+    else:
+        going = clean(cleaning, tell)
+        remove_unowned(folders)
+        say(f"freed {going_text(going)}" if going else "nothing was freed in the storage")
+    return {
+        "status": "done",
+        "storage": redact_text(loaded.spec.storage),
+        "pipeline": loaded.spec.name,
+        "dry_run": dry_run,
+        **cleaning.retention.model_dump(),
+        "kept": [{"run": run, "why": why} for run, why in sorted(plan.kept.items())],
+        "freed": [_described(each) for each in going],
+        "freed_bytes": sum(each.size_bytes for each in going),
+        "code_folders": [str(folder) for folder in folders],
+    }
+
+
+def _lines(plan: RoomPlan, folders: Iterable[Path], loaded: LoadedSpec, dry_run: bool) -> Iterable[str]:
+    """What stays and why, what goes and why, and what takes room and is not penstock's."""
+    for run, why in sorted(plan.kept.items()):
+        yield f"stays  {run}: {why}"
+    for each in plan.going:
+        if each.kind == "run":
+            yield f"goes   {each.name}: {each.why}, {each.size_bytes / 1e6:,.1f} MB; its records stay"
+    for folder in folders:
+        yield f"goes   {folder}: code of a process that is gone"
+    if plan.going:
+        yield f"{'would free' if dry_run else 'frees'} {going_text(plan.going)}"
+    elif dry_run:
+        yield "nothing in the storage would be freed"
+    for name, what in _OTHERS.items():
+        others = sum(Storage(str(loaded.state_dir)).tree(name).values())
+        if others:
+            yield f"left   {loaded.state_dir / name}: {others / 1e6:,.1f} MB; {what} there"
+
+
+def _described(going: Going) -> dict[str, Any]:
+    return {"kind": going.kind, "name": going.name, "bytes": going.size_bytes, "why": going.why}

@@ -1,0 +1,92 @@
+"""How does the command score rows? Servers up, flow called in this process, and its end turned into a result or an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.flows.predict.request import PredictRequest
+from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.run import interrupts_once_stopped
+from penstock.machine.stopping import StopRequest, stopping_on_signals
+from penstock.stores import is_local
+
+__all__ = ["predict", "predict_request"]
+
+
+def predict(
+    model: str,
+    source: str,
+    output: str,
+    *,
+    columns: Sequence[str] = (),
+    format: str | None = None,
+    gpus: bool = False,
+    file: Path | None = None,
+) -> dict[str, Any]:
+    """Score the rows of `source` in this process and return what `penstock predict --json` prints.
+
+    Args:
+        model: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, a run, or the folder of a model.
+        source: a file, a folder, a glob, or a URL of one.
+        output: a folder or a URL of one.
+        columns: of the source, to be kept; empty for all.
+        format: of the files, if it is not that of the files the model was trained on.
+        gpus: score on the cluster's GPUs.
+        file: a pipeline file, whose project has the model. By default the project that the working directory lies in.
+
+    Raises:
+        PenstockError: what stopped it; its attribute `result` holds what was reached.
+    """
+    telemetry_off()
+    request = predict_request(model, source, output, columns=columns, format=format, gpus=gpus, file=file)
+    check_mlflow_answers()
+    print(f"{model}: starting", file=sys.stderr, flush=True)
+    stopping = StopRequest()
+    state_dir = Path(request.state_dir)
+    with interrupts_once_stopped(stopping), stopping_on_signals(stopping), prefect_api(state_dir, stopping.check):
+        # Prefect reads its settings when imported, so it comes after the server's address is known.
+        from penstock.flows.predict.flow import predict as predict_flow
+        from penstock.flows.run.flow_runs import flow_result
+
+        return flow_result(lambda: predict_flow(request, return_state=True))
+
+
+def predict_request(
+    model: str,
+    source: str,
+    output: str,
+    *,
+    columns: Sequence[str] = (),
+    format: str | None = None,
+    gpus: bool = False,
+    file: Path | None = None,
+) -> PredictRequest:
+    """The arguments of `predict` as a flow run takes them, which may run in another folder: paths are absolute."""
+    return PredictRequest(
+        model=os.path.abspath(model) if Path(model).is_dir() else model,
+        input=_absolute(source),
+        output=_absolute(output),
+        columns=list(columns),
+        format=format,
+        gpus=gpus,
+        state_dir=str(_state_dir(file)),
+    )
+
+
+def _absolute(uri: str) -> str:
+    return os.path.abspath(os.path.expanduser(uri.removeprefix("file://"))) if is_local(uri) else uri
+
+
+def _state_dir(file: Path | None) -> Path:
+    """Of the pipeline's project; without one, of the project around the working directory, else of that directory."""
+    if file is not None:
+        return load_spec(file).state_dir
+    here = Path.cwd()
+    return next(
+        (folder / ".penstock" for folder in (here, *here.parents) if (folder / ".penstock").is_dir()), here / ".penstock"
+    )

@@ -1,0 +1,72 @@
+"""Does a LightningModule go on to the same weights, on two ranks, from the middle and the end of an epoch?"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import SpecError
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.evaluation.evaluate import evaluate
+from penstock.training.frameworks.lightning.framework import LIGHTNING, run_lightning_rank
+from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, load_model
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import capture
+from tests.training.digits import SCHEMA, ListClient, make_job
+from tests.training.ranks import run_ranks
+
+EVERY = {"every_s": None, "every_steps": 4, "keep": 100, "best": {"metric": "val/loss", "mode": "min"}}
+
+
+def lightning_job(folder: Path, run: str, attempt: int = 1, **spec: Any) -> TrainJob:
+    job = make_job(folder, run=run, attempt=attempt)
+    given = {"framework": "lightning", "recipe": "modules.py:Digits", "epochs": 3, "batch_rows": 32, "workers": 2, **spec}
+    code = capture("modules.py:Digits", Path(__file__).parent)
+    return replace(job, spec=TrainSpec.model_validate({"checkpoint": EVERY, **given}), code=code)
+
+
+def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
+    return [run_lightning_rank(job, group, ListClient()) for job in jobs]
+
+
+@pytest.mark.slow
+def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole = lightning_job(tmp_path, "whole")
+    (first,) = run_ranks(train, 2, [whole])[0]
+    assert (first.status, first.state.step, first.state.epoch) == ("finished", 33, 3)
+    there = job_checkpoints(whole).committed()
+    assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
+    jobs = []
+    for step in (8, 11):  # in the middle of an epoch, and at its end
+        job = lightning_job(tmp_path, f"from-{step}", attempt=2)
+        shutil.copytree(whole.run_storage.local_path("."), job.run_storage.local_path("."), dirs_exist_ok=True)
+        for item in there:
+            if item.manifest.step > step:
+                shutil.rmtree(job.run_storage.local_path(f"checkpoints/{item.name}"))
+        jobs.append(job)
+    for step, job in zip((8, 11), jobs, strict=True):
+        (result,) = run_ranks(train, 2, [job])[0]  # in processes of its own, as after a kill
+        assert (result.resumed_from_step, result.state.step, result.exactness) == (step, 33, "bit-exact")
+        newest = job_checkpoints(job).committed()[0]
+        assert newest.manifest.weights_digest == there[0].manifest.weights_digest
+        assert newest.manifest.metrics == there[0].manifest.metrics
+    spec = ModelSpec(code=whole.code, params={}, feed_schema=SCHEMA, loader=LIGHTNING.loader)
+    found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
+    assert found.metrics["test/accuracy"] > 0.4, "a guess is right in a tenth"
+    # Lightning's sync_dist divides by the mean number of rows of a rank, rounded down: 50 of 101 / 2.
+    logged = there[0].manifest.metrics["val/loss"]
+    assert found.metrics["validation/loss"] == pytest.approx(logged * 50 / 50.5, rel=1e-5)
+
+
+def test_what_lightning_does_not_read_is_refused_by_name(tmp_path: Path) -> None:
+    job = lightning_job(tmp_path, "run", learning_rate=0.5, compile=True)
+    with pytest.raises(SpecError, match="does not fit lightning") as refused:
+        LIGHTNING.check(job.code, job.spec)
+    assert "train.learning_rate" in str(refused.value) and "train.compile" in str(refused.value)

@@ -1,0 +1,308 @@
+"""Every file of an input is scored once, whatever happens in between; rows that cannot be are told apart, with their reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+
+from penstock.errors import DataError, SpecError
+from penstock.ingest.files.listing import list_location
+from penstock.progress import silent
+from penstock.storage import Storage
+from penstock.training.model import ModelSpec
+from penstock.training.predict.output import Output
+from penstock.training.predict.score import Asked, Scored, ask, check_input, list_input, plan, score
+from penstock.training.predict.unit import Scorer, UnitJob, UnitOutcome, packed_model
+from penstock.training.recipe import load_recipe
+from penstock.training.registry.load import FetchedModel
+from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
+from penstock.usercode.capture import capture
+from tests.training.registry.test_raw_rows import Made, images_source, table_source
+
+ADDED = ("prediction", "probability", "probabilities", "file", "row")
+
+NET = """\
+import torch
+
+
+class Net:
+    def build_model(self, schema):
+        torch.manual_seed(0)
+        self.names = [info.name for info in schema.features]
+        width = sum(int(torch.tensor(info.shape).prod()) if info.shape else 1 for info in schema.features)
+        return torch.nn.Linear(width, schema.num_classes)
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+
+    def predict(self, model, batch):
+        return model(torch.cat([batch[name].float().reshape(len(batch[name]), -1) for name in self.names], dim=1))
+"""
+
+
+def made_model(folder: Path, source: Callable[[Path], Any]) -> Path:
+    """The folder of a model as it is registered, with weights that nothing has trained."""
+    made, model = Made(source(folder / "source")), folder / "model"
+    (folder / "net.py").write_text(NET)
+    model.mkdir()
+    spec = ModelSpec(
+        code=capture("net.py:Net", folder),
+        params={},
+        feed_schema=made.manifest.feed_schema,
+        loader="penstock.training.frameworks.torch.loading:load",
+        raw=made.raw.form.model_dump(mode="json"),
+        batch_rows=16,
+    )
+    (model / MODEL_FILE).write_text(spec.model_dump_json())
+    weights = load_recipe(spec.code, {}).build_model(spec.feed_schema).state_dict()
+    safetensors.torch.save_file(weights, model / "model.safetensors")
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of people: nulls are filled or marked, a town that train lacks cannot be used; the label is `kind`, `id` is dropped."""
+    return made_model(tmp_path_factory.mktemp("people"), table_source)
+
+
+def people(first: int, count: int, **more: list[Any]) -> pa.Table:
+    rows = range(first, first + count)
+    columns = {
+        "id": [f"p{row}" for row in rows],
+        "age": pa.array([None if row % 5 == 0 else row % 60 for row in rows], pa.int64()),
+        "height": pa.array([row / 3 for row in rows], pa.float32()),
+        "town": [("Ulm", "Bonn")[row % 2] for row in rows],
+        "weight": [row / 7 for row in rows],
+    }
+    return pa.table({**columns, **more})
+
+
+class Work:
+    """Files, an output, and a model that scores them in this process."""
+
+    def __init__(self, folder: Path, model: Path, format: str | None = None) -> None:
+        self.input, self.out, self.model, self.format = folder / "in", folder / "out", model, format
+        self.input.mkdir(exist_ok=True)
+        self.done: list[UnitJob] = []
+
+    def write(self, name: str, table: pa.Table) -> None:
+        pq.write_table(table, self.input / name)
+
+    def asked(self, columns: Sequence[str] = ()) -> Asked:
+        return ask(FetchedModel(self.model), str(self.input), self.format, columns)
+
+    def run(self, columns: Sequence[str] = (), stop_after: int | None = None) -> Scored:
+        """Score; `stop_after` so many units ends it as a kill would, between two of them."""
+        self.done, scored = [], Scored()
+        scorer, output = Scorer(packed_model(self.model)), Output(Storage(str(self.out)))
+
+        def perform(jobs: Sequence[UnitJob]) -> Iterator[UnitOutcome]:
+            for number, job in enumerate(jobs):
+                if number == stop_after:
+                    raise KeyboardInterrupt
+                self.done.append(job)
+                yield scorer(job)
+
+        asked = self.asked(columns)
+        files = list_input(asked.data).files
+        score(output, asked, files, plan(output, asked, files), perform, silent, scored)
+        return scored
+
+    @property
+    def scored_files(self) -> list[str]:
+        return sorted(file.name for job in self.done for file in job.files)
+
+    def rows(self, side: bool = False) -> pa.Table:
+        found = pq.read_table(self.out / "_unscored" if side else self.out)
+        return found.sort_by([("file", "ascending"), ("row", "ascending")])
+
+
+@pytest.fixture
+def work(tmp_path: Path, model: Path) -> Work:
+    return Work(tmp_path, model)
+
+
+def test_the_output_holds_the_source_and_what_the_model_answers(work: Work, tmp_path: Path) -> None:
+    tables = {"a.parquet": people(0, 40), "b.parquet": people(40, 25)}
+    for name, table in tables.items():
+        work.write(name, table)
+    scored = work.run()
+    assert scored.rows == 65 and scored.warnings == []
+    found = work.rows()
+    assert found.column_names == [
+        "id",
+        "age",
+        "height",
+        "town",
+        "weight",
+        "prediction",
+        "probability",
+        "probabilities",
+        "file",
+        "row",
+    ]
+    as_input = list_location("parquet", (".parquet",), tmp_path, str(work.out))
+    assert len(as_input.files) == 2 and not as_input.left_out, "records and the side table are no rows to score again"
+    for name, table in tables.items():
+        part, answer = found.filter(pa.compute.equal(found["file"], name)), LoadedModel(work.model).predict(table)
+        assert part.select(table.column_names).equals(table)
+        assert part["row"].to_pylist() == list(range(table.num_rows))
+        assert part["prediction"].to_pylist() == answer["prediction"].tolist()
+        assert np.allclose(np.array(part["probabilities"].to_pylist()), np.array(answer["probabilities"].tolist()), atol=1e-6)
+
+
+def test_done_twice_nothing_is_done_and_an_added_file_is_scored_alone(work: Work) -> None:
+    work.write("a.parquet", people(0, 10))
+    work.write("b.parquet", people(10, 10))
+    work.run()
+    before = {path: path.stat().st_mtime_ns for path in work.out.rglob("*") if path.is_file()}
+    assert work.run().units == 0 and work.done == []
+    assert {path: path.stat().st_mtime_ns for path in work.out.rglob("*") if path.is_file()} == before
+    work.write("c.parquet", people(20, 5, label=[1] * 5))
+    scored = work.run()
+    assert (work.scored_files, scored.rows) == (["c.parquet"], 5)
+    assert scored.manifest is not None and scored.manifest.rows == 25
+    assert scored.warnings == ["columns are not of one type in all parts: label (int64 or missing)"]
+
+
+def test_what_was_killed_between_units_goes_on_and_gives_what_an_undisturbed_run_gives(work: Work, model: Path) -> None:
+    for number in range(4):
+        work.write(f"{number}.parquet", people(10 * number, 10))
+    with pytest.raises(KeyboardInterrupt):
+        work.run(stop_after=2)
+    stray = work.out / f"part-{'0' * 32}.parquet"  # a part whose process died before it wrote the record
+    pq.write_table(people(0, 3), stray)
+    assert work.run().units == 2 and not stray.exists()
+    other = Work(work.input.parent, model)
+    other.out = work.out.with_name("undisturbed")
+    other.run()
+    assert other.rows().equals(work.rows())
+    assert (other.out / "_penstock/manifest.json").read_text().split('"units"')[0] == (
+        work.out / "_penstock/manifest.json"
+    ).read_text().split('"units"')[0]
+
+
+def test_a_changed_file_takes_the_place_of_its_rows_and_those_of_a_file_that_is_gone_stay(work: Work) -> None:
+    for name in ("a.parquet", "b.parquet"):
+        work.write(name, people(0, 10))
+    work.run()
+    work.write("a.parquet", people(100, 4))
+    (work.input / "b.parquet").unlink()
+    scored = work.run()
+    assert work.scored_files == ["a.parquet"] and "b.parquet" in scored.warnings[0]
+    counts = work.rows().group_by("file").aggregate([("row", "count")]).to_pydict()
+    assert dict(zip(counts["file"], counts["row_count"], strict=True)) == {"a.parquet": 4, "b.parquet": 10}
+
+
+def test_a_large_file_is_scored_in_pieces_that_are_committed_each(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(people(0, 100), work.input / "a.parquet", row_group_size=10)
+    whole = work.run().rows, work.rows()
+    (work.input / "a.parquet").rename(work.input / "b.parquet")  # other rows by their place, the same by their content
+    monkeypatch.setattr("penstock.training.predict.score.PIECE_BYTES", 3000)
+    work.out = work.out.with_name("pieces")
+    with pytest.raises(KeyboardInterrupt):
+        work.run(stop_after=1)
+    first = [job.piece for job in work.done]
+    scored = work.run()
+    pieces = [*first, *(job.piece for job in work.done)]
+    assert len(pieces) > 2 and [piece[0] for piece in pieces[1:] if piece] == [piece[1] for piece in pieces[:-1] if piece]
+    assert scored.manifest is not None and (scored.manifest.rows, work.run().units) == (100, 0)
+    assert work.rows().drop_columns(["file"]).equals(whole[1].drop_columns(["file"]))
+    work.write("b.parquet", people(7, 3))
+    assert work.run().rows == 3 and work.rows().num_rows == 3
+
+
+def test_other_columns_or_another_model_score_everything_anew(work: Work) -> None:
+    work.write("a.parquet", people(0, 10))
+    work.run()
+    assert work.run(columns=["id"]).units == 1
+    assert work.rows().column_names == ["id", *ADDED]
+    assert len(list(work.out.glob("*.parquet"))) == 1
+
+
+def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work: Work) -> None:
+    town = ["Ulm", "Bonn", "Ulm", "Bonn", "Ulm"]
+    weight = pa.array([1.0, None, 2.0, float("nan"), 3.0])
+    work.write("a.parquet", people(0, 5, town=town, weight=weight))
+    work.write("b.parquet", people(0, 3, weight=["1.5", "heavy", " 2 "]))
+    scored = work.run()
+    assert (scored.rows, scored.unscored) == (5, 3) and "3 rows could not be scored" in scored.warnings[0]
+    side = work.rows(side=True)
+    assert side["weight"].to_pylist() == [None, "nan", "heavy"]
+    told = {(row["file"], row["row"]): row["reason"] for row in side.to_pylist()}
+    assert told[("a.parquet", 1)] == "column 'mass' holds null; the model needs a value there"
+    assert "NaN" in told[("a.parquet", 3)]
+    assert told[("b.parquet", 1)] == "column 'weight' holds 'heavy', which does not read as double"
+    assert work.rows().filter(pa.compute.equal(work.rows()["file"], "b.parquet"))["weight"].to_pylist() == [1.5, 2.0]
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_scored(work: Work) -> None:
+    work.write("a.parquet", people(0, 10))
+    (work.input / "b.parquet").write_bytes(b"PAR1 cut off")
+    work.write("c.parquet", people(0, 10).drop_columns(["town"]))
+    with pytest.raises(DataError) as failed:
+        work.run()
+    assert failed.value.message == "2 of 3 files cannot be scored; the others are"
+    assert "b.parquet" in failed.value.problems[0] and "'town'" in failed.value.problems[1]
+    assert not (work.out / "_penstock/manifest.json").exists()
+    work.write("b.parquet", people(0, 1))
+    work.write("c.parquet", people(0, 2))
+    assert work.run().units == 2 and work.rows().num_rows == 13
+
+
+def test_a_csv_file_is_read_as_the_model_knows_its_columns(tmp_path: Path, model: Path) -> None:
+    work = Work(tmp_path, model, "csv")
+    rows = people(1, 6, id=["001", "002", "003", "004", "005", "006"], kind=["?"] * 6)
+    arrow_csv.write_csv(rows, work.input / "a.csv")
+    (work.input / "b.csv").write_text("id,age,height,town,weight\n7,NA,2.5,Ulm,1\n8,old,2.5,Ulm,2\n")
+    scored = work.run(columns=["id", "age"])
+    assert (scored.rows, scored.unscored, scored.warnings[1:]) == (7, 1, [])
+    found = work.rows()
+    assert found["id"].to_pylist() == [*rows["id"].to_pylist(), "7"]
+    assert found["age"].to_pylist() == [*rows["age"].to_pylist(), None]
+    assert work.rows(side=True)["reason"].to_pylist() == ["column 'age' holds 'old', which does not read as int64"]
+
+
+def test_images_are_scored_in_groups_and_a_damaged_one_is_a_row_that_cannot_be(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = made_model(tmp_path_factory.mktemp("images"), images_source)
+    work = Work(tmp_path, model)
+    pictures = sorted((model.parent / "source").rglob("*.jpg"))[:6]
+    for picture in pictures:
+        (work.input / picture.name).write_bytes(picture.read_bytes())
+    (work.input / "broken.jpg").write_bytes(pictures[0].read_bytes()[:99])
+    scored = work.run()
+    assert (scored.rows, scored.unscored, scored.units) == (6, 1, 1)
+    assert work.rows().column_names == ["label", "path", *ADDED]
+    assert sorted(work.rows()["file"].to_pylist()) == sorted(picture.name for picture in pictures)
+    assert work.rows(side=True)["file"].to_pylist() == ["broken.jpg"]
+    (work.input / "added.jpg").write_bytes(pictures[0].read_bytes())
+    work.run()
+    assert work.scored_files == ["added.jpg"]
+
+
+def test_an_input_an_output_or_a_column_that_is_wrong_is_named(work: Work, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"INPUT: no parquet file in .*/in"):
+        work.run()
+    work.write("a.parquet", people(0, 2))
+    with pytest.raises(DataError, match="has no column 'towm'; did you mean 'town'") as refused:
+        work.run(columns=["towm"])
+    assert "--column" in refused.value.next_step
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.csv").touch()
+    with pytest.raises(SpecError, match=r"mine\.csv"):
+        Output(Storage(str(tmp_path / "other"))).refuse_others()
+    with pytest.raises(SpecError, match="lies in INPUT"):
+        check_input(str(work.input), Storage(str(work.input / "out")))
+    work.write("a.parquet", people(0, 2, row=[1, 2]))
+    with pytest.raises(DataError, match="has a column 'row', which is one that the output adds"):
+        work.run()

@@ -1,0 +1,143 @@
+"""What does Lightning do for the pipeline? Its Trainer trains the user's LightningModule in penstock's ranks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from penstock.digest import bytes_digest
+from penstock.errors import PreflightError, SpecError, TrainingError
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.schema import FeedSchema
+from penstock.training.events import Event
+from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.lightning.library import DISTRIBUTIONS, make_module
+from penstock.training.frameworks.lightning.loading import WEIGHTS, LightningModel
+from penstock.training.frameworks.ray_train.folder import FOLDER_FILE
+from penstock.training.frameworks.ray_train.rank import run_session
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.loop.event_sender import MailboxClient
+from penstock.training.model import Predicts
+from penstock.training.on_ray import trainer
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from penstock.training.rng import seed_rng
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import UserCode
+
+__all__ = ["LIGHTNING", "LightningFramework", "run_lightning_rank"]
+
+_THE_MODULES = {
+    "learning_rate": "configure_optimizers() sets it, from train.params if you like",
+    "accumulate": "raise train.batch_rows, or optimize by hand in training_step()",
+    "compile": "call torch.compile in configure_model()",
+    "callbacks": "configure_callbacks() returns Lightning's",
+    "validate_every_steps": "the end of each epoch validates",
+    "last_batch": "the last batch of an epoch is kept",
+    "start_from": "load weights in configure_model()",
+}
+"""Field that is not read -> what does instead."""
+
+
+class LightningFramework:
+    """See `penstock.training.frameworks.framework.Framework`."""
+
+    loader = "penstock.training.frameworks.lightning.loading:load"
+    model_files = (FOLDER_FILE,)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Torch and the Lightning that is installed."""
+        there = tuple(name for name in DISTRIBUTIONS if _is_installed(name))
+        if not there:
+            raise PreflightError("train.framework: lightning is not installed", next_step='pip install "penstock[lightning]"')
+        return ("torch", *there)
+
+    def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
+        """Construct the module; refuse settings that only penstock's own loop reads."""
+        _ = self.libraries
+        fields = TrainSpec.model_fields
+        problems = [
+            f"train.{name} is not read; {instead}"
+            for name, instead in _THE_MODULES.items()
+            if getattr(spec, name) != fields[name].get_default(call_default_factory=True)
+        ]
+        if problems:
+            raise SpecError(
+                "train does not fit lightning", problems=problems, next_step="correct the train section; see docs/lightning.md"
+            )
+        return LightningModel(make_module(code, spec.params), code.target)
+
+    def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
+        """Forward, loss, backward, predict; and make the optimizers."""
+        seed_rng(seed)
+        module = make_module(code, spec.params)
+        model = LightningModel(module, code.target)
+        columns = dict(batch.columns)
+        found = model.loss(columns)
+        value = float(found.detach())
+        if isinstance(module.automatic_optimization, bool) and module.automatic_optimization and not torch.isfinite(found):
+            raise TrainingError(
+                f"{code.target}: the loss of the first batch is {value}",
+                next_step="look at the columns' values (scale, missing values), and return the loss of the step",
+            )
+        module.configure_optimizers()
+        shape = None
+        if model.can_predict:
+            with torch.no_grad():
+                shape = list(LightningModel(module.eval(), code.target).predict(columns, batch.rows).shape)
+        parameters = sum(parameter.numel() for parameter in module.parameters())
+        loss = value if torch.isfinite(found) else None
+        return TriedBatch(
+            loss=loss,
+            parameters=parameters,
+            weights_bytes=parameters * 4,
+            checkpoint_bytes=parameters * 16,
+            predict_shape=shape,
+        )
+
+    def train(
+        self,
+        job: TrainJob,
+        *,
+        stop: threading.Event,
+        listener: Callable[[list[Event]], None],
+        own_cluster: bool = False,
+    ) -> TrainOutcome:
+        """Run the Trainer on Ray Train workers."""
+        work: Any = run_lightning_rank
+        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work)
+
+
+def run_lightning_rank(
+    job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0
+) -> RankResult:
+    """Train as one rank of `group`. A collective; arguments as of on_ray/worker.py's `run_rank`."""
+    from penstock.training.frameworks.lightning.loop import fit  # Lightning is loaded with the module
+
+    return run_session(
+        job,
+        group,
+        client,
+        partial(fit, job, group),
+        stop=stop,
+        restart=restart,
+        digest=lambda files: bytes_digest(files[WEIGHTS]),
+        restores_all=True,
+    )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+LIGHTNING = LightningFramework()

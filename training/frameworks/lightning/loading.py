@@ -1,0 +1,82 @@
+"""How does a trained LightningModule come back: from a checkpoint to be measured, from a registry to answer? Without Ray."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError, TrainingError
+from penstock.storage import Storage
+from penstock.training.frameworks.lightning.library import lightning_of, make_module
+from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, unpack_folder
+from penstock.training.model import ClassScores, ModelSpec, TrainedModel
+
+__all__ = ["TRAINER", "WEIGHTS", "LightningModel", "load"]
+
+WEIGHTS, TRAINER = "model.safetensors", "trainer.ckpt"
+"""In a checkpoint's folder: the module's state_dict, and the Trainer's own checkpoint."""
+
+
+class LightningModel(TrainedModel):
+    """See `penstock.training.model.TrainedModel`."""
+
+    def __init__(self, module: Any, target: str) -> None:
+        self._module, self._target = module, target
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether the module has a `forward` or a `predict_step` of its own."""
+        base = lightning_of(type(self._module)).LightningModule
+        return any(getattr(type(self._module), name) is not getattr(base, name) for name in ("forward", "predict_step"))
+
+    @property
+    def predicts(self) -> ClassScores:
+        """The module's `predicts`, else logits."""
+        return getattr(self._module, "predicts", "logits")  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return torch.device(self._module.device)
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """What `validation_step` returns, else `training_step`: the loss, or a dict with it. NaN where neither does."""
+        for name in ("validation_step", "training_step"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # self.log() says that there is no Trainer
+                found = getattr(self._module, name)(batch, 0)
+            found = found.get("loss") if isinstance(found, dict) else found
+            if isinstance(found, Tensor):
+                return found.reshape(())
+        return torch.tensor(torch.nan)
+
+    def predict(self, batch: dict[str, Tensor], rows: int) -> Tensor:
+        """What `predict_step` returns, which is `forward` unless the module says otherwise."""
+        output = self._module.predict_step(batch, 0)
+        if not isinstance(output, Tensor):
+            raise TrainingError(f"{self._target}.predict_step returned a {type(output).__name__}, not a tensor")
+        return output
+
+
+def load(spec: ModelSpec, files: Storage) -> LightningModel:
+    """The module with its weights, in eval mode; on a GPU if this process has one.
+
+    Raises:
+        CheckpointError: the weights do not fit the module.
+    """
+    module = make_module(spec.code, spec.params)
+    with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
+        unpack_folder(files.read_bytes(FOLDER_FILE), Path(folder))
+        weights = safetensors.torch.load_file(Path(folder) / WEIGHTS)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {files.uri(FOLDER_FILE)} do not fit {spec.code.target}: {error}") from error
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return LightningModel(module.to(device).eval(), spec.code.target)

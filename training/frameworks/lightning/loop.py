@@ -1,0 +1,212 @@
+"""How does Lightning's Trainer run on penstock's rows and in its ranks, and when does it save?
+
+The Trainer's own checkpoint holds its loops, the optimizers, schedulers and callbacks; it is read with `weights_only`, so
+nothing is unpickled. The place in the rows and the random generators are the session's (ray_train/session.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from penstock.errors import SpecError
+from penstock.training.frameworks.lightning.library import lightning_of, make_module
+from penstock.training.frameworks.lightning.loading import TRAINER, WEIGHTS
+from penstock.training.frameworks.ray_train.session import Session
+from penstock.training.frameworks.ray_train.shard import Shard
+from penstock.training.job import TrainJob
+from penstock.training.not_a_number import not_a_number
+from penstock.training.ranks import Group
+
+__all__ = ["PRECISION", "fit"]
+
+PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+_REPORT_EVERY = 10
+"""Steps between points of what the module logs."""
+
+
+def fit(job: TrainJob, group: Group, session: Session) -> None:
+    """Train one rank's module to the end of the spec.
+
+    Raises:
+        SpecError: an epoch's last step has fewer rows than there are workers, or its steps cannot be counted.
+        StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+    """
+    spec = job.spec
+    module = make_module(job.code, spec.params)
+    pl = lightning_of(type(module))
+    ranks: dict[str, Any] = {}
+    if group.world_size > 1:
+        ranks = {
+            "strategy": pl.strategies.DDPStrategy(cluster_environment=_environment(pl, group)),
+            "num_nodes": group.world_size,  # each rank is its own node of one device, wherever it runs
+        }
+    on_gpu = group.device.type == "cuda"
+    newest = session.get_checkpoint()
+    with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
+        trainer = pl.Trainer(
+            accelerator="gpu" if on_gpu else "cpu",
+            devices=[group.device.index or 0] if on_gpu else 1,
+            max_epochs=spec.epochs,
+            max_steps=spec.max_steps or -1,
+            precision=PRECISION[spec.precision],
+            gradient_clip_val=spec.clip_norm,
+            callbacks=[_saving(pl, job, group, session)],
+            default_root_dir=folder,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+            **ranks,
+        )
+        trainer.fit(
+            module,
+            _Rows(session.shard("train"), job, group, _train_steps(job, group)),
+            _Rows(session.shard("validation"), job, group, _steps(job.manifest.rows["validation"], job, group))
+            if job.manifest.rows.get("validation")
+            else None,
+            ckpt_path=Path(newest.path) / TRAINER if newest is not None else None,
+            weights_only=True,
+        )
+
+
+def _train_steps(job: TrainJob, group: Group) -> int:
+    steps = replace(job, spec=job.spec.model_copy(update={"epochs": 1, "max_steps": None})).total_steps
+    if steps is None:
+        raise SpecError(
+            "shuffle.by_length does not fit lightning, which counts an epoch's steps before it", next_step="take it out"
+        )
+    rest = job.order.epoch_rows % job.spec.batch_rows
+    if 0 < rest < group.world_size:
+        raise SpecError(
+            f"the last step of an epoch has {rest} rows, and there are {group.world_size} workers",
+            next_step="take another train.batch_rows",
+        )
+    return steps
+
+
+def _steps(rows: int, job: TrainJob, group: Group) -> int:
+    whole, rest = divmod(rows, job.spec.batch_rows)
+    return whole + (rest >= group.world_size)
+
+
+class _Rows:
+    """What the Trainer takes for a data loader: an epoch of batches each time it is asked."""
+
+    def __init__(self, shard: Shard, job: TrainJob, group: Group, steps: int) -> None:
+        self._shard, self._rows, self._steps = shard, job.spec.batch_rows // group.world_size, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return self._shard.iter_torch_batches(batch_size=self._rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the session keeps the place. With it the Trainer knows that an epoch goes on in its middle."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `state_dict`."""
+
+
+def _environment(pl: Any, group: Group) -> Any:
+    base: Any = importlib.import_module(f"{pl.__name__}.plugins.environments").LightningEnvironment
+
+    class Ranks(base):  # type: ignore[misc]  # of a package that is known only here
+        """The ranks that there are already."""
+
+        creates_processes_externally = True
+
+        def world_size(self) -> int:
+            return group.world_size
+
+        def set_world_size(self, size: int) -> None: ...
+
+        def global_rank(self) -> int:
+            return group.rank
+
+        def set_global_rank(self, rank: int) -> None: ...
+
+        def local_rank(self) -> int:
+            return 0
+
+        def node_rank(self) -> int:
+            return group.rank
+
+        def teardown(self) -> None: ...
+
+    return Ranks()
+
+
+def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
+    spec = job.spec
+
+    class Saving(pl.callbacks.Checkpoint):  # type: ignore[misc]  # the Trainer calls callbacks of this kind last
+        """Reports what was measured, and saves when `train.checkpoint` says so; at an epoch's end behind its validation."""
+
+        def __init__(self) -> None:
+            self._saved_s = time.monotonic()
+            self._of_validation: set[str] = set()
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            if isinstance(loss, Tensor) and spec.on_nan == "stop" and not math.isfinite(value := loss.detach().float().item()):
+                raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}")
+            if trainer.is_last_batch or trainer.global_step == trainer.max_steps:
+                return  # the epoch's end saves it
+            every = spec.checkpoint.every_steps
+            planned = every is not None and trainer.global_step % every == 0
+            over = spec.checkpoint.every_s is not None and time.monotonic() - self._saved_s >= spec.checkpoint.every_s
+            if group.from_first(planned or over or session.stop_wanted):
+                self._report(trainer, module, save=True)
+            elif trainer.global_step % _REPORT_EVERY == 0:
+                self._report(trainer, module, save=False)
+
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            self._before = trainer.callback_metrics.keys() - self._of_validation
+
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            self._of_validation |= trainer.callback_metrics.keys() - self._before
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            last = trainer.should_stop or trainer.current_epoch + 1 >= spec.epochs or trainer.global_step == trainer.max_steps
+            wanted = spec.checkpoint.every_epoch or spec.checkpoint.best is not None or last
+            save = bool(group.from_first(wanted or session.stop_wanted))
+            self._report(trainer, module, save=save, validated=True)
+
+        def _report(self, trainer: Any, module: Any, *, save: bool, validated: bool = False) -> None:
+            # Of the last validation, and not of these weights, is what it measured until the next one.
+            stale = set() if validated else self._of_validation
+            values = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in stale}
+            if not save:
+                session.report(values)
+                return
+            with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
+                trainer.save_checkpoint(Path(folder) / TRAINER)  # a collective; the first rank writes
+                checkpoint = None
+                if group.is_first:
+                    weights = {name: _saved(value) for name, value in module.state_dict().items()}
+                    safetensors.torch.save_file(weights, Path(folder) / WEIGHTS)
+                    checkpoint = ray.train.Checkpoint.from_directory(folder)
+                session.report(values, checkpoint)
+            self._saved_s = time.monotonic()
+
+    return Saving()
+
+
+def _saved(value: Tensor) -> Tensor:
+    return value.detach().cpu().clone(memory_format=torch.contiguous_format)  # tied weights share no memory there

@@ -1,0 +1,6 @@
+"""How are all rows of a source scored by a registered model, each once, however often the work is killed and repeated?
+
+Words: a *unit* is what is scored and committed together: a file, or where a file is one row a group of files. Its rows are a
+*part*, a Parquet file of the output; those that cannot be scored go to the *side table*. Its *record*, written last, makes the
+part count. Public: `score` (the driver's side), `unit` (the worker's), `output` (what lies where).
+"""

@@ -1,0 +1,177 @@
+"""What lies in an output folder, and what of it counts?
+
+`part-<key>.parquet`             rows that were scored
+`_unscored/part-<key>.parquet`   rows that were not, with the reason
+`_penstock/units/<key>.json`     the record of a unit, written after its parts
+`_penstock/manifest.json`        all records and what they add up to, written when everything is scored
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from penstock.config import Section
+from penstock.errors import SpecError
+from penstock.storage import Storage
+
+__all__ = ["OWN", "SCRATCH", "SIDE", "Identity", "Manifest", "Output", "PredictedUnit", "part_name"]
+
+
+OWN = "_penstock"
+"""Readers of Parquet folders pass over names that begin with `_`."""
+
+SIDE = "_unscored"
+
+SCRATCH = f"{OWN}/scratch"
+"""Parts in the making, where the output is local."""
+
+_UNITS, _MANIFEST = f"{OWN}/units", f"{OWN}/manifest.json"
+
+_PART = re.compile(r"part-[0-9a-f]{32}\.parquet")
+
+_READS_AT_ONCE = 16
+
+
+def part_name(key: str) -> str:
+    """Of a unit's part, in the output and in the side table."""
+    return f"part-{key}.parquet"
+
+
+class Identity(Section):
+    """Which file, with which content, was scored."""
+
+    name: str
+    """Path below the input."""
+    size_bytes: int
+    fingerprint: str
+    """See `penstock.ingest.files.listing.SourceFile`."""
+    piece: tuple[int, int] | None = None
+    """First row and end of the rows of it that are meant; None for all."""
+
+    @property
+    def content(self) -> tuple[str, int, str]:
+        """Of the file as a whole."""
+        return self.name, self.size_bytes, self.fingerprint
+
+
+class PredictedUnit(Section):
+    """`<key>.json`: the commit record of a unit."""
+
+    version: Literal[1] = 1
+    key: str
+    asked: str
+    """Digest of what was asked of every file: the model, the columns, how files are read."""
+    model: str
+    """Its address, for people."""
+    files: tuple[Identity, ...]
+    rows: int
+    """Scored."""
+    unscored: int
+    part_bytes: int
+    """0 where no row was scored; then there is no part."""
+    side_bytes: int
+    """0 where every row was scored."""
+    columns: dict[str, str]
+    """Of the part, with their Arrow types."""
+    seconds: float
+
+
+class Manifest(Section):
+    """What the output holds as a whole."""
+
+    version: Literal[1] = 1
+    model: str
+    model_digest: str
+    input: str
+    rows: int
+    unscored: int
+    data_digest: str
+    """Of the names, sizes and contents of the input's files."""
+    code_digest: str
+    """Of the user's code that the model brings along."""
+    units: tuple[PredictedUnit, ...]
+
+
+class Output:
+    """An output folder. One process at a time may change it (`penstock.lease`)."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def refuse_others(self) -> None:
+        """Raise SpecError for a folder that holds something, and nothing of penstock's: parts would mix with other data."""
+        names = self.storage.list()
+        if names and OWN not in names:
+            raise SpecError(
+                f"--output {self.storage.root} holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}, and no "
+                "predictions of penstock's",
+                next_step="name a new or an empty folder, or one that an earlier penstock predict has written",
+            )
+
+    def manifest(self) -> Manifest | None:
+        """What the last complete run wrote; None without one that can be read."""
+        try:
+            return Manifest.model_validate(self.storage.read_json(_MANIFEST))
+        except (FileNotFoundError, ValidationError, ValueError):
+            return None
+
+    def units(self) -> list[PredictedUnit]:
+        """Units that are committed and whose parts are there with their size, by key."""
+        names = [name.removesuffix(".json") for name in self.storage.list(_UNITS) if name.endswith(".json")]
+        manifest = self.manifest()
+        known = {unit.key: unit for unit in (manifest.units if manifest is not None else ())}
+        with ThreadPoolExecutor(1 if self.storage.is_local else _READS_AT_ONCE) as pool:
+            found = list(pool.map(lambda key: known.get(key) or self._read(key), names))
+        parts, side = self.storage.sizes(), self.storage.sizes(SIDE)
+        return [
+            unit
+            for unit in found
+            if unit is not None
+            and parts.get(part_name(unit.key), 0) == unit.part_bytes
+            and side.get(part_name(unit.key), 0) == unit.side_bytes
+        ]
+
+    def _read(self, key: str) -> PredictedUnit | None:
+        try:
+            unit = PredictedUnit.model_validate(self.storage.read_json(f"{_UNITS}/{key}.json"))
+        except (FileNotFoundError, ValidationError, ValueError):
+            return None
+        return unit if unit.key == key else None
+
+    def commit(self, unit: PredictedUnit) -> None:
+        """Let a unit whose parts are in place count."""
+        self.storage.write_json(f"{_UNITS}/{unit.key}.json", unit.model_dump(mode="json"))
+
+    def withdraw(self, key: str) -> None:
+        """Let a unit not count, and remove its parts."""
+        for path in (f"{_UNITS}/{key}.json", part_name(key), f"{SIDE}/{part_name(key)}"):
+            self.storage.delete(path)
+
+    def remove_strays(self, units: Iterable[PredictedUnit]) -> None:
+        """Remove parts that no unit counts, which a kill between a part and its record leaves: their rows may come again."""
+        kept = {part_name(unit.key) for unit in units}
+        for folder in ("", SIDE):
+            for name in self.storage.sizes(folder):
+                if _PART.fullmatch(name) and name not in kept:
+                    self.storage.delete(f"{folder}/{name}" if folder else name)
+        self.storage.delete(SCRATCH)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the manifest, unless it is there already."""
+        if self.manifest() != manifest:
+            self.storage.write_json(_MANIFEST, manifest.model_dump(mode="json"))
+
+
+def differing_columns(units: Sequence[PredictedUnit]) -> list[str]:
+    """Columns that are not of one type in all parts, each with its types."""
+    found: dict[str, dict[str, Any]] = {}
+    filled = [unit for unit in units if unit.part_bytes]
+    for unit in filled:
+        for name in {name for other in filled for name in other.columns} if len(filled) > 1 else ():
+            found.setdefault(name, {})[unit.columns.get(name, "missing")] = None
+    return [f"{name} ({' or '.join(sorted(kinds))})" for name, kinds in sorted(found.items()) if len(kinds) > 1]

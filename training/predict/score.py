@@ -1,0 +1,260 @@
+"""How are all files of an input scored? Those that no unit of the output covers, each unit committed by itself; manifest last.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.digest import digest_of, file_digest
+from penstock.errors import DataError, SpecError
+from penstock.ingest.files.listing import Listing, SourceFile, capped, list_location
+from penstock.ingest.files.unit_plan import plan_units
+from penstock.ingest.formats.registry import format_named, format_origin, reader_of
+from penstock.ingest.formats.section import data_spec
+from penstock.ingest.spec import DataSpec
+from penstock.messages import counted
+from penstock.progress import Progress
+from penstock.storage import Storage
+from penstock.training.model import ModelSpec
+from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns
+from penstock.training.predict.unit import FORMAT, UnitJob, UnitOutcome
+from penstock.training.registry.load import FetchedModel
+from penstock.training.registry.loaded_model import MODEL_FILE
+from penstock.training.registry.raw_rows import RawForm
+
+__all__ = ["Asked", "Plan", "Scored", "ask", "check_input", "list_input", "plan", "score"]
+
+
+UNIT_BYTES = 8 << 20
+"""Files that are one row each are scored in groups of about so many bytes."""
+
+
+PIECE_BYTES = 256 << 20
+"""A file of more than twice this is scored in pieces of about so many bytes, where its format can be read so."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be done to every file.
+
+    Attributes:
+        model: address of the model, for people.
+        model_digest: of the content of all its files.
+        code_digest: of the user's code that it brings along.
+        data: how the files are read.
+        columns: of the source, to be kept; None for all.
+    """
+
+    model: str
+    model_digest: str
+    code_digest: str
+    data: DataSpec
+    columns: tuple[str, ...] | None
+
+    @property
+    def digest(self) -> str:
+        """Equal where equal files would give equal rows."""
+        read = self.data.model_dump(mode="json", include={"format", "types", "images", self.data.format})
+        return digest_of(
+            {
+                "format": FORMAT,
+                "model": self.model_digest,
+                "columns": self.columns,
+                "read": read | ({"version": version} if (version := format_origin(self.data)) else {}),
+            }
+        )
+
+
+def ask(model: FetchedModel, source: str, format: str | None, columns: Sequence[str]) -> Asked:
+    """What the model is to be asked of the files at `source`.
+
+    Args:
+        format: of the files, if it is not that of the files the model was trained on.
+        columns: of the source, to be kept; empty for all.
+
+    Raises:
+        DataError: the model takes prepared rows only.
+        SpecError: there is no such format.
+    """
+    spec = ModelSpec.model_validate_json((model.folder / MODEL_FILE).read_bytes())
+    if spec.raw is None:
+        raise DataError(
+            f"{model.uri} takes prepared rows only: it was registered without what prepares raw ones",
+            next_step="train and register it again with this version of penstock",
+        )
+    form = RawForm.model_validate(spec.raw)
+    own = {"train": source, "validation": None, "test": None, "label": None, "columns": None}
+    if format in (None, form.data.format):
+        data = form.data.model_copy(
+            update={**own, "types": {k: v for k, v in form.data.types.items() if k not in form.columns}}
+        )
+    else:
+        format_named(str(format))
+        data = data_spec((str(format),))(format=str(format), train=source, images=form.data.images)
+    files = sorted(path for path in model.folder.rglob("*") if path.is_file())
+    content = [[path.relative_to(model.folder).as_posix(), file_digest(path)] for path in files]
+    code = {"model": spec.code.digest, **{target: user.digest for target, user in sorted(form.code.items())}}
+    return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None)
+
+
+def list_input(data: DataSpec) -> Listing:
+    """The files to be scored. Raises as `list_location`."""
+    listing = list_location(data.format, format_named(data.format).extensions, Path.cwd(), data.train, called="INPUT")
+    if not any(file.size_bytes for file in listing.files):
+        raise DataError(f"INPUT: the files of {data.train} are empty (zero bytes)", next_step="write them again")
+    return listing
+
+
+class Plan(NamedTuple):
+    """What is there, and what is left."""
+
+    kept: list[PredictedUnit]
+    """Units that stay: of files as they are, or of files that are no longer in the input."""
+    replaced: list[PredictedUnit]
+    """Units of files that are scored anew, or twice."""
+    todo: list[UnitJob]
+    gone: list[str]
+    """Names of files that the output has rows of and the input has no longer."""
+
+
+def plan(output: Output, asked: Asked, files: Sequence[SourceFile]) -> Plan:
+    """Compare the units of the output with the files there are now."""
+    present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
+    kept: list[PredictedUnit] = []
+    replaced: list[PredictedUnit] = []
+    covered: set[tuple[str, tuple[int, int] | None]] = set()
+    for unit in output.units():
+        here = {(one.name, one.piece) for one in unit.files if one.name in present}
+        same = all(present[one.name] == one.content for one in unit.files if one.name in present)
+        current = unit.asked == asked.digest and same and not here & covered
+        (kept if current or not here else replaced).append(unit)
+        covered |= here if current else set()
+    gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
+    left = [file for file in files if (file.name, None) not in covered and file.size_bytes]
+    todo = [
+        UnitJob(unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece)
+        for unit, piece in _units(asked.data, left)
+        if (unit[0].name, piece) not in covered
+    ]
+    return Plan(kept, replaced, todo, gone)
+
+
+def _units(data: DataSpec, files: Sequence[SourceFile]) -> Iterator[tuple[tuple[SourceFile, ...], tuple[int, int] | None]]:
+    reader = reader_of(data)
+    if reader.one_row_per_file:
+        yield from ((unit, None) for unit in plan_units(files, UNIT_BYTES))
+        return
+    for file in files:
+        pieces: Sequence[tuple[int, int]] = ()
+        if file.size_bytes > 2 * PIECE_BYTES:
+            with contextlib.suppress(DataError):  # the worker meets it again, and tells
+                pieces = reader.pieces(file, PIECE_BYTES)
+        yield from (((file,), piece) for piece in (pieces if len(pieces) > 1 else (None,)))
+
+
+@dataclass
+class Scored:
+    """What a run has done so far.
+
+    Attributes:
+        problems: files that cannot be read.
+    """
+
+    units: int = 0
+    rows: int = 0
+    unscored: int = 0
+    problems: list[DataError] = field(default_factory=list)
+    manifest: Manifest | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def score(
+    output: Output,
+    asked: Asked,
+    files: Sequence[SourceFile],
+    work: Plan,
+    run: Callable[[Sequence[UnitJob]], Iterator[UnitOutcome]],
+    progress: Progress,
+    scored: Scored,
+) -> None:
+    """Score what is left, replace what has changed, write the manifest. The output's lease must be held.
+
+    Args:
+        run: scores units, in any order, each committed when it comes.
+        scored: told what is done, also where this ends with an error.
+
+    Raises:
+        DataError: files cannot be read; all others are scored then, and the manifest is not written.
+    """
+    output.remove_strays([*work.kept, *work.replaced])
+    made: list[PredictedUnit] = []
+    failed: set[str] = set()
+    for done, outcome in enumerate(run(work.todo) if work.todo else (), start=1):
+        if outcome.unit is None:
+            scored.problems += [outcome.problem] if outcome.problem is not None else []
+            failed |= {file.name for file in outcome.job.files}
+        else:
+            made.append(outcome.unit)
+            scored.units += 1
+            scored.rows += outcome.unit.rows
+            scored.unscored += outcome.unit.unscored
+        progress(done, len(work.todo), "units", f"{scored.rows:,} rows")
+    units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
+    for unit in work.replaced:
+        if not failed & {one.name for one in unit.files}:
+            output.withdraw(unit.key)
+    if scored.problems:
+        raise _unreadable(scored.problems, len(files))
+    scored.warnings += _warnings(work, units, scored)
+    scored.manifest = Manifest(
+        model=asked.model,
+        model_digest=asked.model_digest,
+        input=asked.data.train,
+        rows=sum(unit.rows for unit in units),
+        unscored=sum(unit.unscored for unit in units),
+        data_digest=digest_of(sorted([file.name, file.size_bytes, file.fingerprint] for file in files)),
+        code_digest=asked.code_digest,
+        units=tuple(units),
+    )
+    output.finish(scored.manifest)
+
+
+def _warnings(work: Plan, units: Sequence[PredictedUnit], scored: Scored) -> list[str]:
+    found = []
+    if work.gone:
+        found.append(
+            f"{counted(len(work.gone), 'file is', 'files are')} no longer in INPUT, and their rows stay in the output as they "
+            f"are: {', '.join(capped(work.gone, 3))}"
+        )
+    if scored.unscored:
+        found.append(f"{counted(scored.unscored, 'row', 'rows')} could not be scored; the side table _unscored says why")
+    if differing := differing_columns(units):
+        found.append(f"columns are not of one type in all parts: {'; '.join(capped(differing, 5))}")
+    return found
+
+
+def _unreadable(problems: Sequence[DataError], num_files: int) -> DataError:
+    steps = list(dict.fromkeys(problem.next_step for problem in problems if problem.next_step))
+    advice = "; ".join([*capped(steps, 3), "then run the same command again: what is scored stays"])
+    if len(problems) == 1:
+        return DataError(problems[0].message, next_step=advice)
+    return DataError(
+        f"{len(problems)} of {num_files} files cannot be scored; the others are",
+        problems=capped([problem.message for problem in problems]),
+        next_step=advice,
+    )
+
+
+def check_input(source: str, output: Storage) -> None:
+    """Raise SpecError for an output within the input: the next run would take the parts for files to score."""
+    inside = Storage(source.rstrip("/") or "/").root
+    if f"{output.root}/".startswith(f"{inside}/"):
+        raise SpecError(
+            f"--output {output.root} lies in INPUT, {source}", next_step="name a folder beside the input, or elsewhere"
+        )

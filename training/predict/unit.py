@@ -1,0 +1,359 @@
+"""How is one unit scored? Its files are read a batch at a time, and its record, which makes its rows count, comes last.
+
+Runs in a worker, which holds the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.digest import digest_of
+from penstock.errors import DataError
+from penstock.ingest.columns.casts import cast_array, promote
+from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
+from penstock.ingest.files.folder_columns import folder_columns
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.formats.reader import FileFacts, Reader
+from penstock.ingest.formats.registry import format_named, reader_of
+from penstock.ingest.malloc import keep_freed_memory
+from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, inspect_file, iterate_rows
+from penstock.ingest.spec import DataSpec
+from penstock.storage import Storage
+from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name
+from penstock.training.registry.loaded_model import LoadedModel
+
+__all__ = ["ADDED", "FORMAT", "Scorer", "UnitJob", "UnitOutcome", "packed_model"]
+
+
+FORMAT = 1
+"""Raised by one when the same inputs would give other parts."""
+
+ADDED = ("file", "row")
+"""Columns that say where a row is from: the file's path below the input, and the row in it, from 0."""
+
+ROW_GROUP_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class UnitJob:
+    """What a worker needs to score one unit, besides the model.
+
+    Attributes:
+        files: of one unit.
+        piece: first row and end of the rows that are meant, of the only file; None for all.
+        data: how they are read.
+        columns: of the source, to be kept; None for all but encoded images.
+        asked: digest of the model and of all here but the files.
+        model: its address, for people.
+    """
+
+    files: tuple[SourceFile, ...]
+    data: DataSpec
+    columns: tuple[str, ...] | None
+    asked: str
+    model: str
+    storage: Storage
+    piece: tuple[int, int] | None = None
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """What the record says of the files."""
+        return tuple(
+            Identity(name=file.name, size_bytes=file.size_bytes, fingerprint=file.fingerprint, piece=self.piece)
+            for file in self.files
+        )
+
+    @property
+    def key(self) -> str:
+        """Names the unit: equal where its rows would be."""
+        return digest_of([self.asked, [one.model_dump() for one in self.identities]])
+
+
+@dataclass(frozen=True)
+class UnitOutcome:
+    """What came of a unit: a committed record, or why its files cannot be read."""
+
+    job: UnitJob
+    unit: PredictedUnit | None
+    problem: DataError | None = None
+
+
+def packed_model(folder: Path) -> dict[str, np.ndarray]:
+    """The files of a model's folder, in a form that Ray hands to the processes of a node without a copy for each."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): np.fromfile(path, np.uint8) for path in files}
+
+
+class Scorer:
+    """A model in a process, and what it does to units.
+
+    Args:
+        files: as `packed_model` gives them.
+    """
+
+    def __init__(self, files: Mapping[str, np.ndarray]) -> None:
+        keep_freed_memory()
+        with tempfile.TemporaryDirectory(prefix="penstock-model-") as folder:
+            for name, content in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content.tofile(path)
+            self._model = LoadedModel(folder)
+
+    def __call__(self, job: UnitJob) -> UnitOutcome:
+        """Score a unit and commit it. Files that cannot be read, or lack a column, are a problem of this unit alone."""
+        started = time.monotonic()
+        try:
+            with _scratch(job) as folder:
+                unit = _score(self._model, job, folder, started)
+        except DataError as error:
+            return UnitOutcome(job, None, error)
+        Output(job.storage).commit(unit)
+        return UnitOutcome(job, unit)
+
+
+def _score(model: LoadedModel, job: UnitJob, folder: Path, started: float) -> PredictedUnit:
+    source = _Source(model, job)
+    scored, unscored = _Part(folder / "scored.parquet"), _Part(folder / "unscored.parquet")
+    if source.broken:
+        names, reasons = zip(*((file.name, problem) for file, problem in source.broken), strict=True)
+        nowhere = np.zeros(len(names), np.int64)
+        unscored.add(_joined(source.nothing(len(names)), {"reason": reasons, "file": names, "row": nowhere}))
+    for batch, table in source.batches():
+        place = {"file": _names(batch), "row": _rows(batch)}
+        found = model.score(table)
+        if found.answer.num_rows:
+            kept = _at(table.select(source.kept), found.rows, table.num_rows)
+            where = {name: values.take(pa.array(found.rows)) for name, values in place.items()}
+            scored.add(_joined(source.typed(kept), found.answer, where))
+        if found.problems:
+            rows = np.array(sorted(found.problems), np.int64)
+            # The number that a problem begins with is that of the batch.
+            reasons = pa.array([found.problems[row].removeprefix(f"row {row}: ") for row in rows.tolist()], pa.string())
+            where = {name: values.take(pa.array(rows)) for name, values in place.items()}
+            unscored.add(_joined(_as_text(_at(table.select(source.shown), rows, table.num_rows)), {"reason": reasons}, where))
+    name = part_name(job.key)
+    return PredictedUnit(
+        key=job.key,
+        asked=job.asked,
+        model=job.model,
+        files=job.identities,
+        rows=scored.rows,
+        unscored=unscored.rows,
+        part_bytes=scored.put(job.storage, name),
+        side_bytes=unscored.put(job.storage, f"{SIDE}/{name}"),
+        columns=scored.columns,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+class _Source:
+    """The files of a unit as the model needs them. Files of one unit need not agree with those of others on their columns.
+
+    A column that the model knows is read as the model has it where that loses nothing. A value that does not fit is then a
+    problem of its row, and not of its file.
+
+    Raises:
+        DataError: a file cannot be read, lacks a column, or has one that the output adds.
+    """
+
+    def __init__(self, model: LoadedModel, job: UnitJob) -> None:
+        assert model.inputs is not None  # or `penstock.training.predict.score` had refused it
+        self._wanted = {field.name: field.type for field in model.inputs}
+        self._unneeded = set(model.unneeded)
+        self._job, self._batch_rows = job, model.rows_at_once
+        reader, form = reader_of(job.data), format_named(job.data.format)
+        facts, self.broken = _facts(reader, job.files)
+        found = {name: kind for fact in facts.values() for name, kind in fact.columns.items()}
+        folders = folder_columns(job.files[0]) if form.folder_columns else {}
+        columns = {name: self._read_as(name, kind) for name, kind in found.items()}
+        columns |= {name: pa.string() for name in folders if name not in found}
+        needed = [name for name in self._wanted if name not in self._unneeded]
+        if reader.missing_is_null:
+            columns = {name: self._wanted[name] for name in needed if name not in columns} | columns
+        self.kept = _kept(job, list(columns), form.encoded_images) if facts else []
+        columns = {name: kind for name, kind in columns.items() if name in self.kept or name in needed}
+        self.shown = [name for name in columns if name in self.kept or name not in form.encoded_images]
+        if odd := next((name for name, kind in columns.items() if not has_type_text(kind)), None):
+            raise DataError(
+                f"{job.files[0].uri}: column {odd!r} is {columns[odd]}, a type that cannot be read",
+                next_step="leave it out: --column NAME, once for each column to keep",
+            )
+        self._words = form.null_words
+        self._text = [name for name in found if name in columns and columns[name] == pa.string() and not self._is_text(name)]
+        self._snapshot = SourceSnapshot(
+            format=job.data.format,
+            files=tuple(file.model_copy(update={"rows": facts[file.uri].rows}) for file in job.files if file.uri in facts),
+            columns=tuple(
+                SourceColumn(name=name, type=type_text(kind), from_folder=name in folders and name not in found)
+                for name, kind in columns.items()
+            ),
+        )
+
+    def _is_text(self, name: str) -> bool:
+        kind = self._wanted.get(name, pa.string())
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+    def _read_as(self, name: str, found: pa.DataType) -> pa.DataType:
+        if name in self._job.data.types:
+            return parse_type(self._job.data.types[name])
+        wanted = self._wanted.get(name, found)
+        if promote(found, wanted) == wanted:
+            return wanted
+        # As text where that is what a file of text says, and not what a number or a time made of it would look like.
+        return pa.string() if self._is_text(name) and pa.types.is_primitive(found) else found
+
+    def batches(self) -> Iterator[tuple[RowBatch, pa.Table]]:
+        """All rows in order."""
+        for batch in iterate_rows(self._job.data, self._snapshot, self._snapshot.files, self._batch_rows, self._job.piece):
+            table = batch.table
+            for name in self._text if self._words is not None else ():
+                values = table.column(name)
+                absent = pc.is_in(values, self._words)
+                table = table.set_column(table.schema.get_field_index(name), name, pc.if_else(absent, None, values))
+            yield batch, table
+
+    def nothing(self, rows: int) -> pa.Table:
+        """Rows of which nothing could be read."""
+        schema = self._snapshot.arrow_schema()
+        return _as_text(pa.table({name: pa.nulls(rows, schema.field(name).type) for name in self.shown}))
+
+    def typed(self, table: pa.Table) -> pa.Table:
+        """Columns of rows that were scored, those that the model looked at in the types it has them in."""
+        for index, field in enumerate(table.schema):
+            if field.name in self._wanted and field.name not in self._unneeded:
+                kind = self._wanted[field.name]
+                table = table.set_column(index, field.name, cast_array(table.column(index), kind))
+        return table
+
+
+def _facts(reader: Reader, files: Sequence[SourceFile]) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
+    """What each file has, by its URI; and files that are one row, with what is wrong with it."""
+    facts, broken = dict[str, FileFacts](), list[tuple[SourceFile, str]]()
+    for file in files:
+        found = inspect_file(reader, file)
+        if isinstance(found, FileFacts):
+            facts[file.uri] = found
+        elif reader.one_row_per_file and isinstance(found, DataError):
+            broken.append((file, found.message.removeprefix(f"{file.uri}: ")))
+        else:
+            raise found
+    return facts, broken
+
+
+def _kept(job: UnitJob, columns: Sequence[str], images: Sequence[str]) -> list[str]:
+    added = (*ADDED, "prediction", "probability", "probabilities")
+    if job.columns is None:
+        kept = [name for name in columns if name not in images]
+    else:
+        kept = list(job.columns)
+        for name in kept:
+            if name not in columns:
+                close = difflib.get_close_matches(name, columns, 1)
+                raise DataError(
+                    f"{job.files[0].uri}: has no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                    next_step=f"choose with --column from {', '.join(columns[:40])}",
+                )
+    taken = [name for name in kept if name in added]
+    if taken:
+        raise DataError(
+            f"{job.files[0].uri}: has a column {taken[0]!r}, which is one that the output adds",
+            next_step="choose the columns to keep without it: --column NAME, once for each",
+        )
+    return kept
+
+
+class _Part:
+    """A Parquet file in the making; none is made where no row comes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self.rows = 0
+        self.columns: dict[str, str] = {}
+
+    def add(self, table: pa.Table) -> None:
+        self._held.append(table)
+        self._held_bytes += table.nbytes
+        self.rows += table.num_rows
+        if self._held_bytes >= ROW_GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self._held:
+            table = pa.concat_tables(self._held)
+            if self._writer is None:
+                # Floats hardly repeat: to look for it takes a third of the time of writing.
+                repeating = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
+                self._writer = pq.ParquetWriter(self._path, table.schema, use_dictionary=repeating)
+                self.columns = {field.name: str(field.type) for field in table.schema}
+            self._writer.write_table(table)
+            self._held, self._held_bytes = [], 0
+
+    def put(self, storage: Storage, path: str) -> int:
+        """Put the file in place, or remove what an earlier try left there; returns its bytes."""
+        self._write()
+        if self._writer is None:
+            storage.delete(path)
+            return 0
+        self._writer.close()
+        size = self._path.stat().st_size
+        storage.put_file(self._path, path)
+        return size
+
+
+def _names(batch: RowBatch) -> pa.Array:
+    if len(batch.files) == 1:
+        return pa.repeat(pa.scalar(batch.file.name), batch.table.num_rows)
+    return pa.array([file.name for file in batch.files], pa.string())
+
+
+def _rows(batch: RowBatch) -> pa.Array:
+    if len(batch.files) > 1:  # each is one row
+        return pa.array(np.zeros(batch.table.num_rows, np.int64))
+    return pa.array(np.arange(batch.first_row, batch.first_row + batch.table.num_rows, dtype=np.int64))
+
+
+def _at(table: pa.Table, rows: np.ndarray, num_rows: int) -> pa.Table:
+    return table if len(rows) == num_rows else table.take(pa.array(rows))
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    """Numbers and times as text: what does not fit its column is text, and a column of the side table is to be of one type."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
+            table = table.set_column(index, field.name, pc.cast(table.column(index), pa.string()))
+    return table
+
+
+def _joined(table: pa.Table, *more: Mapping[str, Any] | pa.Table) -> pa.Table:
+    for columns in more:
+        named = zip(columns.column_names, columns.columns, strict=True) if isinstance(columns, pa.Table) else columns.items()
+        for name, values in named:
+            table = table.append_column(name, values if isinstance(values, pa.ChunkedArray | pa.Array) else pa.array(values))
+    return table
+
+
+@contextlib.contextmanager
+def _scratch(job: UnitJob) -> Iterator[Path]:
+    """A private folder for parts in the making: on the disk of the output if that is local, so that a rename moves them."""
+    parent = None
+    if job.storage.is_local:
+        parent = job.storage.local_path(SCRATCH)
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-unit-", dir=parent) as folder:
+        yield Path(folder)
