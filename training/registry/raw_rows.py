@@ -208,8 +208,8 @@ class RawRows:
             else:
                 raise DataError(f"the rows have no column {field.name!r}, which it needs")
         given = pa.table(columns, schema=self.schema)
-        for first in range(0, table.num_rows, self._batch_rows):
-            some = given.slice(first, self._batch_rows).combine_chunks()
+        for first in range(0, table.num_rows, self.rows_at_once):
+            some = given.slice(first, self.rows_at_once).combine_chunks()
             rows = self._chain.prepare(some, Origin.of_file("the held-out rows", first, some.num_rows))
             if rows.table.num_rows:
                 found[rows.origin.rows] = rows.table.column(str(self.form.data.label)).to_numpy()
