@@ -315,6 +315,26 @@ def explain(
 
 
 @app.command()
+def rollback(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The registered model, or NAME@ALIAS where it has several aliases.")
+    ],
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Give a model's alias back to the version that held it before; later runs leave it there until they train a better one."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.model.rollback import roll_back, show_rollback
+
+        result = roll_back(file, name)
+        show_rollback(result, _out)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
 def predict(
     model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, a run, or the folder of a model.")],
     source: Annotated[str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one, such as s3://.")],

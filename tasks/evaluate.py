@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,9 @@ from penstock.ingest.materialize.provenance import sources_of
 from penstock.ingest.schema import SPLITS, Split
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.model.held_out import location_of
+from penstock.tasks.model.slices import slices_of
+from penstock.tasks.model.tables import as_csv, most_wrong
 from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
 from penstock.training.evaluation.evaluate import EvaluationResult
@@ -37,7 +41,12 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     best = spec.train.checkpoint.best
     splits: list[Split] = [split for split in SPLITS[1:] if rows.get(split)]
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
-    options = {"splits": splits, "metrics": spec.evaluate.metrics, "figures": spec.evaluate.figures}
+    options = {
+        "splits": splits,
+        "metrics": spec.evaluate.metrics,
+        "figures": spec.evaluate.figures,
+        "slices": {split: slices_of(ctx, split) for split in splits} if spec.evaluate.slices else {},
+    }
     measure = partial(measure_checkpoint, make_job(ctx), model_spec(ctx), checkpoint.storage, **options)
     if ctx.on_cluster:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
@@ -53,7 +62,12 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"evaluate: {name} is {result.metrics[name]}; it is left out")
     for split, columns in result.rows.items():
         if columns:
-            ctx.ledger.save_answers(ctx.run.run, split, _with_sources(ctx, split, columns))
+            answers = _with_sources(ctx, split, columns)
+            ctx.ledger.save_answers(ctx.run.run, split, answers)
+            if "file" in answers.column_names:
+                ctx.tracker.log_text(f"evaluation/{split}-most_wrong.csv", most_wrong(answers, ctx.manifest.feed_schema))
+    if result.slices:
+        ctx.tracker.log_text("evaluation/slices.csv", as_csv(pa.Table.from_pylist(result.slices)))
     for name, figure in result.figures.items():
         ctx.tracker.log_figure(f"evaluation/{name}", figure)
         ctx.work_storage.write_bytes(f"figures/{name}", figure)
@@ -61,6 +75,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         "metrics": metrics,
         "step": checkpoint.manifest.step,
         "best_by": best.metric if best is not None else None,
+        "slices": result.slices,
         "figures": sorted(result.figures),
         "checkpoint": checkpoint.name,
         "weights_digest": ctx.output("train")["weights_digest"],
@@ -76,7 +91,7 @@ def _with_sources(ctx: RunContext, split: Split, columns: dict[str, np.ndarray])
     table = pa.table(columns)
     if ctx.manifest.shards:
         found = sources_of(ctx.storage, ctx.manifest, split, columns["id"])
-        location = split if isinstance(getattr(ctx.project.spec.data, split), str) else "train"
+        location = location_of(ctx, split)
         names = pa.array([f"{location}/{name}" for name in found.names], pa.string())
         table = table.append_column("file", pa.DictionaryArray.from_arrays(pa.array(found.files), names))
         table = table.append_column("row", pa.array(found.rows))
@@ -101,7 +116,13 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 def _facts(output: dict[str, Any]) -> Facts:
     metrics = ((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
     chosen = f", best by {output['best_by']}" if output["best_by"] else ""
-    return ("of step", f"{output['step']:,}{chosen}"), *metrics
+    slices = ((f"{each['split']} where {each['slice']}", _measured(each)) for each in output.get("slices", []))
+    return ("of step", f"{output['step']:,}{chosen}"), *metrics, *slices
+
+
+def _measured(entry: Mapping[str, Any]) -> str:
+    values = [f"{name} {value:.4f}" for name, value in entry.items() if isinstance(value, float)]
+    return f"{entry['rows']:,} rows: {', '.join(values)}"
 
 
 STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)

@@ -16,6 +16,7 @@ from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.ledger import Ledger
 from penstock.tasks.materialize import preparation_of
+from penstock.tasks.model.promote import keeps_aliases, promote
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
 from penstock.training.registry.raw_rows import raw_form
@@ -32,7 +33,9 @@ _SEEN_ROWS = 256
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     spec = ctx.project.spec
     name = spec.register_.name or spec.name
-    if spec.register_.alias is not None:
+    # Where the registry can say which version holds the alias, it moves after that was looked at: see `promote`.
+    decides = spec.register_.alias is not None and keeps_aliases(ctx) is not None
+    if spec.register_.alias is not None and not decides:
         ctx.ledger.note_alias(ctx.run, name, spec.register_.alias)
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
     manifest = ctx.manifest
@@ -44,7 +47,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             checkpoint.storage.get_file(file.name, file)
         trained = TrainedVersion(
             name=name,
-            alias=spec.register_.alias,
+            alias=None if decides else spec.register_.alias,
             # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
             key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
             model=model_spec(ctx).model_copy(update={"raw": form.model_dump(mode="json")}),
@@ -65,8 +68,11 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         uri = registry.default_uri(ctx.state_dir)
         registered = registry.register(uri, trained, ctx.tracker)
     ctx.tracker.set_tags({"penstock.model": registered.uri})
+    promotion = promote(ctx, uri, registered, checkpoint.manifest.weights_digest) if decides else None
     return {
         **registered.model_dump(mode="json"),
+        "alias": spec.register_.alias if promotion is None or promotion.moved else None,
+        "promotion": promotion.model_dump(mode="json") if promotion is not None else None,
         "tracking_uri": redact_text(uri),
         "weights_digest": checkpoint.manifest.weights_digest,
     }, "ran"
@@ -100,7 +106,9 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 
 
 def _facts(output: dict[str, Any]) -> Facts:
-    return (("model", output["uri"]), ("alias", str(output.get("alias"))), ("registry", output["tracking_uri"]))
+    facts = (("model", output["uri"]), ("alias", str(output.get("alias"))), ("registry", output["tracking_uri"]))
+    promotion = output.get("promotion")
+    return facts if promotion is None else (*facts, ("promotion", promotion["reason"]))
 
 
 STAGE = Stage("register", _run, _verify, _facts, of_run=True)

@@ -85,6 +85,9 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(("train.checkpoint.best", f"{best.metric!r} needs a validation split; set data.validation"))
     if best is not None and not best.metric.startswith("val/"):
         problems.append(("train.checkpoint.best.metric", f"{best.metric!r} is no validation metric; its name starts with val/"))
+    if spec.evaluate.slices and spec.materialize.cache != "disk":
+        problems.append(("evaluate.slices", "only rows on disk know which row of the source they are; use cache: disk"))
+    problems += _promotion_problems(spec)
     if spec.tune is not None and spec.data.validation is None:
         problems.append(("tune.metric", f"{spec.tune.metric!r} needs a validation split; set data.validation"))
     if spec.materialize.cache == "none" and spec.shuffle.mode == "global":
@@ -111,6 +114,22 @@ def _unknown(spec: PipelineSpec, path: str, names: Plugins[Any]) -> str | None:
         except SpecError as error:
             return error.message
     return None
+
+
+def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
+    """Rules about what moves the alias."""
+    promote = spec.register_.promote
+    if promote is None:
+        return []
+    problems = []
+    split = promote.metric.partition("/")[0]
+    if getattr(spec.data, split) is None:
+        problems.append(("register.promote.metric", f"{promote.metric!r} needs a {split} split; set data.{split}"))
+    if spec.register_.alias is None:
+        problems.append(("register.promote", "there is no alias to move; set register.alias"))
+    if promote.floors and not spec.evaluate.slices:
+        problems.append(("register.promote.floors", "they are of slices; name the columns in evaluate.slices"))
+    return problems
 
 
 def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:

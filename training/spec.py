@@ -131,6 +131,9 @@ class TrackingSpec(Section):
     """Where the model is registered: `mlflow`, or the name of an added one (docs/extend/registry.md)."""
 
 
+Edges = Annotated[list[float], Field(min_length=1)]
+
+
 class EvaluateSpec(Section):
     """What is measured on held-out rows."""
 
@@ -138,6 +141,31 @@ class EvaluateSpec(Section):
     """Names (docs/recipe.md lists them), instead of the recipe's `metrics()`, or accuracy and f1, or mae, rmse and r2."""
     figures: Annotated[bool, OnResume.FREE] = True
     """Draw the confusion matrix and curves."""
+    slices: Annotated[list[str | dict[str, Edges]], OnResume.FREE] = Field(default_factory=list)
+    """Columns of the source: each value is measured by itself, or of `{age: [18, 30]}` each range between the edges."""
+
+    @field_validator("slices")
+    @classmethod
+    def _are_slices(cls, slices: list[str | dict[str, list[float]]]) -> list[str | dict[str, list[float]]]:
+        for each in slices:
+            if isinstance(each, dict) and len(each) != 1:
+                raise ValueError("write one column an entry, as in [country, {age: [18, 30, 60]}]")
+            if isinstance(each, dict) and any(edges != sorted(set(edges)) for edges in each.values()):
+                raise ValueError("the edges of a column go up")
+        return slices
+
+
+class PromoteSpec(Section):
+    """When the alias moves: if the new model is better than the one that holds it, measured now on the same held-out rows."""
+
+    metric: Annotated[str, OnResume.FREE, Field(pattern=r"^(test|validation)/\w+$")]
+    """What is compared, as in `test/accuracy`: a split and a metric of docs/recipe.md, but no loss and none of the recipe's."""
+    min_gain: Annotated[float, OnResume.FREE, Field(ge=0)] = 0.0
+    """The least gain, in the metric's unit. At 0 any gain will do, and an equal model does not move the alias."""
+    floors: Annotated[dict[str, float], OnResume.FREE] = Field(default_factory=dict)
+    """Slice (`country=France`), or a column of `evaluate.slices` for each of its slices: the metric's worst value there."""
+    otherwise: Annotated[Literal["keep", "move"], OnResume.FREE] = "keep"
+    """What the alias does where the two cannot be compared, such as when a column that the old model needs is gone."""
 
 
 class RegisterSpec(Section):
@@ -146,7 +174,9 @@ class RegisterSpec(Section):
     name: Annotated[str | None, OnResume.FREE] = None
     """Registered model name, instead of the pipeline's name."""
     alias: Annotated[str | None, OnResume.FREE] = "candidate"
-    """Alias set on the new version: letters, digits, `_` and `-`."""
+    """Alias set on the new version: letters, digits, `_` and `-`. The version that held it before gets the alias `previous`."""
+    promote: PromoteSpec | None = None
+    """When the alias moves (docs/promote.md). Without it the newest version gets the alias."""
 
     @field_validator("name")
     @classmethod
@@ -162,4 +192,6 @@ class RegisterSpec(Section):
             raise ValueError("an alias is letters, digits, _ and -; null sets none")
         if alias is not None and re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE):
             raise ValueError("`latest` and `v1`, `v2`, ... are reserved by MLflow")
+        if alias == "previous":
+            raise ValueError("`previous` is kept for the version that held the alias before")
         return alias

@@ -108,6 +108,7 @@ def _result(ctx: RunContext, status: Status) -> dict[str, Any]:
         # The one that the digest is of, and that is evaluated and registered; of a run that did not get there, the newest.
         "checkpoint": trained.get("best_checkpoint") or trained.get("checkpoint") or _newest_checkpoint(ctx),
         "model_uri": registered.get("uri"),
+        "promotion": registered.get("promotion"),
         "url": ctx.tracker.url,
         "weights_digest": trained.get("weights_digest"),
         "warnings": ctx.warnings,

@@ -147,6 +147,8 @@ def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest
     trained = project.framework.check(project.recipe, train)
     validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, trained)
+    if (promote := project.spec.register_.promote) is not None:
+        make_metrics([promote.metric.partition("/")[2]], manifest.feed_schema, trained)
     seed, schema = project.spec.shuffle.seed, manifest.feed_schema
     there = partial(_try_batch, train.framework, project.recipe, train, schema, batch, seed)
     if on_cluster:

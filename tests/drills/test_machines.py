@@ -191,7 +191,7 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     began_s = run.mark()
     machines.cut(3)
     run.tells(r"train: no step for \d+ s; machine3 \(10\.77\.7\.13\) does not answer")
-    time.sleep(max(0.0, began_s + 20 - time.monotonic()))
+    time.sleep(max(0.0, began_s + 20 - time.monotonic()))  # how long the cut lasts is what is tried
     machines.heal(3)
     run.tells(r"train: goes on at step \d+")
     run.trains_on()
@@ -225,7 +225,7 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     refused = "this rank 0 (attempt 1, restart 2) was replaced by another (attempt 1, restart 3)"
     run.until("the refusal", lambda: any(refused in log.read_text() for log in logs.glob("session_2*/logs/worker-*.err")))
     run.trains_on()
-    time.sleep(max(0.0, began_s + 90 - time.monotonic()))
+    time.sleep(max(0.0, began_s + 90 - time.monotonic()))  # how long the cut lasts is what is tried
     machines.join(HEAD, 5)
     run.until("the end of what was cut off", lambda: not site.processes(5, "RayTrainWorker"))
 

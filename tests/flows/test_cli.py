@@ -66,6 +66,7 @@ def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it
         "rows",
         "report",
         "predict",
+        "rollback",
         "ui",
         "clean",
         "deploy",

@@ -32,7 +32,7 @@ class Pixels:
     num_features = 64
 
     def features(self, batch):
-        time.sleep(float(os.environ.get("DRILL_PAUSE_S", "0")))
+        time.sleep(float(os.environ.get("DRILL_PAUSE_S", "0")))  # else all is learnt before the stop comes
         return batch["image"].numpy()
 """
 

@@ -48,7 +48,7 @@ def server(calm: dict[str, Any], calm_file: Path, tmp_path: Path) -> Iterator[st
                     with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5):
                         break
                 except OSError:
-                    time.sleep(0.1)
+                    time.sleep(0.1)  # MLflow's server says nothing when it listens
             yield f"http://127.0.0.1:{port}/invocations"
         finally:
             os.killpg(process.pid, signal.SIGTERM)

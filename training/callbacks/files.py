@@ -67,7 +67,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
 
             folder = _folder(self._folder, training) / "tensorboard"
-            self._writer = SummaryWriter(str(folder), purge_step=training.steps + 1)  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(str(folder), purge_step=training.steps + 1)
 
     def logged(self, training: Training, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each chart."""

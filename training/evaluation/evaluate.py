@@ -6,18 +6,20 @@ its label where a curve needs them (two classes, or a regression).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema, Split
 from penstock.progress import Progress, silent
-from penstock.training.evaluation.metrics import label_kind, make_metrics, prepare_predictions, prepare_target
+from penstock.training.evaluation.metrics import MetricSet, label_kind, make_metrics, prepare_predictions, prepare_target
 from penstock.training.evaluation.row_results import RowResults
 from penstock.training.evaluation.validation import run_over
 from penstock.training.job import TrainJob
@@ -25,13 +27,26 @@ from penstock.training.model import ClassScores, TrainedModel
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
 
-__all__ = ["EvaluationResult", "Findings", "evaluate"]
+__all__ = ["EvaluationResult", "Findings", "Slice", "evaluate"]
 
 
 CALIBRATION_BINS = 15
 
 MAX_MATRIX_CLASSES = 200
 """With more classes a confusion matrix is neither readable nor small."""
+
+
+class Slice(NamedTuple):
+    """Some rows of a split. Picklable."""
+
+    column: str
+    name: str
+    """As a person writes it: `country=France`, `18<=age<30`."""
+    rows: np.ndarray
+    """bool [rows of the split], by the row's number; some are in it."""
+
+
+Parts = list[tuple[Slice, MetricSet]]
 
 
 @dataclass(frozen=True)
@@ -43,12 +58,14 @@ class EvaluationResult:
         figures: file name (`test-confusion_matrix.png`) to PNG.
         tables: file name without suffix to columns, such as precision and recall per class.
         rows: split to the model's answer on each of its rows (see `RowResults.columns`).
+        slices: `split`, `column`, `slice`, `rows` and the metrics of each slice, without the loss.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     figures: dict[str, bytes] = field(default_factory=dict)
     tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     rows: dict[Split, dict[str, np.ndarray]] = field(default_factory=dict)
+    slices: list[dict[str, Any]] = field(default_factory=list)
 
 
 def evaluate(
@@ -58,6 +75,7 @@ def evaluate(
     splits: Sequence[Split] = ("test",),
     metrics: Iterable[str] | None = None,
     figures: bool = True,
+    slices: Mapping[Split, Sequence[Slice]] = MappingProxyType({}),
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Measure a model on held-out splits, in this process.
@@ -68,6 +86,7 @@ def evaluate(
         splits: which splits, of those that have rows.
         metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
         figures: draw figures.
+        slices: which rows of a split are measured by themselves, too.
         progress: told rows done.
 
     Raises:
@@ -92,18 +111,26 @@ def evaluate(
         findings = Findings(schema, model.predicts)
 
         rows = RowResults()
+        parts = [(part, make_metrics(names, schema, model).to(model.device)) for part in slices.get(split, ())]
 
-        def observe(batch: Batch, output: Tensor, findings: Findings = findings, rows: RowResults = rows) -> None:
+        def observe(
+            batch: Batch, output: Tensor, findings: Findings = findings, rows: RowResults = rows, parts: Parts = parts
+        ) -> None:
             nonlocal done
             done += len(output)
             if figures:
                 findings.add(batch.columns, output)
             rows.add(batch.row_ids, batch.columns, output, schema, model.predicts)
+            for part, metrics_of_part in parts:
+                _measure_part(part, metrics_of_part, batch, output)
             progress(done, total, "rows")
 
         with collecting(OwnValues(None, split)) as own:
             loss, count = run_over(model, feed, measured, observe)
         result.rows[split] = rows.columns()
+        for part, metrics_of_part in parts:
+            entry = {"split": split, "column": part.column, "slice": part.name, "rows": int(part.rows.sum())}
+            result.slices.append({**entry, **metrics_of_part.compute()})
         values = {"loss": loss / count} if has_loss else {}
         values |= measured.compute()
         result.metrics.update({**own.totals(), **{f"{split}/{name}": value for name, value in values.items()}})
@@ -117,6 +144,13 @@ def evaluate(
 
             result.figures["feature_importance.png"] = draw.figure_png(draw.importance_figure(importance))
     return result
+
+
+def _measure_part(part: Slice, metrics: MetricSet, batch: Batch, output: Tensor) -> None:
+    chosen = torch.from_numpy(np.flatnonzero(part.rows[batch.row_ids])).to(output.device)
+    if len(chosen):
+        columns = {name: values[chosen] for name, values in batch.columns.items() if len(values) == len(output)}
+        metrics.update(output[chosen], columns)
 
 
 class Findings:

@@ -80,7 +80,7 @@ def _found_uri() -> str:
 
     from penstock.training.tracking.relocate_mlflow import mlflow_uri
 
-    if os.environ.get("MLFLOW_TRACKING_URI") or mlflow.is_tracking_uri_set():
+    if os.environ.get("MLFLOW_TRACKING_URI") or mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]
         return mlflow.get_tracking_uri()
     here = Path.cwd()
     for folder in (here, *here.parents):

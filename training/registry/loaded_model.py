@@ -102,6 +102,16 @@ class LoadedModel:
         """Names of the classes, in the order of `probabilities`."""
         return self.schema.classes
 
+    def labels(self, rows: pa.Table) -> np.ndarray:
+        """What the model should have answered to raw rows that hold their label: see `RawRows.labels`.
+
+        Raises:
+            DataError: the model was registered without what prepares raw rows, or the rows do not fit.
+        """
+        if self._raw is None:
+            raise DataError("the model was registered without what prepares raw rows", next_step="register it again")
+        return self._raw.labels(rows)
+
     def predict(
         self,
         rows: Any,

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.redact import redact_text
+from penstock.training.registry.aliases import aliases_of, give_alias, roll_back, rolled_back
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.tracking.mlflow_backend import aliases_of, version_exists, version_of_alias
+from penstock.training.tracking.mlflow_backend import open_client, patiently, version_exists, version_of_alias
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from penstock.training.tracking.tracker import Tracker
@@ -49,13 +50,41 @@ class MlflowRegistry:
             return f"the model is registered at {registered['tracking_uri']}, and MLflow is now {here}"
         return f"version {registered['version']} of model {registered['name']} is no longer in the registry"
 
+    def aliases(self, uri: str, name: str) -> dict[str, str]:
+        """By the registered model, so that a model without the alias and a server that is away are told apart."""
+        return aliases_of(open_client(uri), name, for_s=10)
+
+    def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:
+        """See `KeepsAliases`."""
+        give_alias(open_client(uri), name, alias, version)
+
+    def tag(self, uri: str, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """See `KeepsAliases`."""
+        client = open_client(uri)
+
+        def write() -> None:
+            for key, value in tags.items():
+                client.set_model_version_tag(name, version, key, value)
+
+        patiently("tag the version", write)
+
+    def rolled_back(self, uri: str, name: str, alias: str, weights_digest: str) -> str | None:
+        """By a tag of the version that lost the alias."""
+        return rolled_back(open_client(uri), name, alias, weights_digest)
+
+    def roll_back(self, uri: str, name: str, alias: str) -> tuple[str, str]:
+        """See `KeepsAliases`."""
+        return roll_back(open_client(uri), name, alias)
+
+    def load(self, uri: str, name: str, version: str) -> Any:
+        """Downloaded first, where the artifacts lie elsewhere."""
+        from penstock.training.registry.load import load_model
+
+        return load_model(f"models:/{name}/{version}", uri)
+
     def aliased(self, uri: str, name: str, alias: str) -> str | None:
         """Looked up at the server or in the database."""
         return version_of_alias(uri, name, alias)
-
-    def aliases(self, uri: str, name: str) -> dict[str, str]:
-        """Alias -> version. Raises ServiceError where the registry does not answer."""
-        return aliases_of(uri, name)
 
 
 MLFLOW = MlflowRegistry()

@@ -186,6 +186,35 @@ class RawRows:
             return PreparedRows(pa.table({}), np.empty(0, np.int64), problems)
         return PreparedRows(pa.concat_tables(tables), np.concatenate(kept), problems)
 
+    def labels(self, table: pa.Table) -> np.ndarray:
+        """The label of each row, prepared: float64 [rows], NaN for a row that cannot be used.
+
+        Args:
+            table: raw rows, the label's column among them; columns that the steps leave out unseen may be missing.
+
+        Raises:
+            DataError: a column is missing or of another type, or a step cannot be applied.
+        """
+        found = np.full(table.num_rows, np.nan)
+        columns = {}
+        for field in self.schema:
+            if field.name in table.column_names:
+                try:
+                    columns[field.name] = cast_array(table.column(field.name), field.type)
+                except pa.ArrowException as error:
+                    raise DataError(f"column {field.name!r} does not read as {field.type}: {error}") from error
+            elif field.name in self.form.unneeded and field.name != self.form.label:
+                columns[field.name] = pa.nulls(table.num_rows, field.type)
+            else:
+                raise DataError(f"the rows have no column {field.name!r}, which it needs")
+        given = pa.table(columns, schema=self.schema)
+        for first in range(0, table.num_rows, self.rows_at_once):
+            some = given.slice(first, self.rows_at_once).combine_chunks()
+            rows = self._chain.prepare(some, Origin.of_file("the held-out rows", first, some.num_rows))
+            if rows.table.num_rows:
+                found[rows.origin.rows] = rows.table.column(str(self.form.data.label)).to_numpy()
+        return found
+
     def _some(self, table: pa.Table, first: int, problems: dict[int, str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """Prepare together what can be; a step that stops at one row is given the halves."""
         count = table.num_rows

@@ -26,6 +26,7 @@ from mlflow.tracking import MlflowClient
 
 from penstock.ingest.columns.images import holds_images
 from penstock.training.model import ModelSpec
+from penstock.training.registry.aliases import give_alias
 from penstock.training.registry.load import MODEL_TAG
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.needed_code import copy_needed_code
@@ -75,7 +76,7 @@ def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registere
         version = patiently("register the model", lambda: _create_version(client, name, logged, tracker.run_id, all_tags))
     number = str(version.version)
     if alias is not None:
-        patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, number))
+        give_alias(client, name, alias, number)
     uri = f"models:/{name}/{number}"
     model_id = version.tags[MODEL_TAG]
     return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -13,7 +13,10 @@ from penstock.config import Section
 from penstock.training.model import ModelSpec
 from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["ModelRegistry", "Registered", "TrainedVersion"]
+__all__ = ["PREVIOUS", "KeepsAliases", "ModelRegistry", "Registered", "TrainedVersion"]
+
+PREVIOUS = "previous"
+"""Alias of the version that held the pipeline's alias before."""
 
 
 @dataclass(frozen=True)
@@ -93,4 +96,40 @@ class ModelRegistry(Protocol):
         Args:
             registered: a `Registered` as JSON, and as `tracking_uri` where it was registered, without secrets.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsAliases(Protocol):
+    """What a registry can besides, for `register.promote` and `penstock rollback`. Runs in the driver.
+
+    Every method raises ServiceError where the registry does not answer or refuses.
+    """
+
+    def aliases(self, uri: str, name: str) -> dict[str, str]:
+        """Alias -> version of a model; empty where there is no such model."""
+        ...
+
+    def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:
+        """Move `alias`; the version that held it gets the alias `PREVIOUS`. A second call changes nothing."""
+        ...
+
+    def tag(self, uri: str, name: str, version: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a version."""
+        ...
+
+    def rolled_back(self, uri: str, name: str, alias: str, weights_digest: str) -> str | None:
+        """When a version of these weights lost `alias` by `roll_back`, if it did and has not got it back so."""
+        ...
+
+    def roll_back(self, uri: str, name: str, alias: str) -> tuple[str, str]:
+        """Let `alias` and `PREVIOUS` change places. Returns (version that holds the alias now, version that lost it).
+
+        Raises:
+            SpecError: no version holds one of the two.
+        """
+        ...
+
+    def load(self, uri: str, name: str, version: str) -> Any:
+        """The model of a version, as `penstock.load_model` returns it."""
         ...

@@ -39,7 +39,6 @@ from penstock.training.tracking.sender import Operation, Trouble
 __all__ = [
     "MlflowTransport",
     "OpenRun",
-    "aliases_of",
     "connect",
     "describe_run",
     "ensure_run",
@@ -316,22 +315,6 @@ def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
         return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
     except MlflowException:
         return None
-
-
-def aliases_of(tracking_uri: str, name: str) -> dict[str, str]:
-    """Alias -> version, of a model; nothing where there is no such model. Raises ServiceError where the registry is away."""
-
-    def ask() -> dict[str, str]:
-        try:
-            return {
-                alias: str(version) for alias, version in open_client(tracking_uri).get_registered_model(name).aliases.items()
-            }
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return {}
-
-    return patiently(f"list the aliases of model {name!r}", ask, for_s=10)
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:

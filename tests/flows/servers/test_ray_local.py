@@ -30,7 +30,7 @@ def terminate():
     before = len(received)
     os.kill(os.getpid(), signal.SIGTERM)
     while len(received) == before:  # another thread may be the one that is interrupted
-        time.sleep(0.001)
+        time.sleep(0.001)  # no event tells that the handler has run: it may run in this very thread
     return signal.getitimer(signal.ITIMER_REAL)[0]
 
 def listening(process):

@@ -14,7 +14,7 @@ from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.ledger import Ledger
 from penstock.training.registry.registries import REGISTRIES
-from tests.tasks.recorded_nights import nights
+from tests.tasks.room.recorded_nights import nights
 
 PIPELINE = """\
 name: p

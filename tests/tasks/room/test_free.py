@@ -30,7 +30,7 @@ from penstock.tasks.room.plan import Going, RoomPlan
 from penstock.tasks.room.spec import RetentionSpec
 from tests import ROOT
 from tests.ingest.preparing import ONE_FILE_PER_UNIT
-from tests.tasks.recorded_nights import begin, night, nights, prepare, source_of, use_rows
+from tests.tasks.room.recorded_nights import begin, night, nights, prepare, source_of, use_rows
 
 ONE = RetentionSpec(keep_runs=1)
 
@@ -279,7 +279,7 @@ CLEANER = """
 import sys
 from pathlib import Path
 from penstock.storage import Storage
-from tests.tasks.test_room_free import freed
+from tests.tasks.room.test_free import freed
 print("begins", flush=True)
 while not Path(sys.argv[2]).exists():
     freed(Storage(sys.argv[1]))

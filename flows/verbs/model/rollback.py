@@ -1,0 +1,62 @@
+"""How does an alias go back to the version that held it before, and stay there?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.errors import SpecError
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.status import state_of
+from penstock.training.registry.registries import REGISTRIES
+from penstock.training.registry.registry import PREVIOUS, KeepsAliases
+from penstock.training.spec import TrackingSpec
+
+__all__ = ["roll_back", "show_rollback"]
+
+
+def roll_back(file: Path | None, name: str) -> dict[str, Any]:
+    """What `penstock rollback --json` prints. The alias and `previous` change places; a second call undoes it.
+
+    The version that loses the alias is marked: no later run gives the alias to its weights.
+
+    Args:
+        file: the pipeline file or its folder; None for the state in the current folder.
+        name: of the registered model, or `name@alias`.
+
+    Raises:
+        SpecError: the registry keeps no aliases, or has nothing to go back to.
+        ServiceError: the registry does not answer.
+    """
+    _, state_dir, _ = state_of(file)
+    name, at, said = name.removeprefix("models:/").partition("@")
+    alias = said if at else None
+    beside = file or Path("pipeline.yaml")
+    known = load_spec(beside, []).spec.tracking.registry if beside.exists() else TrackingSpec().registry
+    registry = REGISTRIES.get(known)
+    if not isinstance(registry, KeepsAliases):
+        raise SpecError(f"the registry {known!r} keeps no aliases that penstock could move")
+    uri = registry.default_uri(state_dir)
+    found = sorted(set(registry.aliases(uri, name)) - {PREVIOUS})
+    if alias is None and len(found) != 1:
+        if not found:
+            raise SpecError(f"there is no model {name!r} with an alias", next_step="penstock log lists the models of a project")
+        several = ", ".join(found)
+        raise SpecError(
+            f"model {name!r} has the aliases {several}", next_step=f"say which: penstock rollback {name}@{found[0]}"
+        )
+    alias = alias or found[0]
+    version, lost = registry.roll_back(uri, name, alias)
+    return {"status": "done", "name": name, "alias": alias, "version": version, "rolled_back": lost}
+
+
+def show_rollback(result: dict[str, Any], console: Console) -> None:
+    """Print it for a person."""
+    console.print(
+        f"{result['name']}@{result['alias']} is version {result['version']} again; version {result['rolled_back']} is now "
+        f"{PREVIOUS!r}, and gets the alias back by the same command only",
+        markup=False,
+        soft_wrap=True,
+    )

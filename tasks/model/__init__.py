@@ -1,0 +1,1 @@
+"""What is done with a finished model besides measuring and registering it: its held-out rows, their slices, and the alias."""

@@ -1,0 +1,163 @@
+"""Does the alias move to the new version? Only if `register.promote` finds it better, and never to what was rolled back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from penstock.config import Section
+from penstock.errors import PenstockError, SpecError
+from penstock.ingest.schema import Split
+from penstock.tasks.context import RunContext
+from penstock.tasks.model.held_out import raw_rows
+from penstock.training.evaluation.paired import LOWER_IS_BETTER, Paired
+from penstock.training.registry.registry import KeepsAliases, Registered
+from penstock.training.spec import PromoteSpec
+
+__all__ = ["Promotion", "below_floors", "keeps_aliases", "promote", "weigh"]
+
+
+class Promotion(Section):
+    """Whether a version got the alias, and why. Part of the register stage's record."""
+
+    moved: bool
+    reason: str
+    """One sentence."""
+    holder: str | None = None
+    """The version that held the alias."""
+    metric: str | None = None
+    before: float | None = None
+    after: float | None = None
+    low: float | None = None
+    """Ends of the 95 % interval of `after - before`, by a paired bootstrap over the rows."""
+    high: float | None = None
+    rows: int | None = None
+
+
+def keeps_aliases(ctx: RunContext) -> KeepsAliases | None:
+    """The registry, if aliases can be looked up and moved there.
+
+    Raises:
+        SpecError: they cannot, and `register.promote` asks for it.
+    """
+    registry = ctx.project.registry
+    if isinstance(registry, KeepsAliases):
+        return registry
+    if ctx.project.spec.register_.promote is not None:
+        raise SpecError(
+            f"register.promote needs a registry that keeps aliases, and {ctx.project.spec.tracking.registry!r} does not",
+            next_step="leave register.promote out, or use tracking.registry: mlflow",
+        )
+    return None
+
+
+def promote(ctx: RunContext, uri: str, new: Registered, weights_digest: str) -> Promotion:
+    """Decide about the alias of the spec, and move it if that is the decision.
+
+    Args:
+        uri: of the registry.
+        new: the version, which is registered and has no alias of this run yet.
+        weights_digest: of its weights.
+
+    Raises:
+        ServiceError: the registry does not answer.
+        SpecError: the metric is unknown or does not fit the label.
+    """
+    spec, registry = ctx.project.spec.register_, cast("KeepsAliases", keeps_aliases(ctx))
+    alias = str(spec.alias)
+    found = _decide(ctx, registry, uri, new, weights_digest)
+    said = f"alias {alias!r} {'moves to' if found.moved else 'is not given to'} version {new.version}: {found.reason}"
+    if found.moved and found.holder == new.version:
+        said = f"alias {alias!r} is at version {new.version} already: {found.reason}"
+    found = found.model_copy(update={"reason": said})
+    registry.tag(uri, new.name, new.version, {"penstock.promotion": said})
+    if found.moved:
+        ctx.ledger.note_alias(ctx.run, new.name, alias)
+        registry.give_alias(uri, new.name, alias, new.version)
+    ctx.tracker.set_tags({"penstock.promotion": said})
+    ctx.reporter.say(said)
+    return found
+
+
+def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, weights_digest: str) -> Promotion:
+    spec = ctx.project.spec.register_
+    alias, policy = str(spec.alias), spec.promote
+    holder = registry.aliases(uri, new.name).get(alias)
+    when = registry.rolled_back(uri, new.name, alias, weights_digest)
+    if when is not None and holder != new.version:
+        reason = f"its weights were rolled back at {when}; `penstock rollback {new.name}` once more gives them the alias again"
+        return Promotion(moved=False, reason=reason, holder=holder)
+    if holder == new.version:
+        return Promotion(moved=True, reason="nothing is to be compared", holder=holder)
+    if policy is None:
+        return Promotion(moved=True, reason="register.promote is not set", holder=holder)
+    evaluated = ctx.output("evaluate")
+    split, _, name = policy.metric.partition("/")
+    below = below_floors(policy, evaluated.get("slices", []))
+    if below:
+        return Promotion(moved=False, reason=below, holder=holder, metric=policy.metric)
+    if holder is None:
+        return Promotion(moved=True, reason="no version held it", metric=policy.metric)
+    try:
+        compared = _compared(ctx, registry, uri, new, holder, cast("Split", split), name)
+    except SpecError:
+        raise
+    except PenstockError as error:
+        move = policy.otherwise == "move"
+        reason = f"version {holder}, which holds it, cannot be compared: {error.message}"
+        reason += "; register.promote.otherwise is move" if move else "; register.promote.otherwise: move would move it"
+        return Promotion(moved=move, reason=reason, holder=holder, metric=policy.metric)
+    paired, unanswered = compared
+    moved, reason = weigh(policy, paired, new.version, holder)
+    if unanswered:
+        reason += f"; version {holder} has no answer to {unanswered:,} more"
+    numbers = {each: value for each, value in paired._asdict().items() if not math.isnan(value)}
+    return Promotion(moved=moved, reason=reason, holder=holder, metric=policy.metric, **numbers)
+
+
+def _compared(
+    ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str, split: Split, metric: str
+) -> tuple[Paired, int]:
+    from penstock.training.registry.held_against import compare_models  # it loads pandas
+
+    models = [registry.load(uri, new.name, version) for version in (new.version, holder)]
+    compared = compare_models(models[0], models[1], metric, (rows for rows, _ in raw_rows(ctx, split)))
+    return compared.paired, compared.unanswered
+
+
+def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[bool, str]:
+    """Whether version `new` is better than `holder` by as much as the policy asks for, and the sentence that says so."""
+    name = policy.metric.partition("/")[2]
+    gain = -paired.difference if name in LOWER_IS_BETTER else paired.difference
+    said = f"{policy.metric} {paired.after:.4f}, where version {holder} has {paired.before:.4f} ({paired.difference:+.4f}"
+    if not math.isnan(paired.low):
+        said += f", 95 % interval [{paired.low:+.4f}, {paired.high:+.4f}]"
+    said += f") on the same {paired.rows:,} rows"
+    if not gain > 0:
+        return False, f"{said}: it is not better"
+    if gain < policy.min_gain:
+        return False, f"{said}: the gain is below register.promote.min_gain {policy.min_gain:g}"
+    return True, said
+
+
+def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> str | None:
+    """Which slice of the new model is worse than its floor, as a sentence; None if none is.
+
+    Args:
+        slices: entries with `split`, `column`, `slice`, `rows` and metrics by name, as the evaluate stage lists them.
+    """
+    split, _, name = policy.metric.partition("/")
+    sign = -1 if name in LOWER_IS_BETTER else 1
+    broken = []
+    for key, floor in policy.floors.items():
+        meant = [each for each in slices if each["split"] == split and key in (each["slice"], each["column"])]
+        if not meant:
+            broken.append(f"there is no slice {key!r} of {split} to hold against its floor")
+        for each in meant:
+            value = each.get(name)
+            if value is None or not sign * value >= sign * floor:
+                shown = "is not measured" if value is None else f"is {value:.4f}"
+                said = f"{policy.metric} {shown} on the {each['rows']:,} rows of {each['slice']}"
+                broken.append(f"{said}, its floor is {floor:g}")
+    return "; ".join(broken) or None

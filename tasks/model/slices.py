@@ -1,0 +1,99 @@
+"""Which held-out rows belong to which slice? By what stands in the source, before `preprocess` makes other numbers of it."""
+
+from __future__ import annotations
+
+import difflib
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from penstock.errors import SpecError
+from penstock.ingest.materialize.provenance import Sources, sources_of
+from penstock.ingest.schema import Split
+from penstock.tasks.context import RunContext
+from penstock.tasks.model.held_out import raw_rows
+from penstock.training.evaluation.evaluate import Slice
+
+__all__ = ["MAX_VALUES", "slices_of"]
+
+
+MAX_VALUES = 50
+"""Slices of a column without edges: those of most rows. A column of ids would make one of every row."""
+
+_ROWS_OF_A_FILE = 1 << 40
+"""More than any file has: file and row become one number to look up by."""
+
+
+def slices_of(ctx: RunContext, split: Split) -> list[Slice]:
+    """The slices of `evaluate.slices` that have rows of the split.
+
+    Raises:
+        SpecError: the source has no such column, or one with edges holds no numbers.
+    """
+    wanted = [each if isinstance(each, dict) else {each: None} for each in ctx.project.spec.evaluate.slices]
+    edges = {name: cuts for each in wanted for name, cuts in each.items()}
+    ids = np.arange(ctx.manifest.rows[split])
+    table = _values(ctx, split, list(edges), sources_of(ctx.storage, ctx.manifest, split, ids))
+    found = []
+    for name, cuts in edges.items():
+        found += _by_value(ctx, name, table.column(name)) if cuts is None else _by_edges(name, table.column(name), cuts)
+    return found
+
+
+def _values(ctx: RunContext, split: Split, names: list[str], sources: Sources) -> pa.Table:
+    """Columns of the source, in the order of the prepared rows."""
+    number = {name: index for index, name in enumerate(sources.names)}
+    number = {file.uri: number.get(file.name, len(number)) for file in ctx.snapshot.files}
+    tables, places = [], []
+    for table, origin in raw_rows(ctx, split):
+        for name in names:
+            if name not in table.column_names:
+                close = difflib.get_close_matches(name, table.column_names, 1)
+                raise SpecError(
+                    f"evaluate.slices: the source has no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                    problems=[f"it has {', '.join(table.column_names[:40])}"],
+                    next_step="correct evaluate.slices, and run the same command again: training is done",
+                )
+        files = np.array([number[uri] for uri in origin.names], np.int64)[origin.files]
+        tables.append(table.select(names))
+        places.append(files * _ROWS_OF_A_FILE + origin.rows)
+    placed = np.concatenate(places)
+    order = np.argsort(placed, kind="stable")
+    at = np.searchsorted(placed[order], sources.files.astype(np.int64) * _ROWS_OF_A_FILE + sources.rows)
+    return pa.concat_tables(tables).take(pa.array(order[at]))
+
+
+def _by_value(ctx: RunContext, name: str, values: pa.ChunkedArray) -> list[Slice]:
+    counted = pc.value_counts(values.combine_chunks()).to_pylist()
+    counted.sort(key=lambda each: (-each["counts"], str(each["values"])))
+    if len(counted) > MAX_VALUES:
+        ctx.warn(f"evaluate.slices: {name!r} has {len(counted):,} values; the {MAX_VALUES} of most rows are measured")
+    found = []
+    for each in counted[:MAX_VALUES]:
+        value = each["values"]
+        rows = pc.is_null(values) if value is None else pc.equal(values, pa.scalar(value, values.type))
+        found.append(Slice(name, f"{name}={'null' if value is None else value}", _mask(rows)))
+    return found
+
+
+def _by_edges(name: str, values: pa.ChunkedArray, edges: list[float]) -> list[Slice]:
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)):
+        raise SpecError(
+            f"evaluate.slices: column {name!r} is {values.type}, and edges are for numbers", next_step=f"write {name}"
+        )
+    numbers = values.cast(pa.float64())
+    labels = [f"{name}<{edges[0]:g}"]
+    labels += [f"{low:g}<={name}<{high:g}" for low, high in pairwise(edges)]
+    labels.append(f"{name}>={edges[-1]:g}")
+    between = np.digitize(numbers.to_numpy(zero_copy_only=False), edges)
+    known = ~np.isnan(numbers.to_numpy(zero_copy_only=False))
+    found = [Slice(name, label, (between == index) & known) for index, label in enumerate(labels)]
+    found.append(Slice(name, f"{name}=null", ~known))
+    return [each for each in found if each.rows.any()]
+
+
+def _mask(rows: pa.ChunkedArray) -> NDArray[np.bool_]:
+    return np.asarray(rows.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)

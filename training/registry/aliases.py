@@ -1,0 +1,77 @@
+"""Which version of a model holds an alias in MLflow, which held it before, and which lost it because a person said so?
+
+The order of the writes is such that a process killed between any two can do all of them again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from penstock.errors import SpecError
+from penstock.training.registry.registry import PREVIOUS
+from penstock.training.tracking.mlflow_backend import patiently
+
+__all__ = ["aliases_of", "give_alias", "roll_back", "rolled_back"]
+
+
+def aliases_of(client: MlflowClient, name: str, *, for_s: float = 120.0) -> dict[str, str]:
+    """Alias -> version.
+
+    Args:
+        for_s: how long a server that is away is asked again.
+
+    Raises:
+        ServiceError: MLflow does not answer.
+    """
+
+    def asked() -> dict[str, str]:
+        try:
+            return {alias: str(version) for alias, version in client.get_registered_model(name).aliases.items()}
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return {}
+            raise
+
+    return patiently(f"look up the aliases of {name!r}", asked, for_s=for_s)
+
+
+def give_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
+    """See `KeepsAliases.give_alias`."""
+    holder = aliases_of(client, name).get(alias)
+    if holder == version:
+        return
+    if holder is not None:
+        patiently(f"set alias {PREVIOUS!r}", lambda: client.set_registered_model_alias(name, PREVIOUS, holder))
+    patiently(f"set alias {alias!r}", lambda: client.set_registered_model_alias(name, alias, version))
+
+
+def rolled_back(client: MlflowClient, name: str, alias: str, weights_digest: str) -> str | None:
+    """See `KeepsAliases.rolled_back`."""
+    wanted = f"name = '{name}' AND tag.`penstock.weights_digest` = '{weights_digest}'"
+    found = patiently("search the registry", lambda: client.search_model_versions(wanted))
+    return next((version.tags[_tag(alias)] for version in found if _tag(alias) in version.tags), None)
+
+
+def roll_back(client: MlflowClient, name: str, alias: str) -> tuple[str, str]:
+    """See `KeepsAliases.roll_back`."""
+    held = aliases_of(client, name)
+    holder, before = held.get(alias), held.get(PREVIOUS)
+    if holder is None or before is None or holder == before:
+        said = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
+        raise SpecError(
+            f"model {name!r} has nothing to roll alias {alias!r} back to: {said or 'no version of it has an alias'}",
+            next_step=f"the version that loses the alias to another one gets the alias {PREVIOUS!r}; set it by hand in MLflow",
+        )
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    patiently("tag the version", lambda: client.set_model_version_tag(name, holder, _tag(alias), now))
+    if _tag(alias) in client.get_model_version(name, before).tags:
+        patiently("untag the version", lambda: client.delete_model_version_tag(name, before, _tag(alias)))
+    give_alias(client, name, alias, before)
+    return before, holder
+
+
+def _tag(alias: str) -> str:
+    return f"penstock.rolled_back.{alias}"

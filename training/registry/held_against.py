@@ -1,0 +1,112 @@
+"""How do two registered models answer the same raw rows? Both are loaded from the registry and asked at the same time.
+
+A model is asked as those who use it ask it: raw rows in, answers out. What cannot be compared is said in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.errors import DataError
+from penstock.training.evaluation.metrics import label_kind
+from penstock.training.evaluation.paired import Paired, Scorer, compare_paired
+from penstock.training.registry.loaded_model import LoadedModel
+
+__all__ = ["ModelsCompared", "compare_models"]
+
+
+class ModelsCompared(NamedTuple):
+    """Two models on held-out rows."""
+
+    paired: Paired
+    unanswered: int
+    """Rows that the new model answers and the other one cannot."""
+
+
+def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: Iterable[pa.Table]) -> ModelsCompared:
+    """Measure both models on the rows that both can answer.
+
+    Args:
+        metric: a name from training/evaluation/metrics.py.
+        tables: raw rows with their label, as the new model's source has them.
+
+    Raises:
+        DataError: they cannot be compared; the message says why, as the end of a sentence.
+        SpecError: the metric is unknown or does not fit the label.
+    """
+    kinds = label_kind(new.schema), label_kind(holder.schema)
+    if kinds[0] != kinds[1]:
+        raise DataError(f"it predicts {_WORDS[kinds[1]]}, and the new version {_WORDS[kinds[0]]}")
+    if kinds[0] not in ("classification", "regression"):
+        raise DataError(f"only one class or one number a row can be compared, and they predict {_WORDS[kinds[0]]}")
+    for model, whose in ((holder, "it was"), (new, "the new version was")):
+        if model.inputs is None:
+            raise DataError(f"{whose} registered without what prepares raw rows")
+        if not model.can_predict:
+            raise DataError(f"{whose} trained by a recipe without `predict`")
+    targets, outputs, unanswered, first_trouble = [], [], 0, None
+    for table in tables:
+        target, old_target = new.labels(table), holder.labels(table) if kinds[0] == "regression" else None
+        known = ~np.isnan(target)
+        if old_target is not None:
+            both_known = known & ~np.isnan(old_target)
+            if not np.allclose(old_target[both_known], target[both_known]):
+                raise DataError("its label is prepared otherwise, so that its numbers mean something else")
+        both = [_output(model, table, new.schema.classes) for model in (new, holder)]
+        (mine, mine_failed), (theirs, theirs_failed) = both
+        lost = known & ~_failed(mine_failed) & _failed(theirs_failed)
+        if lost.any() and first_trouble is None:
+            first_trouble = theirs_failed[int(np.flatnonzero(lost)[0])]
+        unanswered += int(lost.sum())
+        used = known & ~_failed(mine_failed) & ~_failed(theirs_failed)
+        targets.append(target[used])
+        outputs.append((mine[used], theirs[used]))
+    rows = sum(map(len, targets))
+    if not rows:
+        raise DataError(first_trouble or "there are no held-out rows that both can answer")
+    target = np.concatenate(targets)
+    if kinds[0] == "classification":
+        target = target.astype(np.int64)
+    after, before = (Scorer(metric, new.schema, np.concatenate([pair[side] for pair in outputs]), target) for side in (0, 1))
+    return ModelsCompared(compare_paired(before, after, rows), unanswered)
+
+
+_WORDS = {
+    "classification": "classes",
+    "multilabel": "several labels a row",
+    "regression": "numbers",
+    "none": "something without a label",
+}
+
+
+def _output(
+    model: LoadedModel, table: pa.Table, classes: tuple[str, ...] | None
+) -> tuple[NDArray[np.float32], list[str | None]]:
+    """[rows, classes of the new model] or [rows], and by row why there is no answer."""
+    answer = model.predict(table, on_error="report")
+    errors = answer["error"].tolist()
+    if "probabilities" not in answer:
+        return answer["prediction"].to_numpy(np.float32, na_value=np.nan), errors
+    own = model.schema.num_classes or 0
+    cells = [row if error is None else [0.0] * own for row, error in zip(answer["probabilities"], errors, strict=True)]
+    given = np.array(cells, np.float32).reshape(len(errors), own)
+    names, theirs = classes, model.schema.classes
+    if names is None or theirs is None or names == theirs:
+        if (names is None) != (theirs is None):
+            raise DataError("only one of the two knows its classes by name")
+        return given, errors
+    # Another numbering, or classes that one of them does not know: by name, 0 for a class that it never says.
+    placed = np.zeros((len(errors), len(names)), np.float32)
+    for index, name in enumerate(names):
+        if name in theirs:
+            placed[:, index] = given[:, theirs.index(name)]
+    return placed, errors
+
+
+def _failed(errors: list[str | None]) -> NDArray[np.bool_]:
+    return np.array([error is not None for error in errors], np.bool_)
