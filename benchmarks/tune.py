@@ -30,9 +30,9 @@ from penstock.flows.verbs.init import create_project
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.order import Order
 from penstock.storage import Storage
-from penstock.tasks.keys import stage_keys
-from penstock.tasks.ledger import Ledger
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import stage_keys
+from penstock.tasks.records.ledger import Ledger
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.worker import run_rank
 from penstock.training.ranks import Group

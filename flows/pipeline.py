@@ -30,8 +30,8 @@ from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_sign
 from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import RunContext
-from penstock.tasks.ledger import lease_path
 from penstock.tasks.project import Project
+from penstock.tasks.records.ledger import lease_path
 from penstock.tasks.stage import stage_task
 from penstock.tasks.stages import STAGES
 

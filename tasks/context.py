@@ -15,10 +15,10 @@ from penstock.machine.stopping import StopRequest
 from penstock.progress import Progress
 from penstock.redact import redact_text
 from penstock.storage import Storage
-from penstock.tasks.changes import Before
-from penstock.tasks.keys import StageKey
-from penstock.tasks.ledger import Attempt, Ledger, Run
 from penstock.tasks.project import Project
+from penstock.tasks.records.changes import Before
+from penstock.tasks.records.keys import StageKey
+from penstock.tasks.records.ledger import Attempt, Ledger, Run
 from penstock.usercode.definitions import Definitions
 
 if TYPE_CHECKING:

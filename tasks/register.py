@@ -14,9 +14,9 @@ from penstock.ingest.preprocess.chain import Chain, split_rows
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
-from penstock.tasks.ledger import Ledger
 from penstock.tasks.materialize import preparation_of
 from penstock.tasks.model.promote import keeps_aliases, promote
+from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
 from penstock.training.registry.raw_rows import raw_form

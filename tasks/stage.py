@@ -22,11 +22,11 @@ from prefect.states import Cancelled, Completed
 from penstock.errors import Interrupted, PenstockError, ServiceError
 from penstock.redact import hiding_secrets
 from penstock.storage import Storage
-from penstock.tasks.changes import why_run
 from penstock.tasks.context import Outcome, RunContext, StageOutcome
-from penstock.tasks.ledger import StageRecord, utc_now
 from penstock.tasks.prefect_away import AWAY, prefect_answers
 from penstock.tasks.project import Project
+from penstock.tasks.records.changes import why_run
+from penstock.tasks.records.ledger import StageRecord, utc_now
 from penstock.tasks.stages import StageName
 
 __all__ = ["Stage", "VerifyContext", "perform", "stage_task"]

@@ -9,9 +9,9 @@ from typing import Any
 from penstock.errors import CheckpointError, Interrupted, PenstockError, ServiceError
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.keys import framework_versions
 from penstock.tasks.materialize import feed_opener
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import framework_versions
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint.exactness import check_identity
 from penstock.training.checkpoint.manifest import Checkpoint

@@ -251,3 +251,9 @@ def test_a_forbidden_import_is_found(path: str, source: str, word: str) -> None:
 )
 def test_an_allowed_import_is_let_through(path: str, source: str) -> None:
     assert violations(path, source) == []
+
+
+def test_no_folder_of_the_packages_has_become_a_drawer() -> None:
+    folders = [folder for package in PACKAGES for folder in (ROOT / package).rglob("*") if folder.is_dir()]
+    counts = {folder.relative_to(ROOT).as_posix(): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: count for name, count in counts.items() if count > 17} == {}  # sixteen modules and the __init__ of a room

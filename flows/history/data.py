@@ -10,8 +10,8 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.profile import ColumnProfile, FileProfile, Profile
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.schema import SPLITS
-from penstock.tasks.changes import FileChange
-from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.records.changes import FileChange
+from penstock.tasks.records.ledger import Ledger, Run
 
 __all__ = ["RunData", "compare_data"]
 

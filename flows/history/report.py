@@ -11,7 +11,7 @@ from typing import Any
 from penstock.flows.history.data import RunData
 from penstock.flows.history.render import render
 from penstock.ingest.schema import SPLITS
-from penstock.tasks.ledger import Attempt, Ledger, Run
+from penstock.tasks.records.ledger import Attempt, Ledger, Run
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import OnResume, resume_rules
-from penstock.tasks.keys import StageKey, changed_inputs
-from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.records.keys import StageKey, changed_inputs
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.spec import TrainSpec

@@ -14,8 +14,8 @@ from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
 
 from penstock.errors import Interrupted
-from penstock.tasks.ledger import Attempt, Status
 from penstock.tasks.prefect_away import AWAY
+from penstock.tasks.records.ledger import Attempt, Status
 
 __all__ = ["EndedUntold", "flow_result", "name_flow_run", "tell_end"]
 

@@ -27,12 +27,12 @@ from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.redact import redact_text
-from penstock.tasks.changes import Before, changes
 from penstock.tasks.context import Reporter, RunContext
-from penstock.tasks.keys import StageKey, stage_keys
-from penstock.tasks.ledger import Attempt, Ledger, Run, utc_now
 from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
+from penstock.tasks.records.changes import Before, changes
+from penstock.tasks.records.keys import StageKey, stage_keys
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, utc_now
 from penstock.tasks.stage import VerifyContext
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN

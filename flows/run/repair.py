@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.flows.run.flow_runs import tell_end
-from penstock.tasks.ledger import Ledger, Run, Status, utc_now
+from penstock.tasks.records.ledger import Ledger, Run, Status, utc_now
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.tracking.registry import TRACKERS

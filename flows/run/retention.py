@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.errors import PenstockError
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
-from penstock.tasks.ledger import Ledger, lease_path
+from penstock.tasks.records.ledger import Ledger, lease_path
 from penstock.tasks.room.free import Cleaning, clean
 from penstock.tasks.room.plan import Going, RoomPlan
 from penstock.training.registry.registries import REGISTRIES

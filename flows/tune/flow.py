@@ -38,9 +38,9 @@ from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_sign
 from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
-from penstock.tasks.keys import StageKey, stage_keys
-from penstock.tasks.ledger import Ledger, sweep_lease_path
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import StageKey, stage_keys
+from penstock.tasks.records.ledger import Ledger, sweep_lease_path
 from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.stage import stage_task
 from penstock.tasks.stages import BEFORE_TRAINING

@@ -19,9 +19,9 @@ from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.progress import Progress
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import RunContext, StageOutcome
-from penstock.tasks.keys import StageKey, stage_keys
-from penstock.tasks.ledger import Run
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import StageKey, stage_keys
+from penstock.tasks.records.ledger import Run
 from penstock.tasks.stage import VerifyContext, perform
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN

@@ -22,9 +22,9 @@ from penstock.flows.tune.space import check_space
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.progress import silent
-from penstock.tasks.keys import stage_keys
-from penstock.tasks.ledger import Ledger
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import stage_keys
+from penstock.tasks.records.ledger import Ledger
 from penstock.training.tracking.registry import TRACKERS
 
 __all__ = ["check_pipeline"]

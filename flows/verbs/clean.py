@@ -10,7 +10,7 @@ from penstock.flows.run.retention import aliased_models, cleaned_by, going_text
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.redact import redact_text
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger
+from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.room.free import Cleaning, clean
 from penstock.tasks.room.plan import Going, RoomPlan
 from penstock.tasks.room.spec import RetentionSpec

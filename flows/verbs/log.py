@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
-from penstock.tasks.ledger import Attempt, Run
+from penstock.tasks.records.ledger import Attempt, Run
 
 __all__ = ["collect_log", "show_log"]
 

@@ -14,10 +14,10 @@ from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
 from penstock.tasks.all_stages import ALL_STAGES
-from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
-from penstock.tasks.ledger import Ledger, Run
 from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import StageKey, changed_inputs, stage_keys
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.shuffle import train_order
 from penstock.tasks.stage import Stage, VerifyContext
 from penstock.tasks.stages import BEFORE_TRAINING, STAGES

@@ -21,7 +21,7 @@ from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import StageName
 from penstock.training.spec import TrainSpec
 

@@ -22,8 +22,8 @@ from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
-from penstock.tasks.ledger import Ledger, lease_path
 from penstock.tasks.project import Project
+from penstock.tasks.records.ledger import Ledger, lease_path
 from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS

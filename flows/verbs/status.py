@@ -16,7 +16,7 @@ from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
 from penstock.storage import Storage
-from penstock.tasks.ledger import Attempt, Ledger, Run, lease_of
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of
 from penstock.training.checkpoint.store import CheckpointStore
 
 __all__ = ["collect_status", "show_status", "state_of"]

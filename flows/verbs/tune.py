@@ -14,7 +14,7 @@ from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
-from penstock.tasks.ledger import sweep_lease_path
+from penstock.tasks.records.ledger import sweep_lease_path
 
 __all__ = ["tune"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, SpecError
 from penstock.flows.verbs.status import state_of
-from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import BestSpec, TrackingSpec
 

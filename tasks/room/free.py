@@ -22,7 +22,7 @@ from penstock.ingest.materialize.in_use import ROOM_LEASE, end_going, note_going
 from penstock.ingest.materialize.unit import committed
 from penstock.lease import hold_lease
 from penstock.storage import Storage
-from penstock.tasks.ledger import Cleaned, Ledger, StageRecord, lease_path, sweep_lease_path, utc_now
+from penstock.tasks.records.ledger import Cleaned, Ledger, StageRecord, lease_path, sweep_lease_path, utc_now
 from penstock.tasks.room.holdings import look
 from penstock.tasks.room.plan import Going, Holdings, RoomPlan, plan_room
 from penstock.tasks.room.spec import RetentionSpec

@@ -14,7 +14,7 @@ from penstock.ingest.materialize.in_use import noted_units
 from penstock.lease import LeaseHolder, current_holder
 from penstock.redact import first_line
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger, Run, lease_path, sweep_lease_path
+from penstock.tasks.records.ledger import Ledger, Run, lease_path, sweep_lease_path
 from penstock.tasks.room.plan import Holdings, RunUse
 from penstock.tasks.tune.record import current_sweep, load_trials
 

@@ -26,7 +26,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling
 
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger
+from penstock.tasks.records.ledger import Ledger
 from penstock.training.checkpoint.store import CheckpointStore
 from tests.drills.project import make_project
 from tests.runs.servers import ROOT, eventually, free_port, script_environment, serving

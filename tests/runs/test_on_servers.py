@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 from s3fs import S3FileSystem
 
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger
+from penstock.tasks.records.ledger import Ledger
 from tests.drills.project import Command, make_project
 from tests.runs.servers import free_port, script_environment, serving
 from tests.shared import CALM_EPOCHS, CALM_FILES

@@ -19,9 +19,9 @@ from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
-from penstock.tasks.ledger import Ledger
 from penstock.tasks.materialize import STAGE
 from penstock.tasks.project import Project
+from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import VerifyContext
 from tests.drills.project import make_project
 from tests.ingest.preparing import Source

@@ -12,8 +12,8 @@ from mlflow.tracking import MlflowClient
 
 from penstock.storage import Storage
 from penstock.tasks.evaluate import STAGE as EVALUATE
-from penstock.tasks.ledger import Ledger, Run
 from penstock.tasks.project import Project
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.register import STAGE as REGISTER
 from penstock.tasks.stage import VerifyContext
 from penstock.training.registry.mlflow_registry import MLFLOW

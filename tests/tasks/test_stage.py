@@ -28,8 +28,8 @@ with prefect_api(folder / "state"):
 
     from penstock import errors
     from penstock.storage import Storage
-    from penstock.tasks.keys import StageKey
-    from penstock.tasks.ledger import Ledger
+    from penstock.tasks.records.keys import StageKey
+    from penstock.tasks.records.ledger import Ledger
     from penstock.tasks.stage import Stage, stage_task
 
     calls = []

@@ -14,8 +14,8 @@ from penstock.flows.verbs.compare.findings import findings
 from penstock.flows.verbs.compare.results import by_file, compare_metrics, curves, same_rows
 from penstock.flows.verbs.compare.source import code_diffs
 from penstock.flows.verbs.which_run import RunNames, main_metric
-from penstock.tasks.changes import Before, changes
-from penstock.tasks.ledger import Run
+from penstock.tasks.records.changes import Before, changes
+from penstock.tasks.records.ledger import Run
 
 __all__ = ["compare_runs", "show_comparison"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.flows.history.data import RunData
 from penstock.flows.verbs.which_run import better_is
 from penstock.ingest.schema import SPLITS, Split
-from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.checkpoint.journal import read_journal
 
 __all__ = ["by_file", "compare_metrics", "curves", "same_rows"]

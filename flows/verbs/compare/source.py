@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from penstock.tasks.changes import Before, Changes
+from penstock.tasks.records.changes import Before, Changes
 
 __all__ = ["code_diffs"]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.flows.run.decisions import Continue, NewRun, Past, Refuse, choose_run
 from penstock.storage import Storage
-from penstock.tasks.keys import StageKey
-from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.records.keys import StageKey
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import STAGES
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState

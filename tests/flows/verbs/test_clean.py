@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from penstock.errors import ServiceError
 from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger
+from penstock.tasks.records.ledger import Ledger
 from penstock.training.registry.registries import REGISTRIES
 from tests.tasks.room.recorded_nights import nights
 

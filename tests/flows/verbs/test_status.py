@@ -15,8 +15,8 @@ from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.status import _describe, collect_status, show_status
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger
 from penstock.tasks.prefect_away import prefect_answers
+from penstock.tasks.records.ledger import Ledger
 from tests.drills.project import make_project
 
 

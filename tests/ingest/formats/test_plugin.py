@@ -119,7 +119,7 @@ KEY_INPUTS = """
 import json, sys
 from pathlib import Path
 from penstock.flows.spec_file import load_spec
-from penstock.tasks.keys import stage_keys
+from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.project import Project
 loaded = load_spec(sys.argv[1])
 print(json.dumps(stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), lambda *_: None)["read"].inputs))

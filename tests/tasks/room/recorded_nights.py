@@ -13,8 +13,8 @@ from penstock.ingest.materialize.build import damaged_shards, materialize
 from penstock.ingest.ray_tasks import local_map
 from penstock.progress import silent
 from penstock.storage import Storage
-from penstock.tasks.keys import StageKey
-from penstock.tasks.ledger import Ledger, Run, StageRecord
+from penstock.tasks.records.keys import StageKey
+from penstock.tasks.records.ledger import Ledger, Run, StageRecord
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source
 
 __all__ = ["begin", "night", "nights", "prepare", "source_of", "use_rows"]

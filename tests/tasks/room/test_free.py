@@ -24,7 +24,7 @@ from penstock.ingest.materialize.in_use import ROOM_LEASE
 from penstock.ingest.ray_tasks import local_map
 from penstock.lease import current_holder, hold_lease
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger, lease_path, sweep_lease_path
+from penstock.tasks.records.ledger import Ledger, lease_path, sweep_lease_path
 from penstock.tasks.room.free import Cleaning, clean
 from penstock.tasks.room.plan import Going, RoomPlan
 from penstock.tasks.room.spec import RetentionSpec

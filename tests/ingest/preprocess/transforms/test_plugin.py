@@ -132,7 +132,7 @@ print(json.dumps([json.loads(schema_json()), reference]))
 def test_the_key_of_the_stage_names_its_version(site: Path, file: Path) -> None:
     script = """
 from penstock.flows.spec_file import load_spec
-from penstock.tasks.keys import stage_keys
+from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.project import Project
 loaded = load_spec(sys.argv[1])
 print(json.dumps(stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), lambda *_: None)["preprocess"].inputs))

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.flows.spec_file import load_spec
-from penstock.tasks.changes import Before, changes, why_run
-from penstock.tasks.keys import stage_keys
 from penstock.tasks.project import Project
+from penstock.tasks.records.changes import Before, changes, why_run
+from penstock.tasks.records.keys import stage_keys
 from tests.drills.project import make_project
 
 

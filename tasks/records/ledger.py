@@ -38,7 +38,7 @@ from penstock.ingest.schema import Split
 from penstock.machine.process import ProcessIdentity
 from penstock.redact import first_line
 from penstock.storage import Storage
-from penstock.tasks.keys import StageKey
+from penstock.tasks.records.keys import StageKey
 from penstock.tasks.stages import StageName
 from penstock.training.spec import TrackingSpec
 from penstock.usercode.definitions import Definitions

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from penstock.config import Section
-from penstock.tasks.keys import StageKey, changed_inputs
-from penstock.tasks.ledger import Ledger, Run
+from penstock.tasks.records.keys import StageKey, changed_inputs
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import STAGES, StageName
 from penstock.usercode.definitions import Definitions, changed_names
 

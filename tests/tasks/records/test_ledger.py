@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import ResumeError
 from penstock.flows.run.repair import repair_run
 from penstock.storage import Storage
-from penstock.tasks.ledger import Ledger, StageRecord
+from penstock.tasks.records.ledger import Ledger, StageRecord
 
 
 def test_a_run_is_found_again_and_attempts_are_numbered(tmp_path: Path) -> None:

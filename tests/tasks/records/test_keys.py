@@ -12,8 +12,8 @@ import pytest
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import FeedSchema
-from penstock.tasks.keys import StageKey, changed_inputs, stage_keys
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import StageKey, changed_inputs, stage_keys
 
 PIPELINE = """\
 name: keys
