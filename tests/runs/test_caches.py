@@ -37,10 +37,10 @@ def words(cache: str, file: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The result of a run that nothing disturbed, with streams: rows in memory must come to the same weights."""
+def calm(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of a run that nothing disturbed, with the same cache: windows of a stream are others than those of memory."""
     file = make_project(tmp_path_factory.mktemp("calm") / "project", epochs=1, files=3)
-    return Command("run", *words("none", file), environment=server).finish()
+    return Command("run", *words(cache, file), environment=server).finish()
 
 
 @pytest.fixture(scope="module")
