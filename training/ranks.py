@@ -132,9 +132,12 @@ class Group:
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed, which is how the loss of another rank shows on this one.
 
-    Torch has a class of its own for some backends; gloo raises a RuntimeError, so the place decides.
+    Torch has a class of its own for some backends. Gloo raises a RuntimeError, so the place decides; where the gradients
+    are summed up in the middle of a backward pass, which has no lines of Python, it is the file that gloo names.
     """
     if not (isinstance(error, RuntimeError) and dist.is_initialized()):
         return False
+    if isinstance(error, dist.DistError) or "/gloo/" in str(error):
+        return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(str(Path(dist.__file__).parent))

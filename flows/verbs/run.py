@@ -64,7 +64,7 @@ def run(
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
     # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
-    load_ahead(loaded)
+    ahead = load_ahead(loaded)
     print(f"{loaded.spec.name}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
     with interrupts_once_stopped(stopping), stopping_on_signals(stopping), ray_ahead(loaded.state_dir) as start_ray:
@@ -77,7 +77,7 @@ def run(
         with contextlib.ExitStack() as servers:
             with _saying_what_is_waited_for("the Prefect server"):
                 servers.enter_context(prefect_api(loaded.state_dir, meanwhile))
-            return _call_flow(loaded, list(loaded.overrides), fresh, until, stopping)
+            return _call_flow(loaded, list(loaded.overrides), fresh, until, stopping, ahead)
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
 
 
 def _call_flow(
-    loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None, stopping: StopRequest
+    loaded: LoadedSpec, overrides: list[str], fresh: bool, until: str | None, stopping: StopRequest, ahead: threading.Thread
 ) -> dict[str, Any]:
     # Prefect reads its settings when imported, so it comes after the server's address is known.
     from penstock.flows.pipeline import pipeline
@@ -134,6 +134,7 @@ def _call_flow(
     from penstock.flows.run.request import RunRequest
 
     request = RunRequest.model_validate({"file": str(loaded.file), "overrides": overrides, "fresh": fresh, "until": until})
+    ahead.join()  # packages that import each other in a circle, as mlflow does, break where two threads import them at once
     stopping.check()
     return flow_result(lambda: pipeline(request, return_state=True))
 
@@ -161,8 +162,8 @@ def _refuse_early(loaded: LoadedSpec) -> None:
         _ = project.files
 
 
-def load_ahead(loaded: LoadedSpec) -> None:
-    """Import what a run will need, in a thread of its own.
+def load_ahead(loaded: LoadedSpec) -> threading.Thread:
+    """Import what a run will need, in the thread that is returned: wait for it before anything else imports the same.
 
     The process waits for it when it ends: torch's libraries abort a process that ends while they are loaded.
     """
@@ -173,7 +174,9 @@ def load_ahead(loaded: LoadedSpec) -> None:
             FRAMEWORKS.get(loaded.spec.train.framework)
             TRACKERS.get(loaded.spec.tracking.tracker).load()
 
-    threading.Thread(target=load, name="load-ahead").start()
+    thread = threading.Thread(target=load, name="load-ahead")
+    thread.start()
+    return thread
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:

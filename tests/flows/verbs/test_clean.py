@@ -86,6 +86,6 @@ def test_where_nobody_knows_which_models_have_an_alias_nothing_goes(file: Path, 
     Ledger(state).save_run(run.model_copy(update={"result": {"model_uri": "models:/m/1"}}))
     before = state.tree()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(ServiceError, match="cannot list the aliases of model 'm'"):
+    with pytest.raises(ServiceError, match="cannot look up the aliases of 'm'"):
         cleaned(file, 1, None)
     assert state.tree() == before
