@@ -39,7 +39,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_out = Console(highlight=False, emoji=False)
+
+
+class _Out(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads on, as below `| head`: say no more, and do the rest."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+_out = _Out(highlight=False, emoji=False)
 """What was asked for. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
 _err = Console(stderr=True, highlight=False, emoji=False)
 

@@ -108,8 +108,8 @@ def test_no_secret_is_written_by_runs_that_fail_and_one_that_succeeds(tmp_path: 
     state.mkdir()
     base = {**VARIABLES, "PENSTOCK_RAY_LOGS": "1", "PREFECT_LOGGING_LEVEL": "DEBUG"}
 
-    def run(name: str, code: int, words: tuple[str, ...] = (), **more: str) -> dict[str, Any]:
-        command = Command("run", str(file), "--json", *words, environment={**base, **more})
+    def run(name: str, code: int, words: tuple[str, ...] = (), verb: tuple[str, ...] = ("run",), **more: str) -> dict[str, Any]:
+        command = Command(*verb, str(file), "--json", *words, environment={**base, **more})
         answer = command.finish(code)
         (said / name).write_text(f"{answer}\n{command.said}")
         return answer
@@ -128,7 +128,13 @@ def test_no_secret_is_written_by_runs_that_fail_and_one_that_succeeds(tmp_path: 
         run("store", 3, ("--set", "storage=s3://bucket/x"), AWS_ENDPOINT_URL=f"http://alice:{IN_ADDRESS}@127.0.0.1:{closed}")
         with front(behind, lambda _path: None) as address:
             answer = run("passing", 0, MLFLOW_TRACKING_URI=f"http://alice:{IN_ADDRESS}@{address}")
-        assert answer["model_uri"]
+            scored = ("predict", answer["model_uri"], str(file.parent / "data/train"), "--output", str(tmp_path / "scores"))
+            run("scoring", 0, verb=(*scored, "--file"), MLFLOW_TRACKING_URI=f"http://alice:{IN_ADDRESS}@{address}")
+            run("cleaning", 0, ("--keep-runs", "1"), ("clean",), MLFLOW_TRACKING_URI=f"http://alice:{IN_ADDRESS}@{address}")
+        assert answer["model_uri"] and (tmp_path / "scores").is_dir()
+        away = {"MLFLOW_TRACKING_URI": f"http://alice:{IN_ADDRESS}@127.0.0.1:{closed}"}
+        run("scoring-away", 3, verb=(*scored, "--file"), **away)
+        run("cleaning-away", 3, ("--keep-runs", "1"), ("clean",), **away)
         (file.parent / ".env").write_text("KEY=canary-in-dotenv\n")
         with (file.parent / "model.py").open("a") as model:
             model.write("    SETTINGS = open('.env').read()\n")

@@ -112,6 +112,15 @@ def test_a_closed_stream_is_no_reason_to_fail(tmp_path: Path, closed: str) -> No
     assert done.stdout == "" if ">&-" in closed.split() else json.loads(done.stdout)["status"] == "done"
 
 
+def test_where_nobody_reads_on_the_work_is_done_and_nothing_is_said(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "penstock", "init", "p"]
+    done = subprocess.run(command, cwd=tmp_path, env=FROM_SOURCE, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "p" / "pipeline.yaml").exists()
+
+
 def test_an_answer_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / ".penstock").mkdir()
     command = f"{shlex.quote(sys.executable)} -m penstock status --json > /dev/full"

@@ -28,8 +28,6 @@ from tests.shared import CALM_EPOCHS, CALM_FILES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-PAUSED = ["--set", "train.params={pause_s: 0.05}"]
-
 
 class Servers(NamedTuple):
     """What an operator gave to the user: variables of the environment."""
@@ -126,14 +124,20 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
         part.unlink()
     text = file.read_text().replace("train: data/train/", f"train: {s3_bucket}/rows/train/")
     file.write_text(f"{text}storage: {s3_bucket}/state\n")
-    words = [str(file), "--json", *PAUSED]
+    where, pids = tmp_path / "ran", tmp_path / "ran.pids"
+    words = [str(file), "--json", "--set", f"train.params={{pause_s: 0.05, where: {where}}}"]
     storage = Storage(f"{s3_bucket}/state")
 
+    check = Command("check", *words, environment=servers.environment)
+    assert check.finish()["status"] == "done"
+    drivers, tried = {check.process.pid}, len(pids.read_text().split())
+    assert tried, "the first batch is tried"
     command = Command("run", *words, environment=servers.environment)
     command.wait_for("a checkpoint", checkpoints_in(storage))
     command.kill()
 
-    continued = Command("run", *words, environment=servers.environment).finish()
+    again = Command("run", *words, environment=servers.environment)
+    continued = again.finish()
     assert outcomes(continued) == {
         **dict.fromkeys(("read", "preprocess", "materialize", "shuffle"), "reused"),
         "train": "resumed",
@@ -143,6 +147,8 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     assert continued["exactness"] == "bit-exact"
     assert continued["weights_digest"] == calm["weights_digest"]
     assert continued["metrics"] == calm["metrics"]
+    drivers |= {command.process.pid, again.process.pid}
+    assert not drivers & set(map(int, pids.read_text().split())), "the model runs on the cluster, never where the command does"
     page = f"{servers.environment['MLFLOW_TRACKING_URI']}/#/experiments/"
     assert continued["url"].startswith(page) and f"/runs/{continued['mlflow_run_id']}?" in continued["url"]
     assert not (file.parent / ".penstock").exists(), "everything is in the store and on the servers"
