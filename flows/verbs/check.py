@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.flows.run.preflight import (
 from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
-from penstock.flows.spec_file import load_spec
+from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.flows.tune.space import check_space
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
@@ -41,12 +42,18 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     check_storage(project.storage)
     warnings = check_resources(project)
-    if ray_address() is None:
-        check_machine(loaded.spec)
-    else:
-        with ray_cluster(loaded.state_dir) as cluster:
+    with ray_cluster(loaded.state_dir) if ray_address() is not None else nullcontext() as cluster:
+        if cluster is None:
+            check_machine(loaded.spec)
+        else:
             check_cluster(project, cluster, reads_sources=True)
             say(f"cluster    ok   {cluster.address}: {cluster.num_cpus:g} CPUs, {cluster.num_gpus:g} GPUs")
+        return _check_the_rest(loaded, project, warnings, say, on_cluster=cluster is not None)
+
+
+def _check_the_rest(
+    loaded: LoadedSpec, project: Project, warnings: list[str], say: Callable[[str], None], *, on_cluster: bool
+) -> dict[str, Any]:
     say(f"storage    ok   {project.storage.root}")
     check_recipe(project)
     TRACKERS.get(loaded.spec.tracking.tracker)
@@ -66,7 +73,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     for code in project.codes:
         ships |= code.shipped
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
-    batch = try_one_batch(project, snapshot)
+    batch = try_one_batch(project, snapshot, on_cluster=on_cluster)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
     for warning in warnings:

@@ -23,8 +23,9 @@ def test_the_run_before_goes_and_one_that_goes_back_beside_a_cleaning_comes_to_t
     tmp_path: Path, shared_prefect: str
 ) -> None:
     file = make_nights(tmp_path / "project")
-    with open(file, "a") as pipeline:
-        pipeline.write("retention: {keep_runs: 1}\n")
+    # Without an alias: the run whose model is `previous` would stay, for a rollback.
+    text = file.read_text().replace("{name: nightly}", "{name: nightly, alias: null}")
+    file.write_text(f"{text}retention: {{keep_runs: 1}}\n")
     state = Storage(load_spec(file).spec.storage)
 
     def said(*words: str, code: int = 0) -> Any:
