@@ -11,16 +11,18 @@ import pyarrow as pa
 from penstock.digest import digest_of
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import Chain, split_rows
+from penstock.ingest.schema import METRICS_OF
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.materialize import preparation_of
 from penstock.tasks.model.promote import keeps_aliases, promote
+from penstock.tasks.records.data_tables import dataset_name
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
 from penstock.training.registry.raw_rows import raw_form
-from penstock.training.registry.registry import TrainedVersion
+from penstock.training.registry.registry import WEIGHTS_TAG, TrainedVersion
 
 __all__ = ["STAGE"]
 
@@ -56,13 +58,15 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             tags={
                 "penstock.run": ctx.run.run,
                 "penstock.checkpoint": checkpoint.name,
-                "penstock.weights_digest": checkpoint.manifest.weights_digest,
+                WEIGHTS_TAG: checkpoint.manifest.weights_digest,
                 "penstock.data.digest": manifest.content_digest,
                 "penstock.data.uri": ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else spec.data.train,
                 "penstock.code": ctx.project.recipe.digest,
             },
             experiment=spec.name,
             run_name=ctx.run.run,
+            description=_description(ctx),
+            metrics=_metrics(ctx),
         )
         registry = ctx.project.registry
         uri = registry.default_uri(ctx.state_dir)
@@ -76,6 +80,28 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         "tracking_uri": redact_text(uri),
         "weights_digest": checkpoint.manifest.weights_digest,
     }, "ran"
+
+
+def _description(ctx: RunContext) -> list[str]:
+    """Metrics, model and data, a paragraph each."""
+    measured, trained, prepared = ctx.output("evaluate"), ctx.outcomes["train"], dict(ctx.outcomes["materialize"].facts)
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(measured["metrics"].items()))
+    facts = {name: value for name, value in dict(trained.facts).items() if name in ("steps", "exactness")}
+    how = ", ".join(f"{name} {value}" for name, value in facts.items())
+    recipe = ctx.project.spec.train.recipe or ctx.project.spec.train.framework
+    best = f", the best by {measured['best_by']}" if measured["best_by"] else ""
+    data = ", ".join(f"{name} {prepared[name]}" for name in ("rows", "classes", "rows left out") if name in prepared)
+    files = f"{len(ctx.snapshot.files):,} source {'file' if len(ctx.snapshot.files) == 1 else 'files'}"
+    return [metrics, f"Model: {recipe}, of step {measured['step']:,}{best}; {how}", f"Data: {files}, {data}"]
+
+
+def _metrics(ctx: RunContext) -> dict[str, tuple[float, str, str]]:
+    found: dict[str, tuple[float, str, str]] = {}
+    for split, prefix in METRICS_OF.items():
+        of_rows = dataset_name(ctx.run.pipeline, split), ctx.manifest.split_digests.get(split, "")
+        measured = ctx.output("evaluate")["metrics"].items()
+        found |= {name: (value, *of_rows) for name, value in measured if name.startswith(f"{prefix}/")}
+    return found
 
 
 def _example(ctx: RunContext) -> pa.Table:

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.flows.history.data import RunData
 from penstock.flows.history.render import render
 from penstock.ingest.schema import SPLITS
+from penstock.tasks.records.data import RunData
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
@@ -32,7 +32,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
     """
     attempts = [attempt for attempt in ledger.attempts(run.run) if newest is None or attempt.number != newest.number]
     attempts += [newest] if newest is not None else []
-    points, data, own = read_journal(ledger.run_storage(run.run), _NEVER), RunData(ledger, run), ledger.run_storage(run.run)
+    points, data, own = read_journal(ledger.run_storage(run.run), _NEVER), RunData.of(ledger, run), ledger.run_storage(run.run)
     sources, manifest = data.files, data.manifest
     return render(
         "report.html",
@@ -82,12 +82,11 @@ def throughput_sentence(points: Sequence[Point]) -> str:
 
 
 def _metrics(run: Run) -> list[dict[str, Any]]:
-    """Test first, train last; what was measured of the same rows while training is left out."""
+    """Test first, train last."""
     found = run.result.get("metrics", {})
-    splits = ("test/", "validation/", "val/", "train/")
+    splits = ("test/", "val/", "train/")
     order = sorted(found, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
-    twice = {f"val/{name.removeprefix('validation/')}" for name in found if name.startswith("validation/")}
-    return [{"metric": name, "value": found[name]} for name in order if name not in twice]
+    return [{"metric": name, "value": found[name]} for name in order]
 
 
 def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[float, float]]]]]:
@@ -99,7 +98,7 @@ def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[flo
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name in sorted(curves):
         prefix, _, metric = name.partition("/")
-        if prefix in ("train", "val", "validation") and metric not in ("epoch", "step_s", "data_wait_s"):
+        if prefix in ("train", "val") and metric not in ("epoch", "step_s", "data_wait_s"):
             groups.setdefault(metric, {})[name] = curves[name]
     first = ("loss", "accuracy", "f1")
     return sorted(groups.items(), key=lambda item: (first.index(item[0]) if item[0] in first else len(first), item[0]))

@@ -50,7 +50,7 @@ def test_the_result_holds_what_the_contract_names(calm: dict[str, Any]) -> None:
     names = ["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
     assert [(s["name"], s["outcome"]) for s in calm["stages"]] == [(name, "ran") for name in names]
     assert {"run", "mlflow_run_id", "metrics", "checkpoint", "model_uri", "weights_digest"} <= calm.keys()
-    assert calm["metrics"]["validation/accuracy"] > 0.5
+    assert calm["metrics"]["val/accuracy"] > 0.5
 
 
 def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 from penstock.errors import SpecError
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.tasks.model.promote import below_floors, weigh
-from penstock.training.evaluation.paired import Paired, Scorer, compare_paired
+from penstock.training.evaluation.paired import Paired, compare_paired
+from penstock.training.evaluation.scorer import Scorer
 from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.spec import EvaluateSpec, PromoteSpec
 
@@ -75,9 +76,11 @@ def test_an_alias_and_the_one_before_change_places(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
     client.create_registered_model("m")
-    run_id = client.create_run(client.create_experiment("e", tmp_path.as_uri())).info.run_id
+    experiment = client.create_experiment("e", tmp_path.as_uri())
+    run_id = client.create_run(experiment).info.run_id
     for weights in ("a", "b"):
-        client.create_model_version("m", "file:///nowhere", run_id, tags={"penstock.weights_digest": weights})
+        model = client.create_logged_model(experiment, "m", source_run_id=run_id, tags={"penstock.weights_digest": weights})
+        client.create_model_version("m", model.artifact_location, run_id)
     assert MLFLOW.aliases(uri, "other") == {}
     MLFLOW.give_alias(uri, "m", "live", "1")
     with pytest.raises(SpecError, match=r"nothing to roll alias 'live' back to: live is version 1"):

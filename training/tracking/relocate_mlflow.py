@@ -26,6 +26,7 @@ _ADDRESSES = {
 
 _PATHS = {
     "params": ("value",),
+    "tags": ("value",),
     "logged_model_params": ("param_value",),
     "logged_model_tags": ("tag_value",),
     "model_version_tags": ("value",),
