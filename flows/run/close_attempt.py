@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.flows.history.report import report_page
-from penstock.flows.run.flow_runs import name_flow_run
+from penstock.flows.run.flow_runs import flow_run_page, name_flow_run
 from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted
 from penstock.redact import redact_text
@@ -86,7 +86,11 @@ def _description(ctx: RunContext) -> str:
     train = ctx.project.spec.train
     named = {"materialize": "Data", "train": f"Training of {train.recipe or train.framework}", "evaluate": "Result"}
     parts = [(title, ctx.outcomes[stage].facts) for stage, title in named.items() if stage in ctx.outcomes]
-    return "\n\n".join(f"{title}: " + ", ".join(f"{label} {value}" for label, value in facts) for title, facts in parts)
+    found = [f"{title}: " + ", ".join(f"{label} {value}" for label, value in facts) for title, facts in parts]
+    page = flow_run_page(ctx.attempt.prefect_flow_run_id, ctx.state_dir) if ctx.attempt.prefect_flow_run_id else None
+    if found and page is not None:
+        found[-1] += f" · [attempt {ctx.attempt.number} in Prefect]({page})"
+    return "\n\n".join(found)
 
 
 def _result(ctx: RunContext, status: Status) -> dict[str, Any]:

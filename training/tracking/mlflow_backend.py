@@ -29,8 +29,8 @@ from penstock.machine.empty_database import copy_database, keep_database
 from penstock.redact import first_line
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_limits import fit_key, fit_value
-from penstock.training.tracking.mlflow_pages import CHECKPOINTS_FILE, VIEW_TAG, checkpoint_table, dataset_input, list_view
-from penstock.training.tracking.relocate_mlflow import artifacts_beside, database_of, follow_its_folder
+from penstock.training.tracking.mlflow_pages import CHECKPOINTS_FILE, checkpoint_table, dataset_input, list_view
+from penstock.training.tracking.relocate_mlflow import VIEW_TAG, artifacts_beside, database_of, follow_its_folder
 from penstock.training.tracking.sender import Operation, Trouble
 
 __all__ = [

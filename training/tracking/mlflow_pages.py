@@ -14,17 +14,11 @@ from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
 from penstock.ingest.schema import FeedSchema
 
-__all__ = ["CHECKPOINTS_FILE", "VIEW_KEY", "VIEW_TAG", "checkpoint_table", "dataset_input", "list_view", "short_digest"]
+__all__ = ["CHECKPOINTS_FILE", "checkpoint_table", "dataset_input", "list_view", "short_digest"]
 
 
 CHECKPOINTS_FILE = "checkpoints.csv"
 """Artifact that lists the checkpoints of a run that are there."""
-
-VIEW_KEY = "penstock"
-"""Name of the view of the list of runs, in its address."""
-
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
-"""Tag of an experiment that holds the view, as MLflow's own button for sharing one writes it."""
 
 _DIGEST_LETTERS = 12
 """The list of runs shows a dataset's digest, and has room for a few letters; the whole digest is a tag of the run."""
@@ -82,7 +76,7 @@ def checkpoint_table(checkpoints: Iterable[Mapping[str, Any]]) -> str:
 
 
 def list_view(metrics: Iterable[str]) -> str | None:
-    """The state of the list of runs that shows held-out metrics beside each run: the value of `VIEW_TAG`. None without any."""
+    """The state of the list of runs that shows held-out metrics beside each run: what its tag holds. None without any."""
     held_out = [name for name in sorted(metrics, key=_place) if name.startswith(("test/", "val/"))]
     if not held_out:
         return None
