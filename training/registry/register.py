@@ -176,7 +176,8 @@ def _add_entries(folder: Path, code: str, prepared: ModelSignature) -> None:
     shared = {name: {"path": f"../{file['path']}"} for name, file in ours["artifacts"].items()}
     environment = {manager: f"../{file}" for manager, file in ours["env"].items()}
     described.flavors["python_function"] = {**ours, "code": f"../{code}", "artifacts": shared, "env": environment}
-    described.signature, described.saved_input_example_info = prepared, None
+    described.signature = prepared
+    described.saved_input_example_info = None  # type: ignore[assignment]
     described.save(str(entry / "MLmodel"))
 
 
