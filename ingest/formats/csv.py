@@ -19,8 +19,8 @@ from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.opening import read_problem
-from penstock.ingest.formats.cell_bytes import CellBytes
-from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
+from penstock.ingest.formats.cells.cell_bytes import CellBytes
+from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, Reader, looks_like

@@ -18,8 +18,8 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
 from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
 from penstock.ingest.formats.text_bytes import decode_block

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.ingest.formats.cell_bytes import CellBytes, WordBytes
+from penstock.ingest.formats.cells.cell_bytes import CellBytes, WordBytes
 
 __all__ = ["NULL_WORDS", "CellTypes", "NullWords", "rounds"]
 
