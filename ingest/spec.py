@@ -94,7 +94,10 @@ class ImagesOptions(Section):
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """Resize to (height, width) pixels when decoding; without it all images must have one size."""
+    """(height, width) in pixels that images come to when they are decoded; without it all must have one size."""
+    fit: Literal["resize", "crop", "pad"] = "resize"
+    """How they come to `size`. `resize` gives up their proportions. `crop` and `pad` keep them: the image is scaled until it
+    fills the size, and what is too much on two sides is cut off; or until it fits in, and what lacks is padded with zeros."""
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
     range: ValueRange | None = None

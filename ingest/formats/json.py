@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
 from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
@@ -32,9 +32,6 @@ __all__ = ["JsonFormat", "JsonReader"]
 _BLOCK_BYTES = 4 << 20
 
 _HEAD_BYTES = 64 << 10
-
-_LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
-"""All integers that a double may round, and some others."""
 
 
 class JsonFormat(Format):
@@ -115,10 +112,10 @@ class JsonReader(Reader):
                     _, problem = decode_block(block, line, offset)
                     if problem:
                         raise DataError(f"{file.uri}: {problem}")
-                    num_rows = sum(1 for text in block.split(b"\n") if text.strip())
+                    num_rows, num_ends = count_lines(block)
                     if num_rows:
-                        yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + block.count(b"\n") + 1), num_rows)
-                    line += block.count(b"\n")
+                        yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows)
+                    line += num_ends
                     offset += len(block)
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
@@ -140,7 +137,7 @@ class JsonReader(Reader):
         """Pyarrow makes a double of an integer from 2**63 on, and of one beside a fraction, whatever is lost."""
         wanted = schema if self._columns is None else [field for field in schema if field.name in self._columns]
         floats = [field for field in wanted if field.name not in self._types and _has_floats(field.type)]
-        if not floats or not _LONG_INTEGER.search(block.text):
+        if not floats or not has_long_integer(block.text):
             return
         for number, text in _lines(block):
             item = json.loads(text)
