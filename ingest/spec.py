@@ -105,7 +105,10 @@ class ImagesOptions(Section):
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """Resize to (height, width) pixels when decoding; without it all images must have one size."""
+    """(height, width) in pixels that images come to when they are decoded; without it all must have one size."""
+    fit: Literal["resize", "crop", "pad"] = "resize"
+    """How they come to `size`. `resize` gives up their proportions. `crop` and `pad` keep them: the image is scaled until it
+    fills the size, and what is too much on two sides is cut off; or until it fits in, and what lacks is padded with zeros."""
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
     range: ValueRange | None = None
@@ -148,6 +151,9 @@ class DataSpec(Section):
     """Prepare only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
+    missing_columns: Literal["error", "null"] = "error"
+    """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, which
+    `imputer` or `null_mask` may fill. In JSON a missing key is always null."""
     invalid: Literal["error", "drop", "quarantine"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
     decoded. `error` stops the run; `drop` leaves the row out and counts it. `quarantine` leaves it out too, also where a value

@@ -20,7 +20,8 @@ from penstock.ingest.spec import DataSpec
 __all__ = ["ImageReader", "ImagesFormat", "class_of"]
 
 
-_FORMATS = ("JPEG", "PNG", "BMP")
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
+"""By name: Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
 
 _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 
@@ -28,7 +29,7 @@ _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 class ImagesFormat(Format):
     """One image a file, in folders named after their classes: the first folder below the root, whatever lies below that."""
 
-    extensions = (".jpg", ".jpeg", ".png", ".bmp")
+    extensions = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
     # The folders of images are their classes, whatever signs are in the names.
     folder_columns = False
     # One picture in two folders is still one picture: held out and trained on, it would leak.
@@ -98,7 +99,7 @@ def _damage(content: bytes) -> str:
                 return "" if b"IEND" in content[-64:] else "cut off: the PNG has no end mark"
             image.load()
     except Image.UnidentifiedImageError:
-        return "not a JPEG, PNG or BMP image"
+        return "not a JPEG, PNG, BMP, WebP, TIFF or GIF image"
     except Exception as error:  # Pillow lets the errors of its decoders out: struct.error, SyntaxError, ...
         return f"the image is damaged or cut off: {error}"
     return ""

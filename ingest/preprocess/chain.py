@@ -172,7 +172,7 @@ def _finish_format(rows: Rows, data: DataSpec) -> None:
 
 def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
     if holds_images(rows.table.schema.field(name).type):
-        decode_images(rows, name, data.images)
+        decode_images(rows, name, data.images, is_mask=is_label)
         return
     if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
         raise DataError(

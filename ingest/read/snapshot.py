@@ -121,9 +121,13 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     if not reader.one_row_per_file:
         _refuse_copies([file for file, fact in zip(files, facts, strict=True) if fact.rows])
     columns = unify(data, reader, files, facts)
+    in_files = [column.name for column in columns if not column.from_folder and not reader.missing_is_null]
     return SourceSnapshot(
         format=data.format,
-        files=tuple(file.model_copy(update={"rows": fact.rows}) for file, fact in zip(files, facts, strict=True)),
+        files=tuple(
+            file.model_copy(update={"rows": fact.rows, "lacks": tuple(name for name in in_files if name not in fact.columns)})
+            for file, fact in zip(files, facts, strict=True)
+        ),
         columns=tuple(SourceColumn(name=name, type=type_text(kind), from_folder=folder) for name, kind, folder in columns),
     )
 
@@ -251,25 +255,26 @@ def _tables(
     *,
     marked: bool = False,
 ) -> Iterator[pa.Table]:
-    """The reader's tables, with the columns put in whose values are in the folders' names."""
+    """The reader's tables, with the columns put in whose values are in the folders' names, or that the file lacks."""
     schema = snapshot.arrow_schema()
-    from_folder = {column.name for column in snapshot.columns if column.from_folder}
     values = folder_columns(file)
-    in_file = pa.schema([field for field in schema if field.name not in from_folder])
+    constant = {column.name: values.get(column.name) for column in snapshot.columns if column.from_folder}
+    constant |= dict.fromkeys(file.lacks)
+    in_file = pa.schema([field for field in schema if field.name not in constant])
     begin, end = piece or (0, file.rows or 0)
     if not len(in_file):  # a table without columns has no rows either
         for first_row in range(begin, end, batch_rows):
             rows = min(batch_rows, end - first_row)
-            yield pa.table([_constant(file, field, values.get(field.name), rows) for field in schema], schema=schema)
+            yield pa.table([_constant(file, field, constant[field.name], rows) for field in schema], schema=schema)
         return
     if marked and reader.marks_unreadable:
         in_file, schema = in_file.append(UNREADABLE_FIELD), schema.append(UNREADABLE_FIELD)
     tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
     for table in tables:
-        if from_folder:
+        if constant:
             columns = [
-                _constant(file, field, values.get(field.name), table.num_rows)
-                if field.name in from_folder
+                _constant(file, field, constant[field.name], table.num_rows)
+                if field.name in constant
                 else table.column(field.name)
                 for field in schema
             ]
@@ -278,6 +283,8 @@ def _tables(
 
 
 def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -> pa.Array:
+    if value is None:
+        return pa.nulls(rows, field.type)
     try:
         return cast_array(pa.repeat(pa.scalar(value, pa.string()), rows), field.type)
     except pa.ArrowException as error:

@@ -141,11 +141,18 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     # Where the files lie does not count: their listing does.
-    elsewhere = {"label", "invalid", "duplicates", *(split for split in SPLITS if isinstance(getattr(data, split), str))}
+    elsewhere = {
+        "label",
+        "invalid",
+        "duplicates",
+        "missing_columns",
+        *(split for split in SPLITS if isinstance(getattr(data, split), str)),
+    }
     read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
     return {
         "read": {
             **read,
+            **({"data.missing_columns": data.missing_columns} if data.missing_columns != "error" else {}),
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
             "version.pyarrow": _version("pyarrow"),
             **({"version.format": added} if (added := format_origin(data)) else {}),
