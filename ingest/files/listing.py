@@ -80,6 +80,8 @@ class SourceFile(Section):
     """Changes with the content: its digest, the etag on object stores, the modification time in ns where that is too much."""
     rows: int | None = None
     """None until the file was read."""
+    lacks: tuple[str, ...] = ()
+    """Columns of the source that this file does not have, and that are null in its rows (`data.missing_columns`)."""
 
     @property
     def content(self) -> str | None:

@@ -64,10 +64,15 @@ def read_bytes(uri: str) -> bytes:
         return bytes(stream.read())
 
 
-def read_blocks(stream: pa.NativeFile, block_bytes: int) -> Iterator[bytes]:
-    """Yield blocks of at least `block_bytes` that end with a line; the last one may be smaller and end anywhere."""
+def read_blocks(stream: pa.NativeFile, block_bytes: int, head: bytes = b"") -> Iterator[bytes]:
+    """Yield blocks of at least `block_bytes` that end with a line; the last one may be smaller and end anywhere.
+
+    Args:
+        head: what was read of the stream already.
+    """
     parts: list[bytes] = []
-    while block := stream.read(block_bytes):
+    while block := head + stream.read(block_bytes):
+        head = b""
         cut = block.rfind(b"\n") + 1
         if cut:
             yield b"".join([*parts, block[:cut]])

@@ -156,6 +156,7 @@ class RawRows:
         self._features = schema.features
         steps = [fitted.step for fitted in form.fitted.steps]
         self._chain = Chain(form.data, steps, form.fitted, form.code)
+        self._source_names = _source_names(form)
         self.rows_at_once = rows_at_once(form.data, self.schema, steps)
         self._label = None
         if form.label is not None:
@@ -236,7 +237,7 @@ class RawRows:
             return
         lost = np.setdiff1d(np.arange(first, first + count), rows.origin.rows, assume_unique=True)
         if count == 1 and len(lost):
-            problems[first] = _problem(first, table, rows.problems)
+            problems[first] = _problem(first, table, rows.problems, self._source_names)
         else:
             for row in lost.tolist():
                 for _ in self._some(table.slice(row - first, 1), row, problems):
@@ -276,12 +277,24 @@ _RULES: dict[Reason, str] = {
 }
 
 
-def _problem(row: int, table: pa.Table, problems: Sequence[RowProblem]) -> str:
+def _source_names(form: RawForm) -> dict[str, str]:
+    """Name at some step -> name in the source, where it means one column from the first step to the last."""
+    called = {name: name for name in form.columns}
+    meant = {name: {name} for name in called}
+    for step in form.fitted.steps:
+        renames = step.step.transform.renames
+        called = {renames.get(name, name): raw for name, raw in called.items()} if renames else called
+        for name, raw in called.items():
+            meant.setdefault(name, set()).add(raw)
+    return {name: next(iter(raws)) for name, raws in meant.items() if len(raws) == 1}
+
+
+def _problem(row: int, table: pa.Table, problems: Sequence[RowProblem], source_names: Mapping[str, str]) -> str:
     if not problems:
         return f"row {row}: a map_batches function leaves it out (`_keep` is False)"
     problem = problems[0]
-    value = problem.example
+    column, value = source_names.get(problem.column, problem.column), problem.example
     if not value:
-        held = table.column(problem.column)[0].as_py() if problem.column in table.column_names else None
+        held = table.column(column)[0].as_py() if column in table.column_names else None
         value = shorten(held) if held is not None else "null" if problem.reason == "null" else "NaN or an infinity"
-    return f"row {row}: column {problem.column!r} holds {value}; {_RULES[problem.reason]}"
+    return f"row {row}: column {column!r} holds {value}; {_RULES[problem.reason]}"
