@@ -168,7 +168,7 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
                 uri=source if isinstance(source, str) else spec.train,
                 profile=split_profile(data, split),
             )
-    facts = {"digest": manifest.content_digest, "key": manifest.key, "rows": dict(manifest.rows), "uri": _uri(ctx, manifest)}
+    facts = {"digest": manifest.content_digest, "rows": dict(manifest.rows), "uri": _uri(ctx, manifest)}
     tracker.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
     tracker.log_json("manifest.json", output)
     for name, table in data_tables(data, ctx.fitted).items():

@@ -16,6 +16,7 @@ from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.materialize import preparation_of
+from penstock.tasks.model.description import describe
 from penstock.tasks.model.promote import keeps_aliases, promote
 from penstock.tasks.records.data_tables import dataset_name
 from penstock.tasks.records.ledger import Ledger
@@ -67,7 +68,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             },
             experiment=spec.name,
             run_name=ctx.run.run,
-            description=_description(ctx),
+            description=describe(ctx),
             metrics=_metrics(ctx),
         )
         registry = ctx.project.registry
@@ -82,19 +83,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         "tracking_uri": redact_text(uri),
         "weights_digest": checkpoint.manifest.weights_digest,
     }, "ran"
-
-
-def _description(ctx: RunContext) -> list[str]:
-    """Metrics, model and data, a paragraph each."""
-    measured, trained, prepared = ctx.output("evaluate"), ctx.outcomes["train"], dict(ctx.outcomes["materialize"].facts)
-    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(measured["metrics"].items()))
-    facts = {name: value for name, value in dict(trained.facts).items() if name in ("steps", "exactness")}
-    how = ", ".join(f"{name} {value}" for name, value in facts.items())
-    recipe = ctx.project.spec.train.recipe or ctx.project.spec.train.framework
-    best = f", the best by {measured['best_by']}" if measured["best_by"] else ""
-    data = ", ".join(f"{name} {prepared[name]}" for name in ("rows", "classes", "rows left out") if name in prepared)
-    files = f"{len(ctx.snapshot.files):,} source {'file' if len(ctx.snapshot.files) == 1 else 'files'}"
-    return [metrics, f"Model: {recipe}, of step {measured['step']:,}{best}; {how}", f"Data: {files}, {data}"]
 
 
 def _metrics(ctx: RunContext) -> dict[str, tuple[float, str, str]]:

@@ -12,6 +12,7 @@ from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
+from penstock.tasks.model.description import describe
 from penstock.tasks.prefect_away import prefect_answers
 from penstock.tasks.records.ledger import Status, utc_now
 from penstock.training.checkpoint.store import CheckpointStore
@@ -82,14 +83,11 @@ def _attach_report(ctx: RunContext) -> None:
 
 
 def _description(ctx: RunContext) -> str:
-    """Data, training and result, a paragraph each, in the words of the stages."""
-    train = ctx.project.spec.train
-    named = {"materialize": "Data", "train": f"Training of {train.recipe or train.framework}", "evaluate": "Result"}
-    parts = [(title, ctx.outcomes[stage].facts) for stage, title in named.items() if stage in ctx.outcomes]
-    found = [f"{title}: " + ", ".join(f"{label} {value}" for label, value in facts) for title, facts in parts]
+    """Result, model and data, a paragraph each, and where Prefect shows the attempt."""
+    found = describe(ctx)
     page = flow_run_page(ctx.attempt.prefect_flow_run_id, ctx.state_dir) if ctx.attempt.prefect_flow_run_id else None
-    if found and page is not None:
-        found[-1] += f" · [attempt {ctx.attempt.number} in Prefect]({page})"
+    if page is not None:
+        found = [*found, f"[Attempt {ctx.attempt.number} in Prefect]({page})"]
     return "\n\n".join(found)
 
 

@@ -106,7 +106,11 @@ def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_comm
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
-    run_id = client.create_run(client.create_experiment("e", tmp_path.as_uri())).info.run_id
+    experiment = client.create_experiment("e", tmp_path.as_uri())
+    run_id = client.create_run(experiment).info.run_id
+    models = [
+        client.create_logged_model(experiment, "m", run_id, tags={"penstock.weights_digest": weights}) for weights in "ab"
+    ]
     writes = ("set_model_version_tag", "delete_model_version_tag", "set_registered_model_alias")
     done = 0
 
@@ -138,8 +142,8 @@ def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_comm
     for last in range(1, 20):
         name = f"m{last}"
         client.create_registered_model(name)
-        for weights in ("a", "b"):
-            client.create_model_version(name, "file:///nowhere", run_id, tags={"penstock.weights_digest": weights})
+        for model in models:
+            client.create_model_version(name, model.artifact_location, run_id)
         for version in ("1", "2"):
             MLFLOW.give_alias(uri, name, "live", version)
         for _ in range(2):  # so that version 1 has lost the alias once, and the tag of that is to be taken away

@@ -25,7 +25,8 @@ _DIGEST_LETTERS = 12
 
 _METRIC_COLUMNS = 6
 
-_ATTRIBUTES = ("Models", "Dataset", "Source")
+_ATTRIBUTES = ("Dataset",)
+"""Further ones would push the metrics out of a narrow window."""
 
 
 def short_digest(digest: str) -> str:
