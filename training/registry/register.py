@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import shutil
 import tempfile
@@ -88,6 +89,7 @@ def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registere
         give_alias(client, name, alias, number)
     uri = f"models:/{name}/{number}"
     model_id = str(model_behind(version))
+    patiently("describe the model", lambda: _describe_model(client, trained, version, model_id))
     patiently("link the metrics", lambda: _link_metrics(client, trained, tracker.run_id, model_id))
     return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
 
@@ -139,6 +141,15 @@ def _description(trained: TrainedVersion, model: LoggedModel, run_id: str) -> st
     page = f"#/experiments/{model.experiment_id}/runs/{run_id}{TRAINING_VIEW}"
     run = f"Trained by run [{trained.run_name}]({page}), whose datasets, figures and curves are there."
     return "\n\n".join([*trained.description, run])
+
+
+def _describe_model(client: MlflowClient, trained: TrainedVersion, version: ModelVersion, model_id: str) -> None:
+    """Show the version on the logged model's page, as MLflow's own way to register does."""
+    known = client.get_logged_model(model_id).tags
+    versions = [{"name": trained.name, "version": str(version.version)}]
+    wanted = {"mlflow.modelVersions": json.dumps(versions), "mlflow.note.content": "\n\n".join(trained.description)}
+    if missing := {name: value for name, value in wanted.items() if value and name not in known}:
+        client.set_logged_model_tags(model_id, missing)
 
 
 def _link_metrics(client: MlflowClient, trained: TrainedVersion, run_id: str, model_id: str) -> None:

@@ -8,9 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from mlflow.entities import Dataset, DatasetInput, InputTag
-from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
 from penstock.ingest.schema import FeedSchema
 
@@ -49,18 +47,16 @@ def dataset_input(
         short_digest(digest),
         "s3" if uri.startswith("s3://") else "local",
         json.dumps({"uri": uri}),
-        schema=_tensor_schema(FeedSchema.model_validate(schema)),
+        schema=_column_schema(FeedSchema.model_validate(schema)),
         profile=json.dumps(profile),
     )
     return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 
-def _tensor_schema(schema: FeedSchema) -> str:
-    """The columns as MLflow's JSON for tensor datasets; -1 stands for the number of rows."""
-    columns: list[ColSpec | TensorSpec] = [
-        TensorSpec(np.dtype(column.dtype), column.batch_shape, name=column.name) for column in schema.columns
-    ]
-    return json.dumps({"mlflow_tensorspec": {"features": Schema(columns).to_json(), "targets": None}})
+def _column_schema(schema: FeedSchema) -> str:
+    """The columns as MLflow's JSON for tables: of one for arrays its page shows nothing."""
+    columns = [{"name": column.name, "type": column.type_text, "required": True} for column in schema.columns]
+    return json.dumps({"mlflow_colspec": columns})
 
 
 def checkpoint_table(checkpoints: Iterable[Mapping[str, Any]]) -> str:

@@ -203,7 +203,9 @@ def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
     assert client.get_logged_model(registered.model_id).tags["penstock.data.digest"] == "d" * 32
     first, *_, last = version.description.split("\n\n")
     assert first == "test/accuracy 0.5000" and f"/runs/{registered.run_id}?workflowType" in last
-    (measured,) = client.get_logged_model(registered.model_id).metrics
+    model = client.get_logged_model(registered.model_id)
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": registered.name, "version": "1"}]
+    (measured,) = model.metrics
     assert (measured.key, measured.value, measured.step) == ("test/accuracy", 0.5, 7)
     assert (measured.dataset_name, measured.dataset_digest) == ("demo test", "t" * 12)
     assert len(client.get_metric_history(registered.run_id, "test/accuracy")) == 1
