@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError
+from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.ingest.formats.format import Format
@@ -33,6 +34,7 @@ class ParquetReader(Reader):
     """Parquet files, one row group after the other."""
 
     inspects_rows = False
+    marks_unreadable = True
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the footer."""
@@ -71,6 +73,7 @@ class ParquetReader(Reader):
     def _rows(self, file: SourceFile, schema: pa.Schema, batch_rows: int, begin: int) -> Iterator[pa.Table]:
         """The rows of the row groups that begin at row `begin` and after it."""
         end = 0
+        names = [name for name in schema.names if name != UNREADABLE]
         with _open_parquet(file) as parquet:
             for group in range(parquet.num_row_groups):
                 start, rows = end, parquet.metadata.row_group(group).num_rows
@@ -79,7 +82,7 @@ class ParquetReader(Reader):
                     continue
                 first_row = start
                 try:
-                    for batch in parquet.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
+                    for batch in parquet.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
                         yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
                         first_row += batch.num_rows
                 except (OSError, pa.ArrowException) as error:
