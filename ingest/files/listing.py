@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from fsspec.spec import AbstractFileSystem
 
 from penstock.config import Section
-from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
+from penstock.errors import DataError, PenstockError, ServiceError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
 from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
@@ -178,7 +178,7 @@ def list_location(
             )
             for full, info in wanted.items()
         ]
-    except (Interrupted, DataError):
+    except PenstockError:
         raise
     except Exception as error:  # every store has errors of its own
         raise _listing_problem(called, uri, error) from error
