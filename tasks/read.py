@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.strata import with_strata
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 
@@ -13,7 +14,7 @@ __all__ = ["STAGE"]
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     snapshot = read_source(ctx.project.source, ctx.project.files, ctx.reporter.progress("read"))
-    return snapshot.model_dump(mode="json"), "ran"
+    return with_strata(ctx.project.source, snapshot).model_dump(mode="json"), "ran"
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
