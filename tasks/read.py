@@ -7,6 +7,7 @@ from typing import Any
 from penstock.ingest.ray_tasks import ray_map
 from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.strata import with_strata
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 
@@ -19,7 +20,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if parallel is not None:
         ctx.need_ray()
     snapshot = read_source(data, files, ctx.reporter.progress("read"), parallel=parallel)
-    return snapshot.model_dump(mode="json"), "ran"
+    return with_strata(data, snapshot).model_dump(mode="json"), "ran"
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:

@@ -56,7 +56,7 @@ _Found = tuple[_Look, list[FileFacts | PenstockError | PartFacts | None]]
 
 def is_much(data: DataSpec, files: Sequence[SourceFile]) -> bool:
     """Whether looking through the files is worth a cluster."""
-    of_files = not format_of(data).from_code and reader_of(data).inspects_rows
+    of_files = not format_of(data).is_kept and reader_of(data).inspects_rows
     return of_files and sum(file.size_bytes for file in files) >= MUCH_BYTES
 
 
