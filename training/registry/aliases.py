@@ -13,8 +13,8 @@ from mlflow.tracking import MlflowClient
 
 from penstock.errors import SpecError
 from penstock.training.registry.registry import PREVIOUS, WEIGHTS_TAG
-from penstock.training.registry.versions import tags_behind
 from penstock.training.tracking.mlflow_backend import patiently
+from penstock.training.tracking.mlflow_versions import tags_behind
 
 __all__ = ["aliases_of", "give_alias", "roll_back", "rolled_back"]
 

@@ -94,8 +94,8 @@ def _fetched(model: str, uri: str) -> FetchedModel:
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
-    from penstock.training.registry.versions import model_behind
     from penstock.training.tracking.mlflow_backend import open_client
+    from penstock.training.tracking.mlflow_versions import model_behind
     from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder
 
     if (database := database_of(uri)) is not None:

@@ -33,11 +33,11 @@ from penstock.training.registry.needed_code import archive_needed_code
 from penstock.training.registry.raw_rows import RawForm
 from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.registry.signature import model_signature, prepared_signature
-from penstock.training.registry.versions import KEY_TAG, find_version, model_behind
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_limits import fit_key
 from penstock.training.tracking.mlflow_pages import short_digest
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
+from penstock.training.tracking.mlflow_versions import KEY_TAG, find_version, model_behind
 from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW
 
 __all__ = ["register_model"]

@@ -42,8 +42,6 @@ __all__ = [
     "load_sqlite",
     "open_client",
     "patiently",
-    "version_exists",
-    "version_of_alias",
 ]
 
 
@@ -250,22 +248,6 @@ class MlflowTransport:
         view = list_view(self._client.get_run(self._run_id).data.metrics)
         if view is not None and self._client.get_experiment(self._experiment_id).tags.get(VIEW_TAG) != view:
             self._client.set_experiment_tag(self._experiment_id, VIEW_TAG, view)
-
-
-def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> bool:
-    """Whether the registry has that version, of that run. One that does not answer counts as having it."""
-    try:
-        return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
-    except MlflowException as error:
-        return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
-
-
-def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
-    """The version that an alias of a model points to; None where there is none, or the registry does not answer."""
-    try:
-        return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
-    except MlflowException:
-        return None
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:

@@ -30,8 +30,9 @@ from penstock.training.registry import register
 from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.register import register_model
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.tracking.mlflow_backend import connect, version_exists
+from penstock.training.tracking.mlflow_backend import connect
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
+from penstock.training.tracking.mlflow_versions import version_exists
 from penstock.usercode.capture import capture
 
 RECIPE = """

@@ -1,4 +1,4 @@
-"""Which logged model is behind a version in MLflow's registry, and what does it say?
+"""What does MLflow's registry know of a version, and which logged model is behind it?
 
 Digests and keys are tags of the logged model and of the run: a version's own tags are what a person reads first.
 """
@@ -12,7 +12,9 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-__all__ = ["KEY_TAG", "find_version", "model_behind", "tags_behind"]
+from penstock.training.tracking.mlflow_backend import open_client
+
+__all__ = ["KEY_TAG", "find_version", "model_behind", "tags_behind", "version_exists", "version_of_alias"]
 
 
 KEY_TAG = "penstock.register_key"
@@ -49,3 +51,19 @@ def find_version(client: MlflowClient, name: str, key: str, run_id: str) -> Mode
     """The version that a run registered under `key`, if there is one."""
     found = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
     return next((version for version in found if tags_behind(client, version).get(KEY_TAG) == key), None)
+
+
+def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> bool:
+    """Whether the registry has that version, of that run. One that does not answer counts as having it."""
+    try:
+        return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
+    except MlflowException as error:
+        return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
+
+
+def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
+    """The version that an alias of a model points to; None where there is none, or the registry does not answer."""
+    try:
+        return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
+    except MlflowException:
+        return None
