@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.ingest.formats.registry import format_named
+from penstock.ingest.ray_tasks import ray_map
+from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.strata import with_strata
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 
@@ -13,8 +16,12 @@ __all__ = ["STAGE"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    snapshot = read_source(ctx.project.source, ctx.project.files, ctx.reporter.progress("read"))
-    return snapshot.model_dump(mode="json"), "ran"
+    data, files = ctx.project.source, ctx.project.files
+    parallel = ray_map if is_much(data, files) else None
+    if parallel is not None:
+        ctx.need_ray()
+    snapshot = read_source(data, files, ctx.reporter.progress("read"), parallel=parallel)
+    return with_strata(data, snapshot).model_dump(mode="json"), "ran"
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:

@@ -31,7 +31,7 @@ from penstock.messages import counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
+__all__ = ["Cut", "Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
 
 
 _OTHERS_FOLDERS = (
@@ -91,6 +91,17 @@ _DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
 """penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
 
 
+class Cut(NamedTuple):
+    """Where a large file can be read from."""
+
+    row: int
+    """The first row from here on, from 0."""
+    at: int
+    """The byte that it begins at; of an Arrow file, the record batch."""
+    line: int
+    """Its line, from 1, in a file that has lines."""
+
+
 class SourceFile(Section):
     """One file of the source."""
 
@@ -98,6 +109,8 @@ class SourceFile(Section):
     """Absolute path or URL, as a user may paste it."""
     name: str
     """Path relative to the location's root, with `/`."""
+    strata: dict[str, tuple[float, ...]] | None = None
+    """Where rules have `stratify`: for each class of the file, where its splits or folds end (penstock.ingest.read.strata)."""
     location: Split
     """Which of `data.train`, `data.validation`, `data.test` the file was found under."""
     size_bytes: int
@@ -105,6 +118,8 @@ class SourceFile(Section):
     """Changes with the content: its digest, the etag on object stores, the modification time in ns where that is too much."""
     rows: int | None = None
     """None until the file was read."""
+    cuts: tuple[Cut, ...] = ()
+    """Where it can be read from besides its beginning, which is the first of them; empty of most files."""
     lacks: tuple[str, ...] = ()
     """Columns of the source that this file does not have, and that are null in its rows (`data.missing_columns`)."""
 
