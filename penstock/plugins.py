@@ -45,6 +45,18 @@ class Plugins(Generic[T_co]):
         """All names: penstock's own in their order, then the added ones, sorted."""
         return *self._own, *sorted(self._added)
 
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """All names but those of packages that cannot be imported, which only stop a file that uses them. Imports the others."""
+        return tuple(name for name in self.names if name in self._own or self._problem(name) is None)
+
+    def _problem(self, name: str) -> PreflightError | None:
+        try:
+            self._load(name)
+        except PreflightError as error:
+            return error
+        return None
+
     def get(self, name: str) -> T_co:
         """The thing of that name, imported on the first call.
 
