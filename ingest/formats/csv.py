@@ -7,6 +7,7 @@ word into text, `007` into 7 and Latin-1 text into bytes, and swallows the lines
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 from collections.abc import Collection, Iterator
@@ -17,6 +18,7 @@ import pyarrow.csv as arrow_csv
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
+from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.opening import read_problem
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
@@ -48,6 +50,8 @@ class CsvFormat(Format):
 
 class CsvReader(Reader):
     """CSV as its options say: by default with a header line and commas, `.tsv` and `.tab` files with tabs."""
+
+    marks_unreadable = True
 
     def __init__(self, data: DataSpec, options: CsvOptions) -> None:
         self._form = Dialect(options)
@@ -85,12 +89,15 @@ class CsvReader(Reader):
         """Yield the rows, about 4 MiB of text at a time."""
         header = self._header(file)
         rows = 0
-        for batch in self._text_batches(file, self._form.open(file), header, schema.names):
+        fields = [field for field in schema if field.name != UNREADABLE]
+        for batch in self._text_batches(file, self._form.open(file), header, [field.name for field in fields]):
             columns = []
-            for field in schema:
+            marks = Unreadable(batch.num_rows) if UNREADABLE in schema.names else None
+            for field in fields:
                 text = batch.column(field.name)
                 try:
-                    columns.append(self._typed(text, field.type))
+                    cast = functools.partial(self._typed, kind=field.type)
+                    columns.append(cast(text) if marks is None else marks.cast(field.name, text, field.type, cast))
                 except pa.ArrowException as error:
                     bad = first_bad_row(self._values(text), field.type)
                     raise DataError(
@@ -98,7 +105,7 @@ class CsvReader(Reader):
                         f"which does not read as {field.type}",
                         next_step=f"repair the line, or set data.types: {{{field.name}: string}}",
                     ) from error
-            yield pa.table(columns, schema=schema)
+            yield pa.table(columns if marks is None else [*columns, marks.array()], schema=schema)
             rows += batch.num_rows
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:

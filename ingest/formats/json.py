@@ -5,6 +5,7 @@ Blocks of whole lines go through pyarrow's parser; only a block it refuses is go
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Collection, Iterator
@@ -16,6 +17,7 @@ import pyarrow.json as arrow_json
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, promote
 from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
 from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
@@ -48,8 +50,10 @@ class JsonReader(Reader):
     """One JSON object a row. A missing key is null; text stays text, also where it looks like a time."""
 
     missing_is_null = True
+    marks_unreadable = True
 
     def __init__(self, data: DataSpec) -> None:
+        self._marks = data.invalid == "quarantine"
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = data.read_columns
 
@@ -123,6 +127,8 @@ class JsonReader(Reader):
     def _parse(self, file: SourceFile, block: Block, schema: pa.Schema | None) -> pa.Table:
         """Read a block as `schema`, or with the types it shows where `schema` is None."""
         given = schema if schema is not None else pa.schema(list(self._types.items()))
+        marked = UNREADABLE in given.names
+        given = given.remove(given.get_field_index(UNREADABLE)) if marked else given
         try:
             table = _parse_block(block.text, given, infer=schema is None)
             # Pyarrow takes `{} {}` on a line, and one object over several lines, which would make row and line differ.
@@ -130,6 +136,8 @@ class JsonReader(Reader):
                 raise pa.ArrowInvalid(f"{table.num_rows} objects on {block.rows} lines")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             table = self._parse_slowly(file, block, given, infer=schema is None)
+        if marked and UNREADABLE not in table.column_names:
+            table = table.append_column(UNREADABLE_FIELD, pa.nulls(table.num_rows, UNREADABLE_FIELD.type))
         self._refuse_rounded(file, block, table.schema)
         return table if schema is None else table.select(schema.names)
 
@@ -166,8 +174,11 @@ class JsonReader(Reader):
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _clash(file, objects, others, error) from error
         columns = dict(zip(table.column_names, table.columns, strict=True))
+        marks = Unreadable(len(objects)) if self._marks else None
         for name, values in typed.items():
-            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name])
+            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name], marks)
+        if marks is not None and not infer:
+            columns[UNREADABLE] = marks.array()
         return pa.table(columns)
 
 
@@ -219,15 +230,18 @@ def _is_double(value: int) -> bool:
         return False
 
 
-def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:
+def _column(
+    file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType, marks: Unreadable | None
+) -> pa.Array:
     """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or any(isinstance(value, str) for value in values):
         texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
         array = pa.array(texts, pa.string())
     else:
         array = pa.array(values)
+    cast = functools.partial(cast_array, kind=kind)
     try:
-        return cast_array(array, kind)
+        return cast(array) if marks is None else marks.cast(name, array, kind, cast)
     except pa.ArrowException as error:
         bad = first_bad_row(array, kind)
         raise DataError(
