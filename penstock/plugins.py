@@ -47,15 +47,15 @@ class Plugins(Generic[T_co]):
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """All names but those of packages that cannot be imported, which only stop a file that uses them. Imports the others."""
-        return tuple(name for name in self.names if name in self._own or self._problem(name) is None)
+        """All names but those of packages that cannot be imported: these stop only who uses them. Imports the others."""
+        return tuple(name for name in self.names if name in self._own or self._is_usable(name))
 
-    def _problem(self, name: str) -> PreflightError | None:
+    def _is_usable(self, name: str) -> bool:
         try:
             self._load(name)
-        except PreflightError as error:
-            return error
-        return None
+        except PreflightError:
+            return False
+        return True
 
     def get(self, name: str) -> T_co:
         """The thing of that name, imported on the first call.
