@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from penstock.config import Section
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret
+from penstock.store_settings import StoreSpec, use_stores
 from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, PipelineSpec, cross_check
 from penstock.tasks.tune.spec import TuneSpec
@@ -105,6 +106,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
             else f"edit {path.name}, then: penstock check {file}",
         )
     spec = spec.model_copy(update={"storage": _absolute(spec.storage, path.parent)})
+    use_stores(spec.stores)  # from here on every location of the file is reached as it says
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)
 
@@ -122,6 +124,7 @@ def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path
     name, storage = data.get("name"), data.get("storage", PipelineSpec.model_fields["storage"].default)
     if not isinstance(name, str) or not isinstance(storage, str):
         raise SpecError(f"{path.name} says no name of a pipeline", next_step=f"penstock check {file}")
+    use_stores(TypeAdapter(dict[str, StoreSpec]).validate_python(data.get("stores", {})))
     return _absolute(storage, path.parent), path.parent / ".penstock", name
 
 
