@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import PIL
@@ -34,7 +34,7 @@ from penstock.ingest.preprocess.chain import Preparation, decodes_images
 from penstock.ingest.preprocess.problems import RowProblem, SetAside, joined
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.schema import SPLITS, ColumnInfo, Split
-from penstock.ingest.spec import SplitRule
+from penstock.ingest.spec import split_rules
 from penstock.storage import Storage
 
 __all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "hashes_path", "unit_key"]
@@ -123,7 +123,13 @@ def unit_key(job: UnitJob) -> str:
     """
     of = job.preparation
     data = of.data
-    rules = {name: value.model_dump() for name in ("validation", "test") if isinstance(value := getattr(data, name), SplitRule)}
+    rules: dict[str, Any] = {
+        name: rule.model_dump(mode="json", exclude={"after", "before", "stratify"})
+        | rule.model_dump(mode="json", exclude_none=True)
+        for name, rule in split_rules(data).items()
+    }
+    if data.folds is not None:
+        rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
     return digest_of(
         {

@@ -146,9 +146,13 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "invalid",
         "duplicates",
         "missing_columns",
+        "fold",
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
     }
-    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
+    # Options that came later are no input where they are not used, so that keys stay what they were.
+    unused = {"folds", *(f"{split}.{name}" for split in SPLITS for name in ("stratify", "after", "before"))}
+    leaves = {k: v for k, v in _leaves(data) if v is not None or k not in unused}
+    read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
     return {
         "read": {
             **read,
@@ -159,6 +163,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         },
         "preprocess": {
             "data.label": data.label,
+            **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
             # Steps do not learn from rows that are certain to be left out.
             **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),

@@ -17,6 +17,7 @@ from penstock.errors import DataError, PreflightError
 from penstock.flows.spec_file import schema_json
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats import registry, section
+from penstock.ingest.formats.reader import FileFacts
 from penstock.plugins import Plugins
 from tests import ROOT
 from tests.drills.project import Command
@@ -160,7 +161,7 @@ def test_the_reader_of_the_page_names_a_broken_line(tmp_path: Path, site: Path, 
     with pytest.raises(DataError, match=r"a\.fw, line 2: a: could not convert string to float: ' x'"):
         reader.inspect(file)
     path.write_text(" 1 2\n 3 4\n")
-    assert reader.inspect(file) == ({"a": pa.float64(), "b": pa.float64()}, 2, {})
+    assert reader.inspect(file) == FileFacts({"a": pa.float64(), "b": pa.float64()}, 2)
     (table,) = reader.tables(file, pa.schema({"b": pa.int64()}), 10)
     assert table.to_pydict() == {"b": [2, 4]}
 
