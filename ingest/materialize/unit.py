@@ -115,6 +115,12 @@ class UnitJob:
         """The unit's files."""
         return self.preparation.snapshot.files
 
+    @property
+    def rows(self) -> int:
+        """Of the source."""
+        first_row, end = self.preparation.piece or (0, sum(file.rows or 0 for file in self.files))
+        return end - first_row
+
 
 def unit_key(job: UnitJob) -> str:
     """Digest of all that the unit's shards depend on. Equal units of different datasets are shared.
@@ -146,6 +152,7 @@ def unit_key(job: UnitJob) -> str:
             "pillow": PIL.__version__ if decodes_images(data, of.snapshot.arrow_schema(), of.steps) else "",
             "shard_bytes": job.shard_bytes,
             **({"hashed": True} if data.may_share_rows else {}),
+            **({"piece": of.piece} if of.piece else {}),
         }
     )
 
@@ -272,7 +279,7 @@ class _UnitMaker:
             files=tuple(file.name for file in self._job.files),
             shards=tuple(shard for split in SPLITS for shard in self._shards[split]),
             columns=columns_of(self._schema[0]) if self._schema else (),
-            rows_read=sum(file.rows or 0 for file in self._job.files),
+            rows_read=self._job.rows,
             dropped=dict(dropped),
             quarantined=self.num_set_aside,
             problems=tuple(joined(self.problems)) if self._set_aside else (),
