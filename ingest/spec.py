@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, FiniteFloat, PositiveInt, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from penstock.config import Section
 from penstock.errors import SpecError
@@ -16,6 +27,7 @@ __all__ = [
     "ImagesOptions",
     "LengthSpec",
     "MaterializeSpec",
+    "QuarantineSpec",
     "SampleSpec",
     "ShuffleSpec",
     "SplitRule",
@@ -30,11 +42,18 @@ PATH = "path"
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
-class SplitRule(Section):
-    """Take a part of the train files as a held-out split, by a hash that no other row influences."""
+Moment = dt.datetime | FiniteFloat
+"""A point on a column of times or of numbers."""
 
-    fraction: Fraction
-    """Share of the rows, 0 to 1."""
+
+class SplitRule(Section):
+    """Take a part of the train files as a held-out split, by a hash or by time. No added file moves a row of another.
+
+    No row influences where another one goes; with `stratify` only rows of the same file and class do.
+    """
+
+    fraction: Fraction | None = None
+    """Share of the rows, 0 to 1. Beside a test split by time, of the rows that are not in it."""
     by: str | Annotated[list[str], Field(min_length=1)] = "row"
     """What is hashed. `row`: the whole row as far as it is read, so exact duplicates stay together; other `data.columns` deal
     the rows anew. A column's name, or several in a list: rows that are equal there stay together, as those of a customer or a
@@ -43,6 +62,17 @@ class SplitRule(Section):
     pattern: str | None = None
     """A regular expression for what to hash of the one column, or of `path`: its first group, or all that it matches. With `by:
     path` and `pattern: "patient-[0-9]+"`, all files of a patient stay together. A row where it is not found is an error."""
+
+    stratify: str | None = None
+    """A column of classes, usually the label. Of each file and each class in it, the share is then exact: of n rows, `fraction`
+    times n are held out, rounded down or up, those whose hash is lowest; and equal rows of a file stay together. Where a file
+    is one row (images) it is a draw by the hash, as without. The read stage reads the train files once more for it. Equal rows
+    of two files may come to lie in two splits (`data.duplicates`)."""
+    after: Moment | None = None
+    """Instead of a fraction: rows whose value of the column `by` is this or later. A time such as `2026-01-01` or
+    `2026-01-01T12:00:00+01:00` (UTC where no zone is said), or a number for a column of numbers."""
+    before: Moment | None = None
+    """Instead of a fraction: rows whose value of the column `by` is earlier than this; with `after`, those in between."""
 
     @field_validator("pattern")
     @classmethod
@@ -58,6 +88,29 @@ class SplitRule(Section):
         if self.pattern is not None and (len(self.columns) != 1):
             raise ValueError("pattern goes with one column, or with by: path")
         return self
+
+    @model_validator(mode="after")
+    def _holds_out_in_one_way(self) -> SplitRule:
+        if self.is_by_time:
+            if self.fraction is not None or self.pattern is not None or self.stratify is not None:
+                raise ValueError("after and before go with `by` alone")
+            if not isinstance(self.by, str) or self.by == "row":
+                raise ValueError("after and before need a column of times or numbers: by: COLUMN")
+            if self.after is not None and self.before is not None and type(self.after) is not type(self.before):
+                raise ValueError("after and before are of two kinds")
+        if self.stratify is not None and self.by != "row":
+            raise ValueError("stratify goes with by: row: a group may hold several classes")
+        return self
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether rows are held out by where they lie on a column, not by a share."""
+        return self.after is not None or self.before is not None
+
+    @property
+    def looks_at(self) -> list[str]:
+        """All columns it needs, besides those of whole rows."""
+        return [*self.columns, *([] if self.stratify is None else [self.stratify])]
 
     @property
     def columns(self) -> list[str]:
@@ -94,13 +147,29 @@ class ImagesOptions(Section):
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """Resize to (height, width) pixels when decoding; without it all images must have one size."""
+    """(height, width) in pixels that images come to when they are decoded; without it all must have one size."""
+    fit: Literal["resize", "crop", "pad"] = "resize"
+    """How they come to `size`. `resize` gives up their proportions. `crop` and `pad` keep them: the image is scaled until it
+    fills the size, and what is too much on two sides is cut off; or until it fits in, and what lacks is padded with zeros."""
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
     range: ValueRange | None = None
     """Which values of an image of more than 8 bits (grey of 16 or 32, or floats) become 0 and 255: `[0, 65535]`, or a window
     such as `[-1000, 400]`. What lies between is scaled and rounded, what lies beyond becomes 0 or 255, and a NaN makes an image
     a broken one (`data.invalid`). Images of 8 bits stay as they are."""
+
+
+class QuarantineSpec(Section):
+    """How many rows `invalid: quarantine` may set aside. Above either limit the run stops, and names the first rows."""
+
+    max_rows: NonNegativeInt | None = None
+    """At most so many rows."""
+    max_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """At most this share of all rows that are read, 0 to 1."""
+
+    def limit(self, rows: int) -> int:
+        """The most rows that may be set aside of `rows`."""
+        return min(int(self.max_fraction * rows), rows if self.max_rows is None else self.max_rows)
 
 
 class DataSpec(Section):
@@ -116,6 +185,12 @@ class DataSpec(Section):
     that is left out is counted in a warning."""
     validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Cross-validation: the rows of `train` that are not test rows are dealt into so many folds, and one of them is validation.
+    `penstock run FILE --folds` trains once for each. `validation` then says only how they are dealt: `by`, `pattern` or
+    `stratify`."""
+    fold: NonNegativeInt = 0
+    """Which fold is validation, from 0."""
     test: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     label: str | None = None
@@ -127,28 +202,63 @@ class DataSpec(Section):
     missing_columns: Literal["error", "null"] = "error"
     """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, which
     `imputer` or `null_mask` may fill. In JSON a missing key is always null."""
-    invalid: Literal["error", "drop"] = "error"
+    invalid: Literal["error", "drop", "quarantine"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
-    decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label below 0, or larger than those of
-    the train split, stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
+    decoded. `error` stops the run; `drop` leaves the row out and counts it. `quarantine` leaves it out too, also where a value
+    does not read as its column's type in `types` or in a `cast`, or an integer label is no class index: each such row is in a
+    Parquet table in the storage, with file, row, column and reason, and there may be as many as `data.quarantine` says. Under
+    `error` and `drop` an integer label below 0 stops the run, and in all cases one that is larger than those of the train
+    split. Transforms do not learn from rows that cannot be read, or that lack a label or a value that no step fills; from a
+    row that is found bad later (a broken image, a result of `map_batches`) they have learnt its other values."""
+    quarantine: QuarantineSpec = QuarantineSpec()
+    """The budget of `invalid: quarantine`."""
     duplicates: Literal["warn", "refuse"] = "warn"
     """What happens where a row of validation or test is in another split too, by its content as far as it is read (of images:
     the picture). `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _deals_folds_by_rows(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("folds") is not None and given.get("validation") is None:
+            return {**given, "validation": {}}
+        return given
+
+    @model_validator(mode="after")
+    def _says_how_much_is_held_out(self) -> DataSpec:
+        dealt = self.validation if self.folds is not None else None
+        if self.folds is not None and (not isinstance(dealt, SplitRule) or dealt.fraction is not None or dealt.is_by_time):
+            raise ValueError(
+                "with folds, validation says only how they are dealt: leave it out, or give by, pattern or stratify"
+            )
+        for split, rule in split_rules(self).items():
+            if rule is not dealt and rule.fraction is None and not rule.is_by_time:
+                raise ValueError(f"{split} needs a fraction, or after or before")
+        if self.fold >= (self.folds or 1):
+            raise ValueError(f"fold {self.fold} of {self.folds or 'no'} folds; they are counted from 0")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_quarantine_for_its_budget(self) -> DataSpec:
+        if self.quarantine != QuarantineSpec() and self.invalid != "quarantine":
+            raise ValueError("quarantine is the budget of invalid: quarantine")
+        return self
+
     @property
     def may_share_rows(self) -> bool:
         """Whether equal rows can come to lie in two splits: rules that go by whole rows keep them together."""
         held_out = (self.validation, self.test)
-        return any(isinstance(rule, str) or (rule is not None and rule.by != "row") for rule in held_out)
+        return any(
+            isinstance(rule, str) or (rule is not None and (rule.by != "row" or rule.stratify is not None)) for rule in held_out
+        )
 
     @property
     def read_columns(self) -> list[str] | None:
         """`columns`, and those that rules go by besides; None if all are read."""
         if self.columns is None:
             return None
-        by = (name for rule in split_rules(self).values() for name in rule.columns)
+        by = (name for rule in split_rules(self).values() for name in rule.looks_at)
         return list(dict.fromkeys([*self.columns, *by]))
 
 
@@ -245,14 +355,23 @@ def check_split_rules(data: DataSpec) -> None:
     """Refuse rules that leave nothing to train on.
 
     Raises:
-        SpecError: the fractions add up to 1 or more.
+        SpecError: the fractions add up to 1 or more, or strata are dealt in two ways.
     """
-    fractions = {split: rule.fraction for split, rule in split_rules(data).items()}
+    rules = split_rules(data)
+    if len(rules) == 2 and any(rule.stratify for rule in rules.values()):
+        test, validation = rules["test"], rules["validation"]
+        if not test.is_by_time and (test.by, test.stratify) != (validation.by, validation.stratify):
+            raise SpecError(
+                "data.validation and data.test must go by the same `by` and `stratify`, where one of them has stratify",
+                next_step="give both the same, or take test rows by time or from files of their own",
+            )
+    fractions = {split: rule.fraction for split, rule in rules.items() if rule.fraction is not None}
     if sum(fractions.values()) >= 1.0:
         said = " and ".join(f"data.{split}.fraction: {fraction}" for split, fraction in fractions.items())
         raise SpecError(f"{said} add up to 1 or more: no rows are left to train on", next_step="lower them")
 
 
 def split_rules(data: DataSpec) -> dict[str, SplitRule]:
+    """The rules that take rows from the train files, by split."""
     found = {"test": data.test, "validation": data.validation}
     return {split: rule for split, rule in found.items() if isinstance(rule, SplitRule)}

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.digest import digest_of
-from penstock.errors import DataError
+from penstock.errors import DataError, ServiceError
 from penstock.ingest.preprocess.chain import Chain, split_rows
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
@@ -21,7 +21,7 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
 from penstock.training.frameworks.framework import TrimsCode
 from penstock.training.registry.raw_rows import raw_form
-from penstock.training.registry.registry import TrainedVersion
+from penstock.training.registry.registry import KeepsAliases, TrainedVersion
 from penstock.usercode.capture import UserCode
 
 __all__ = ["STAGE"]
@@ -112,10 +112,24 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     return f"run {newest} has given alias {output['alias']!r} to its own version since"
 
 
+def _as_of_now(ctx: RunContext, output: dict[str, Any]) -> dict[str, Any]:
+    """With the alias as the registry has it: a rollback or a person may have moved it."""
+    alias, registry = ctx.project.spec.register_.alias, ctx.project.registry
+    if alias is None or not isinstance(registry, KeepsAliases):
+        return output
+    try:
+        holder = registry.aliases(registry.default_uri(ctx.state_dir), output["name"]).get(alias)
+    except ServiceError:
+        return {**output, "alias": f"{alias}, unless it was moved since: the registry does not answer"}
+    if holder == output["version"]:
+        return {**output, "alias": alias}
+    return {**output, "alias": f"none: {alias} is at {f'version {holder}' if holder is not None else 'no version'}"}
+
+
 def _facts(output: dict[str, Any]) -> Facts:
     facts = (("model", output["uri"]), ("alias", str(output.get("alias"))), ("registry", output["tracking_uri"]))
     promotion = output.get("promotion")
     return facts if promotion is None else (*facts, ("promotion", promotion["reason"]))
 
 
-STAGE = Stage("register", _run, _verify, _facts, of_run=True)
+STAGE = Stage("register", _run, _verify, _facts, of_run=True, as_of_now=_as_of_now)

@@ -27,7 +27,7 @@ from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_sou
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.sampling import check_column
-from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
+from penstock.ingest.spec import DataSpec, MaterializeSpec, QuarantineSpec, ShuffleSpec
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
@@ -50,7 +50,7 @@ def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None, *, o
     """Send one batch of real rows through the transforms and the framework, which does with it what training will do.
 
     Args:
-        snapshot: the source if it was read already; without it only the first train file is read.
+        snapshot: the source if it was read already; without it only the first train file is read, the beginning of a large one.
         on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
 
     Returns:
@@ -72,7 +72,7 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         # Spark and Dask write parts without rows; one of half the mean size or more has some.
         half = sum(file.size_bytes for file in files) / len(files) / 2
         files = _spread(files, SAMPLE_ROWS) if a_row_each else [next(file for file in files if file.size_bytes >= half)]
-        snapshot = read_source(project.source, files, silent)
+        snapshot = read_source(project.source, files, silent, only_heads=True)
     filled = [file for file in snapshot.files if file.location == "train" and file.rows]
     files = _spread(filled, SAMPLE_ROWS if a_row_each else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))
@@ -109,7 +109,8 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     # As Parquet the sample keeps the types it was read with, whatever the source's format, which still says what columns mean.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
     listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions).files, silent)
-    data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None})
+    any_number = QuarantineSpec(max_fraction=1.0)  # of a few rows one bad one is many
+    data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None, "quarantine": any_number})
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))
     manifest = materialize(

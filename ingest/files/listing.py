@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from fsspec.spec import AbstractFileSystem
 
 from penstock.config import Section
-from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
+from penstock.errors import DataError, PenstockError, ServiceError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
 from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
@@ -31,7 +31,7 @@ from penstock.messages import counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
+__all__ = ["Cut", "Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
 
 
 _OTHERS_FOLDERS = (
@@ -46,24 +46,60 @@ _OTHERS_FOLDERS = (
 )
 
 _TABLE_FORMATS = {
-    "Delta": ("_delta_log/*", "deltalake: DeltaTable(path).to_pyarrow_table()"),
-    "Iceberg": ("metadata/*.metadata.json", "pyiceberg: table.scan().to_arrow()"),
-    "Hudi": (".hoodie/*", "Spark: spark.read.format('hudi').load(path)"),
-    "Lance": ("_versions/*.manifest", "lance.dataset(path).to_table()"),
+    "Delta": ("_delta_log/*", "data.format: delta"),
+    "Iceberg": ("metadata/*.metadata.json", "data.format: iceberg, data.train: namespace.table"),
+    "Hudi": (
+        ".hoodie/*",
+        "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",
+    ),
+    "Lance": ("_versions/*.manifest", "data.format: lance"),
 }
 """Tables whose log says which of their files count: the names in the log, and what reads the rows."""
+
+_OTHER_FORMATS = {
+    ".xlsx .xls .xlsb .ods": "set data.format: excel",
+    ".parquet .pq .parq": "set data.format: parquet",
+    ".csv .tsv .tab": "set data.format: csv",
+    ".json .jsonl .ndjson": "set data.format: json",
+    ".arrow .arrows .feather .ipc": "set data.format: arrow (huggingface for what save_to_disk has written)",
+    ".jpg .jpeg .png .bmp .webp .tif .tiff .gif": "set data.format: images",
+    ".txt .text": "set data.format: text",
+    ".npy .npz": "set data.format: numpy",
+    ".tar": "set data.format: webdataset",
+    ".avro": "set data.format: avro",
+    ".orc": "set data.format: orc",
+    ".wav .flac .ogg": "set data.format: audio",
+    ".tfrecord .tfrecords": "set data.format: tfrecord",
+    ".db .sqlite .sqlite3": "set data.format: sql",
+    ".h5 .hdf5 .mat .pkl .pickle .pt .sav .dta .sas7bdat .rds": "read them in a function: data.format: python",
+    ".heic .avif .dcm .svg": "convert them to PNG, or read them in a function: data.format: python",
+    ".xz .zip .7z .rar": "unpack them; .gz, .bz2, .zst and .lz4 are read as they are",
+}
+"""Endings, and what to do with files that have them where another format is named."""
 
 _LOOKS = 16
 """Folders looked at for a table's log at the same time."""
 
 _MARKERS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
+    *("dataset_info.json", "dataset_dict.json", "state.json"),  # of Hugging Face's datasets
     *("thumbs.db", "desktop.ini", "*~", "*.tmp", "*.part", "*.swp"),
 )
 
 
 _DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
 """penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
+
+
+class Cut(NamedTuple):
+    """Where a large file can be read from."""
+
+    row: int
+    """The first row from here on, from 0."""
+    at: int
+    """The byte that it begins at; of an Arrow file, the record batch."""
+    line: int
+    """Its line, from 1, in a file that has lines."""
 
 
 class SourceFile(Section):
@@ -73,6 +109,8 @@ class SourceFile(Section):
     """Absolute path or URL, as a user may paste it."""
     name: str
     """Path relative to the location's root, with `/`."""
+    strata: dict[str, tuple[float, ...]] | None = None
+    """Where rules have `stratify`: for each class of the file, where its splits or folds end (penstock.ingest.read.strata)."""
     location: Split
     """Which of `data.train`, `data.validation`, `data.test` the file was found under."""
     size_bytes: int
@@ -80,6 +118,8 @@ class SourceFile(Section):
     """Changes with the content: its digest, the etag on object stores, the modification time in ns where that is too much."""
     rows: int | None = None
     """None until the file was read."""
+    cuts: tuple[Cut, ...] = ()
+    """Where it can be read from besides its beginning, which is the first of them; empty of most files."""
     lacks: tuple[str, ...] = ()
     """Columns of the source that this file does not have, and that are null in its rows (`data.missing_columns`)."""
 
@@ -178,7 +218,7 @@ def list_location(
             )
             for full, info in wanted.items()
         ]
-    except (Interrupted, DataError):
+    except PenstockError:
         raise
     except Exception as error:  # every store has errors of its own
         raise _listing_problem(called, uri, error) from error
@@ -187,11 +227,21 @@ def list_location(
         raise DataError(
             f"{called}: no {format} file in {uri}, which takes {' '.join(extensions)}",
             problems=capped(skipped, 5),
-            next_step=f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
+            next_step=_said_of_formats(found)
+            or f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
     left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
     return Listing(_by_content(files) if is_local(uri) else files, left_out)
+
+
+def _said_of_formats(found: Iterable[str]) -> str:
+    """Which format reads such files, if one does, or how they come into one; empty if nothing is known of them."""
+    extensions = {extension_of(full) for full in found} | {posixpath.splitext(full.lower())[1] for full in found}
+    for named, step in _OTHER_FORMATS.items():
+        if extensions & {*named.split()}:
+            return f"for {' '.join(sorted(extensions & {*named.split()}))} {step}"
+    return ""
 
 
 def _by_content(files: list[SourceFile]) -> list[SourceFile]:
@@ -224,7 +274,7 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
         raise DataError(
             f"{called}: {uri} is a {format} table, or a part of one ({log}): its log says which of its files count, "
             "and read by their names they would give deleted rows too",
-            next_step=f"export its rows as Parquet to a folder outside the table ({_TABLE_FORMATS[format][1]})",
+            next_step=_TABLE_FORMATS[format][1],
         )
 
 

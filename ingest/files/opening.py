@@ -5,6 +5,7 @@ Reading goes through pyarrow's filesystems: its S3 client is 2 to 10 times as fa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import posixpath
@@ -19,12 +20,16 @@ from pyarrow import fs as arrow_fs
 
 from penstock.errors import DataError, ServiceError
 from penstock.storage import filesystem_of
+from penstock.store_settings import settings_of
 from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
 
 __all__ = [
     "COMPRESSED",
     "bucket_is_missing",
+    "can_be_cut",
+    "line_starts",
     "open_input",
+    "open_span",
     "open_stream",
     "probe_endpoint",
     "read_blocks",
@@ -38,6 +43,11 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _PROBE_S = 2.0
 
 _STREAM_BYTES = 1 << 20
+
+_WINDOW_BYTES = 1 << 20
+"""A longer line is not begun within."""
+
+_AWS_ENDPOINTS = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
@@ -53,6 +63,27 @@ def open_stream(uri: str) -> pa.NativeFile:
     fs, path = _arrow_filesystem(uri)
     codec = COMPRESSED.get(posixpath.splitext(uri.lower())[1])
     return fs.open_input_stream(path, compression=codec, buffer_size=_STREAM_BYTES)
+
+
+def open_span(uri: str, begin: int, end: int) -> pa.NativeFile:
+    """Open the bytes from `begin` to `end` of a file that is not compressed, for reading from start to end."""
+    return open_input(uri).get_stream(begin, end - begin)
+
+
+def can_be_cut(uri: str) -> bool:
+    """Whether reading may begin within the file: not where it is compressed."""
+    return posixpath.splitext(uri.lower())[1] not in COMPRESSED
+
+
+def line_starts(uri: str, size_bytes: int, part_bytes: int) -> list[int]:
+    """Bytes at which lines begin, about `part_bytes` apart, from 0 on."""
+    starts = [0]
+    with open_input(uri) as source:
+        for near in range(part_bytes, size_bytes - part_bytes // 2, part_bytes):
+            source.seek(near)
+            found = source.read(_WINDOW_BYTES).find(b"\n") + 1
+            starts += [near + found] if found else []
+    return starts
 
 
 def read_bytes(uri: str) -> bytes:
@@ -87,17 +118,36 @@ def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
     if is_local(uri):
         return arrow_fs.LocalFileSystem(), uri.removeprefix("file://")
     if is_s3(uri):
-        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
-        return _s3_filesystem(endpoint_of(uri), region, credentials), uri.split("://", 1)[1]
+        path = uri.split("://", 1)[1]
+        settings, endpoint = settings_of(uri), endpoint_of(uri)
+        region = settings.region if settings is not None else None
+        if region is None and endpoint is None:
+            region = _region_of_bucket(path.split("/", 1)[0])
+        region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        if settings is None:
+            credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
+            return _s3_filesystem(endpoint, region, credentials), path
+        if endpoint is None and _AWS_ENDPOINTS & os.environ.keys():
+            endpoint = f"https://s3.{region or 'us-east-1'}.amazonaws.com"  # or the client would take theirs
+        return _s3_filesystem(endpoint, region, settings.credentials() or (), settings.anonymous, named=True), path
     fs, path = filesystem_of(uri)
     return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(fs)), path
 
 
 @functools.lru_cache(maxsize=8)
-def _s3_filesystem(endpoint: str | None, region: str | None, credentials: tuple[str | None, ...]) -> arrow_fs.S3FileSystem:
-    """One client for each set of settings, so that connections are reused; it finds the credentials by itself."""
+def _s3_filesystem(
+    endpoint: str | None, region: str | None, credentials: tuple[str | None, ...], anonymous: bool = False, named: bool = False
+) -> arrow_fs.S3FileSystem:
+    """One client for each set of settings, so that connections are reused.
+
+    Args:
+        credentials: those of the environment, which the client finds by itself, unless they are `named`.
+    """
     options: dict[str, Any] = {"region": region} if region else {}
+    if anonymous:
+        options["anonymous"] = True
+    elif named and credentials:
+        options |= dict(zip(("access_key", "secret_key", "session_token"), credentials, strict=True))
     if endpoint:
         address = urlsplit(endpoint)
         options |= {"endpoint_override": address.netloc + address.path.rstrip("/"), "scheme": address.scheme}
@@ -105,6 +155,14 @@ def _s3_filesystem(endpoint: str | None, region: str | None, credentials: tuple[
     # The default of 3 attempts gives up within 1.5 s, less than a gateway takes to restart.
     retries = arrow_fs.AwsStandardS3RetryStrategy(max_attempts=10)
     return arrow_fs.S3FileSystem(retry_strategy=retries, connect_timeout=5, request_timeout=30, **options)
+
+
+@functools.lru_cache(maxsize=64)
+def _region_of_bucket(bucket: str) -> str | None:
+    """Where Amazon keeps a bucket, which its client does not find out; None where Amazon is not reached, or has others."""
+    with contextlib.suppress(OSError):
+        return str(arrow_fs.resolve_s3_region(bucket))
+    return None
 
 
 def probe_endpoint(uri: str) -> None:
@@ -125,7 +183,7 @@ def probe_endpoint(uri: str) -> None:
     except OSError as error:
         raise ServiceError(
             f"the S3 endpoint {endpoint} does not answer ({error}); {uri} cannot be read",
-            next_step="start the store, or correct AWS_ENDPOINT_URL",
+            next_step=f"start the store, or correct {'`stores`' if settings_of(uri) is not None else 'AWS_ENDPOINT_URL'}",
         ) from error
 
 

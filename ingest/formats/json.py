@@ -5,10 +5,10 @@ Blocks of whole lines go through pyarrow's parser; only a block it refuses is go
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +17,13 @@ import pyarrow.json as arrow_json
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, promote
 from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, open_stream, read_blocks, read_problem
+from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
-from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
+from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -32,9 +34,6 @@ __all__ = ["JsonFormat", "JsonReader"]
 _BLOCK_BYTES = 4 << 20
 
 _HEAD_BYTES = 64 << 10
-
-_LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
-"""All integers that a double may round, and some others."""
 
 
 class JsonFormat(Format):
@@ -51,16 +50,47 @@ class JsonReader(Reader):
     """One JSON object a row. A missing key is null; text stays text, also where it looks like a time."""
 
     missing_is_null = True
+    marks_unreadable = True
 
     def __init__(self, data: DataSpec) -> None:
+        self._marks = data.invalid == "quarantine"
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = data.read_columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
-        rows = 0
+        facts, _ = self._seen(file, self._blocks(file))
+        return facts
+
+    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
+        """Lines, `part_bytes` apart, where each is an object."""
+        with open_stream(file.uri) as stream:
+            if not can_be_cut(file.uri) or spans_lines(_head(stream)):
+                return []
+        return line_starts(file.uri, file.size_bytes, part_bytes)
+
+    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
+        """As `inspect`."""
+        with open_span(file.uri, begin, end) as stream:
+            facts, lines = self._seen(file, _line_blocks(file, stream))
+        return PartFacts(facts.rows, lines, facts.columns)
+
+    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
+        """Join the types of all parts, unless they have none in common."""
         columns: dict[str, pa.DataType] = {}
-        for block in self._blocks(file):
+        for part in parts:
+            for name, found in part.found.items():
+                kind = promote(columns.get(name, pa.null()), found)
+                if kind is None:
+                    return None
+                columns[name] = kind
+        return FileFacts(columns, sum(part.rows for part in parts))
+
+    def _seen(self, file: SourceFile, blocks: Iterator[Block]) -> tuple[FileFacts, int]:
+        """What the blocks tell, and how many lines they have."""
+        rows = lines = 0
+        columns: dict[str, pa.DataType] = {}
+        for block in blocks:
             for field in self._parse(file, block, None).schema:
                 seen = columns.get(field.name, pa.null())
                 kind = promote(seen, _without_times(canonical_type(field.type)))
@@ -72,12 +102,20 @@ class JsonReader(Reader):
                     )
                 columns[field.name] = kind
             rows += block.rows
-        return FileFacts(columns, rows)
+            lines = block.lines[-1] - 1
+        return FileFacts(columns, rows), lines
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""
         for block in self._blocks(file):
             yield self._parse(file, block, schema)
+
+    def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
+        """Begin at the last cut before the row."""
+        cut = last_cut(file, first_row)
+        with open_span(file.uri, cut.at, file.size_bytes) as stream:
+            tables = (self._parse(file, block, schema) for block in _line_blocks(file, stream, b"", cut.line, cut.at))
+            yield from rows_between(tables, cut.row, first_row, end)
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
         """Say on which line the first value is that is of another kind."""
@@ -110,22 +148,15 @@ class JsonReader(Reader):
                 if spans_lines(head):
                     yield from object_lines(file.uri, head, stream, _BLOCK_BYTES)
                     return
-                line, offset = 1, 0
-                for block in read_blocks(stream, _BLOCK_BYTES, head):
-                    _, problem = decode_block(block, line, offset)
-                    if problem:
-                        raise DataError(f"{file.uri}: {problem}")
-                    num_rows = sum(1 for text in block.split(b"\n") if text.strip())
-                    if num_rows:
-                        yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + block.count(b"\n") + 1), num_rows)
-                    line += block.count(b"\n")
-                    offset += len(block)
+                yield from _line_blocks(file, stream, head)
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
 
     def _parse(self, file: SourceFile, block: Block, schema: pa.Schema | None) -> pa.Table:
         """Read a block as `schema`, or with the types it shows where `schema` is None."""
         given = schema if schema is not None else pa.schema(list(self._types.items()))
+        marked = UNREADABLE in given.names
+        given = given.remove(given.get_field_index(UNREADABLE)) if marked else given
         try:
             table = _parse_block(block.text, given, infer=schema is None)
             # Pyarrow takes `{} {}` on a line, and one object over several lines, which would make row and line differ.
@@ -133,6 +164,8 @@ class JsonReader(Reader):
                 raise pa.ArrowInvalid(f"{table.num_rows} objects on {block.rows} lines")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             table = self._parse_slowly(file, block, given, infer=schema is None)
+        if marked and UNREADABLE not in table.column_names:
+            table = table.append_column(UNREADABLE_FIELD, pa.nulls(table.num_rows, UNREADABLE_FIELD.type))
         self._refuse_rounded(file, block, table.schema)
         return table if schema is None else table.select(schema.names)
 
@@ -140,7 +173,7 @@ class JsonReader(Reader):
         """Pyarrow makes a double of an integer from 2**63 on, and of one beside a fraction, whatever is lost."""
         wanted = schema if self._columns is None else [field for field in schema if field.name in self._columns]
         floats = [field for field in wanted if field.name not in self._types and _has_floats(field.type)]
-        if not floats or not _LONG_INTEGER.search(block.text):
+        if not floats or not has_long_integer(block.text):
             return
         for number, text in _lines(block):
             item = json.loads(text)
@@ -169,9 +202,25 @@ class JsonReader(Reader):
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _clash(file, objects, others, error) from error
         columns = dict(zip(table.column_names, table.columns, strict=True))
+        marks = Unreadable(len(objects)) if self._marks else None
         for name, values in typed.items():
-            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name])
+            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name], marks)
+        if marks is not None and not infer:
+            columns[UNREADABLE] = marks.array()
         return pa.table(columns)
+
+
+def _line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line: int = 1, offset: int = 0) -> Iterator[Block]:
+    """The rest of a file of lines, whose next line is `line` and begins at byte `offset`."""
+    for block in read_blocks(stream, _BLOCK_BYTES, head):
+        _, problem = decode_block(block, line, offset)
+        if problem:
+            raise DataError(f"{file.uri}: {problem}")
+        num_rows, num_ends = count_lines(block)
+        if num_rows:
+            yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows)
+        line += num_ends
+        offset += len(block)
 
 
 def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:
@@ -222,15 +271,18 @@ def _is_double(value: int) -> bool:
         return False
 
 
-def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:
+def _column(
+    file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType, marks: Unreadable | None
+) -> pa.Array:
     """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or any(isinstance(value, str) for value in values):
         texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
         array = pa.array(texts, pa.string())
     else:
         array = pa.array(values)
+    cast = functools.partial(cast_array, kind=kind)
     try:
-        return cast_array(array, kind)
+        return cast(array) if marks is None else marks.cast(name, array, kind, cast)
     except pa.ArrowException as error:
         bad = first_bad_row(array, kind)
         raise DataError(

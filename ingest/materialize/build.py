@@ -5,20 +5,29 @@ Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, 
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
-from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path, unit_path
 from penstock.ingest.materialize.in_use import use_units
 from penstock.ingest.materialize.profile import merged
+from penstock.ingest.materialize.quarantine import (
+    FILE_NAME,
+    check_budget,
+    dataset_quarantine_path,
+    join_parts,
+    unit_quarantine_path,
+)
 from penstock.ingest.materialize.shared_rows import SharedRows, shared_rows
 from penstock.ingest.materialize.unit import (
     UnitJob,
@@ -34,6 +43,8 @@ from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.read.inspection import PART_BYTES
+from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import Progress
@@ -53,6 +64,7 @@ def materialize(
     storage: Storage,
     progress: Progress,
     parallel: ParallelMap = ray_map,
+    piece_bytes: int | None = PART_BYTES,
 ) -> DatasetManifest:
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
@@ -62,13 +74,15 @@ def materialize(
 
     Args:
         key: the materialize stage's key, which names the dataset.
+        piece_bytes: a file of twice as much is prepared in units of about this size, if it can be read so; None: in one.
 
     Raises:
-        DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported), a
+        DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
+            `data.invalid: quarantine`, until there are more than its budget allows), a
             step or column that is wrong, or a damaged unit that came out differently.
     """
     data, fitted = preparation.data, preparation.fitted
-    jobs = _plan(preparation, spec, storage)
+    jobs = _plan(preparation, spec, storage, piece_bytes)
     use_units(storage, key, [job.key for job in jobs], progress)
     damaged = _damaged_before(storage, key)
     distrusted = {shard.unit for shard in damaged}
@@ -78,14 +92,21 @@ def materialize(
         if record is not None and not (storage.is_local and any(map(partial(_has_changed, storage), record.shards))):
             results[job.key] = UnitResult(record=record)
     todo = [job for job in jobs if job.key not in results]
-    total = sum(file.rows or 0 for job in jobs for file in job.files)
-    done = total - sum(file.rows or 0 for job in todo for file in job.files)
+    total = sum(job.rows for job in jobs)
+    done = total - sum(job.rows for job in todo)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
-    rows_of = {job.key: sum(file.rows or 0 for file in job.files) for job in todo}
+    rows_of = {job.key: job.rows for job in todo}
+    set_aside = sum(_set_aside(result) for result in results.values())
     for unit, result in parallel(_build, todo):
         results[unit] = result
+        set_aside += _set_aside(result)
+        if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
+            break  # the check says so
         done += rows_of[unit]
         progress(done, total, "rows")
+    if data.invalid == "quarantine":
+        found = [results[job.key] for job in jobs if job.key in results]
+        check_budget(data.quarantine, [problem for result in found for problem in _problems(result)], total)
     raise_for([problem for job in jobs for problem in results[job.key].problems], label=data.label)
     records = [record for job in jobs if (record := results[job.key].record) is not None]
     _check_repaired(storage, key, records, damaged)
@@ -98,8 +119,27 @@ def materialize(
             "equal rows together",
         )
     manifest = _manifest(key, data, fitted, records, shared)
+    if manifest.rows_quarantined:
+        _list_quarantined(key, records, storage)
     storage.write_json(manifest_path(key), manifest.model_dump(mode="json"))
     return manifest
+
+
+def _problems(result: UnitResult) -> tuple[RowProblem, ...]:
+    return result.problems if result.record is None else result.record.problems
+
+
+def _set_aside(result: UnitResult) -> int:
+    return sum(problem.rows for problem in _problems(result))
+
+
+def _list_quarantined(key: str, records: Sequence[UnitRecord], storage: Storage) -> None:
+    """One table of the rows that all units have set aside. Written before the manifest, and again after a kill in between."""
+    paths = [unit_quarantine_path(record.key) for record in records if record.quarantined]
+    with tempfile.TemporaryDirectory(prefix="penstock-quarantine-") as folder:
+        table = Path(folder) / FILE_NAME
+        join_parts(table, [partial(storage.read_bytes, path) for path in paths])
+        storage.put_file(table, dataset_quarantine_path(key))
 
 
 def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -> list[ShardInfo]:
@@ -135,11 +175,25 @@ def _build(job: UnitJob) -> tuple[str, UnitResult]:
     return job.key, build_unit(job)
 
 
-def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage) -> list[UnitJob]:
+def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int | None) -> list[UnitJob]:
     jobs = []
-    for files in plan_units(preparation.snapshot.files, spec.unit_bytes):
-        job = UnitJob("", preparation.only(files), spec.shard_bytes, storage)
-        jobs.append(replace(job, key=unit_key(job)))
+    data, snapshot = preparation.data, preparation.snapshot
+    limit = data.quarantine.limit(snapshot.rows)
+
+    def add(part: Preparation) -> UnitJob:
+        job = UnitJob("", part, spec.shard_bytes, storage, limit)
+        return replace(job, key=unit_key(job))
+
+    for files in plan_units(snapshot.files, spec.unit_bytes):
+        whole = add(preparation.only(files))
+        pieces: Sequence[Piece] = ()
+        if len(files) == 1 and piece_bytes is not None:
+            pieces = pieces_of(data, snapshot.format, files[0], preparation.rows_at_once, piece_bytes)
+        # What an older penstock made of the whole file stays, with the digest that runs know it by.
+        if pieces and not storage.sizes(unit_path(whole.key)):
+            jobs += [add(replace(whole.preparation, piece=piece)) for piece in pieces]
+        else:
+            jobs.append(whole)
     return jobs
 
 
@@ -170,6 +224,7 @@ def _manifest(
     shards = [shard for split in SPLITS for record in records for shard in record.shards if shard.split == split]
     rows: dict[Split, int] = {split: sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS}
     dropped = sum((Counter(record.dropped) for record in records), Counter())
+    quarantined = sum(record.quarantined for record in records)
     if not rows["train"]:
         left_out = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items())
         raise DataError(
@@ -189,6 +244,7 @@ def _manifest(
         extra={
             "class_counts": _class_counts(records),
             "dropped": dict(dropped),
+            **({"quarantined": quarantined} if quarantined else {}),
             "profile": merged(record.profile for record in records).model_dump(mode="json"),
             "unseen_categories": dict(sum((Counter(record.unseen) for record in records), Counter())),
             "shared_rows": [found.model_dump() for found in shared],

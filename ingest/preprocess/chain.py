@@ -22,6 +22,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.preprocess.transforms.request import request_of, table_of
+from penstock.ingest.read.pieces import Piece
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
@@ -81,7 +82,7 @@ class Chain:
         """Prepare consecutive rows of one file; columns of the result are as a shard holds them.
 
         Raises:
-            DataError: a row cannot be used (unless `data.invalid: drop`), or a step cannot be applied.
+            DataError: a row cannot be used (under `data.invalid: error`), or a step cannot be applied.
         """
         rows = self.prepare(table, Origin.of_file(file, first_row, table.num_rows))
         if self._data.invalid == "error":
@@ -96,7 +97,9 @@ class Chain:
         Raises:
             DataError: a step or a column's type is wrong, whatever the rows hold; or a label is no class index.
         """
-        rows = Rows(table, origin)
+        rows = Rows(table, origin, listing=self._data.invalid == "quarantine")
+        if origin.unreadable is not None:
+            rows.reject_unreadable(origin.unreadable)
         run_steps(rows, self._steps, self._data, self._functions)
         if rows.table.num_rows:
             self._finish(rows)
@@ -170,7 +173,7 @@ def _finish_format(rows: Rows, data: DataSpec) -> None:
 
 def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
     if holds_images(rows.table.schema.field(name).type):
-        decode_images(rows, name, data.images)
+        decode_images(rows, name, data.images, is_mask=is_label)
         return
     if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
         raise DataError(
@@ -191,11 +194,27 @@ def _check_label(rows: Rows, label: str) -> None:
 
 
 def split_rows(
-    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
+    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, piece: Piece | None = None
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
-    """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
-    for batch in iterate_rows(data, snapshot, files, batch_rows):
+    """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
+
+    Rows that cannot be read belong to no split: they come under their file's location, with `origin.unreadable`.
+    """
+    for batch in iterate_rows(data, snapshot, files, batch_rows, piece):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
+        if batch.unreadable is not None:
+            reads = batch.unreadable.is_null()
+            bad = origin.take(~reads.to_numpy(zero_copy_only=False))
+            bad.unreadable = batch.unreadable.drop_null()
+            lost = batch.table.filter(pc.invert(reads))
+            yield batch.file.location, lost if data.columns is None else lost.select(data.columns), bad
+            origin = origin.take(reads.to_numpy(zero_copy_only=False))
+            files_read = batch.files
+            if len(batch.files) > 1:
+                files_read = tuple(file for file, read in zip(batch.files, reads.to_pylist(), strict=True) if read)
+            batch = batch._replace(table=batch.table.filter(reads).combine_chunks(), files=files_read)
+            if not batch.table.num_rows:
+                continue
         codes = split_codes(data, batch.table, batch.files)
         # Columns that only the rules go by have done their part.
         rows = batch.table if data.columns is None else batch.table.select(data.columns)
@@ -236,6 +255,7 @@ class Preparation:
         steps: those of the pipeline file; `fitted` was made from them.
         snapshot: the files, and the schema that they agreed on.
         code: `map_batches` target to the user's code.
+        piece: the rows of the only file; None for all.
     """
 
     data: DataSpec
@@ -243,6 +263,12 @@ class Preparation:
     fitted: FittedPreprocess
     snapshot: SourceSnapshot
     code: Mapping[str, UserCode]
+    piece: Piece | None = None
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows are read at a time."""
+        return rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
 
     def only(self, files: Sequence[SourceFile]) -> Preparation:
         """The same of some of the files."""
@@ -258,8 +284,7 @@ class Preparation:
             hashed: whether each result's `origin` gets the rows' hashes.
         """
         chain = Chain(self.data, self.steps, self.fitted, self.code)
-        batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
-        for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
+        for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, self.rows_at_once, self.piece):
             read(split, table)
             if hashed:
                 origin.hashes = row_hashes(self.data, table)
@@ -269,7 +294,7 @@ class Preparation:
         """Read and prepare the files: tables of columns as a shard holds them, without provenance, never empty.
 
         Raises:
-            DataError: at the first batch with a row that cannot be used, unless `data.invalid: drop`.
+            DataError: at the first batch with a row that cannot be used, under `data.invalid: error`.
         """
         for split, rows in self.rows():
             if self.data.invalid == "error":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Literal, NamedTuple
@@ -14,27 +12,26 @@ from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.fixed_shape import single_chunk
 from penstock.ingest.columns.type_text import parse_type, type_text
+from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
 from penstock.ingest.files.folder_columns import folder_columns
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.ray_tasks import ParallelMap
+from penstock.ingest.read.inspection import PART_BYTES, inspect_files, inspect_head, threads_for
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import counted
 from penstock.progress import Progress
-from penstock.stores import is_local
 
-__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "inspect_file", "iterate_rows", "read_source"]
+__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
 
-
-_REMOTE_THREADS = 16
 
 _GROUP_BYTES = 64 << 20
-
-_QUEUED_FILES = 4096
 
 
 class SourceColumn(Section):
@@ -82,6 +79,9 @@ class RowBatch(NamedTuple):
     """Index of the first row in `file`."""
     files: tuple[SourceFile, ...]
     """The file of each row where files are one row each (images, `text.rows: file`), else only `file`."""
+    unreadable: pa.Array | None = None
+    """Under `data.invalid: quarantine`, of `UNREADABLE_FIELD`: which rows hold a value that does not read as its type, and is
+    null in `table`. None if all rows read."""
 
     def where(self, row: int) -> str:
         """Name the place of row `row` of this batch, for a message."""
@@ -90,8 +90,21 @@ class RowBatch(NamedTuple):
         return f"{self.file.uri}, row {self.first_row + row} (from 0)"
 
 
-def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> SourceSnapshot:
+def read_source(
+    data: DataSpec,
+    files: list[SourceFile],
+    progress: Progress,
+    *,
+    parallel: ParallelMap | None = None,
+    part_bytes: int = PART_BYTES,
+    only_heads: bool = False,
+) -> SourceSnapshot:
     """Open every file, check it, and settle on one schema.
+
+    Args:
+        parallel: where the files are looked through; None for threads of this process.
+        part_bytes: a file of twice as much is looked through in parts of this size, if it can be cut.
+        only_heads: look at the beginning of large files only, for a sample of the rows there.
 
     Raises:
         SpecError: `data` names a column or type that does not exist.
@@ -102,8 +115,11 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     reader = reader_of(data)
     facts: list[FileFacts] = []
     problems: list[DataError] = []
-    for done, result in enumerate(_inspections(reader, files), start=1):
-        progress(done, len(files), "files")
+    if only_heads:
+        looked = [inspect_head(reader, file) for file in files]
+    else:
+        looked = inspect_files(data, files, progress, parallel, part_bytes)
+    for result in looked:
         if isinstance(result, DataError):
             problems.append(result)
         elif isinstance(result, PenstockError):
@@ -120,7 +136,13 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     return SourceSnapshot(
         format=data.format,
         files=tuple(
-            file.model_copy(update={"rows": fact.rows, "lacks": tuple(name for name in in_files if name not in fact.columns)})
+            file.model_copy(
+                update={
+                    "rows": fact.rows,
+                    "cuts": fact.cuts,
+                    "lacks": tuple(name for name in in_files if name not in fact.columns),
+                }
+            )
             for file, fact in zip(files, facts, strict=True)
         ),
         columns=tuple(SourceColumn(name=name, type=type_text(kind), from_folder=folder) for name, kind, folder in columns),
@@ -176,13 +198,15 @@ def iterate_rows(
     """
     reader = reader_of(data, snapshot.format)
     if reader.one_row_per_file:
-        yield from _grouped(reader, snapshot, files, batch_rows)
+        yield from _grouped(reader, snapshot, files, batch_rows, marked=data.invalid == "quarantine")
         return
     for file in files:
         first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
-            for table in _rebatched(_tables(reader, file, snapshot, batch_rows, piece), batch_rows):
-                yield RowBatch(table, file, first_row, (file,))
+            tables = _tables(reader, file, snapshot, batch_rows, piece, marked=data.invalid == "quarantine")
+            for table in _rebatched(tables, batch_rows):
+                table, unreadable = _without_marks(table)
+                yield RowBatch(table, file, first_row, (file,), unreadable)
                 first_row += table.num_rows
         if first_row != end:
             raise DataError(
@@ -191,34 +215,11 @@ def iterate_rows(
             )
 
 
-def _threads(files: Sequence[SourceFile]) -> int:
-    remote = any(not is_local(file.uri) for file in files[:1])
-    return max(1, min(len(files), _REMOTE_THREADS if remote else (os.cpu_count() or 1)))
-
-
-def _inspections(reader: Reader, files: Sequence[SourceFile]) -> Iterator[FileFacts | PenstockError]:
-    pool = ThreadPoolExecutor(_threads(files))
-    try:
-        # In parts, because a million images would otherwise wait as a million futures.
-        for start in range(0, len(files), _QUEUED_FILES):
-            yield from pool.map(functools.partial(inspect_file, reader), files[start : start + _QUEUED_FILES])
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def inspect_file(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
-    """Look through one file; problems are returned, so that one bad file does not hide the others."""
-    if file.size_bytes == 0:
-        return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
-    try:
-        # A file of one row tells nothing but that it can be read; asking a store once more for each would take as long again.
-        with unchanged(() if reader.one_row_per_file else (file,)):
-            facts = reader.inspect(file)
-    except PenstockError as error:
-        return error
-    except Exception as error:  # whatever a damaged file makes a parser raise
-        return DataError(f"{file.uri}: cannot be read: {type(error).__name__}: {error}")
-    return facts
+def _without_marks(table: pa.Table) -> tuple[pa.Table, pa.Array | None]:
+    if UNREADABLE not in table.column_names:
+        return table, None
+    marks = single_chunk(table.column(UNREADABLE))
+    return table.drop_columns([UNREADABLE]), marks if marks.null_count < len(marks) else None
 
 
 def _joined(problems: list[DataError], num_files: int) -> DataError:
@@ -233,7 +234,13 @@ def _joined(problems: list[DataError], num_files: int) -> DataError:
 
 
 def _tables(
-    reader: Reader, file: SourceFile, snapshot: SourceSnapshot, batch_rows: int, piece: tuple[int, int] | None = None
+    reader: Reader,
+    file: SourceFile,
+    snapshot: SourceSnapshot,
+    batch_rows: int,
+    piece: tuple[int, int] | None = None,
+    *,
+    marked: bool = False,
 ) -> Iterator[pa.Table]:
     """The reader's tables, with the columns put in whose values are in the folders' names, or that the file lacks."""
     schema = snapshot.arrow_schema()
@@ -247,6 +254,8 @@ def _tables(
             rows = min(batch_rows, end - first_row)
             yield pa.table([_constant(file, field, constant[field.name], rows) for field in schema], schema=schema)
         return
+    if marked and reader.marks_unreadable:
+        in_file, schema = in_file.append(UNREADABLE_FIELD), schema.append(UNREADABLE_FIELD)
     tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
     for table in tables:
         if constant:
@@ -288,22 +297,25 @@ def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table
         yield pa.concat_tables(held).combine_chunks()
 
 
-def _grouped(reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int) -> Iterator[RowBatch]:
-    with ThreadPoolExecutor(_threads(files) if files else 1) as pool:
+def _grouped(
+    reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, *, marked: bool
+) -> Iterator[RowBatch]:
+    with ThreadPoolExecutor(threads_for(files) if files else 1) as pool:
         group: list[SourceFile] = []
         num_bytes = 0
         for file in files:
             full = len(group) >= batch_rows or num_bytes + file.size_bytes > _GROUP_BYTES
             if group and (full or group[0].location != file.location):
-                yield _batch_of(reader, snapshot, group, pool)
+                yield _batch_of(reader, snapshot, group, pool, marked)
                 group, num_bytes = [], 0
             group.append(file)
             num_bytes += file.size_bytes
         if group:
-            yield _batch_of(reader, snapshot, group, pool)
+            yield _batch_of(reader, snapshot, group, pool, marked)
 
 
-def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
+def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor, marked: bool) -> RowBatch:
     with unchanged(group, pool.map):
-        tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1)), group))
-    return RowBatch(pa.concat_tables(tables).combine_chunks(), group[0], 0, tuple(group))
+        tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1, marked=marked)), group))
+    table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
+    return RowBatch(table, group[0], 0, tuple(group), unreadable)

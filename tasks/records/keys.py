@@ -146,9 +146,13 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "invalid",
         "duplicates",
         "missing_columns",
+        "fold",
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
     }
-    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in elsewhere}
+    # Options that came later are no input where they are not used, so that keys stay what they were.
+    unused = {"folds", *(f"{split}.{name}" for split in SPLITS for name in ("stratify", "after", "before"))}
+    leaves = {k: v for k, v in _leaves(data) if v is not None or k not in unused}
+    read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
     return {
         "read": {
             **read,
@@ -159,7 +163,10 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         },
         "preprocess": {
             "data.label": data.label,
+            **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
+            # Steps do not learn from rows that are certain to be left out.
+            **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),
             **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
@@ -169,6 +176,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
         | {"data.duplicates": data.duplicates}
+        | ({f"data.quarantine.{k}": v for k, v in _leaves(data.quarantine)} if data.invalid == "quarantine" else {})
         | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {

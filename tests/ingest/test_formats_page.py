@@ -105,6 +105,21 @@ def test_the_page_has_every_format_and_its_endings() -> None:
     assert said == {name: format_named(name).extensions for name in FORMATS.names}
 
 
+def test_a_folder_of_another_format_is_told_which_one_it_is(tmp_path: Path) -> None:
+    for name in FORMATS.names:
+        form = format_named(name)
+        for ending in () if form.is_kept else form.extensions:
+            write_files(tmp_path, {f"{name}{ending}/a{ending}": "x"})
+            other = "csv" if name != "csv" else "parquet"
+            with pytest.raises(DataError, match=f"no {other} file") as refused:
+                read_rows(tmp_path, other, train=f"{name}{ending}")
+            assert name in refused.value.next_step, ending
+    write_files(tmp_path, {"scan/a.heic": "x"})
+    with pytest.raises(DataError) as refused:
+        read_rows(tmp_path, "images", train="scan")
+    assert "convert them to PNG" in refused.value.next_step
+
+
 def test_mixed_precision_of_decimals_and_times_is_read_exactly(tmp_path: Path) -> None:
     first = {"d": pa.array([Decimal("1.50")], pa.decimal128(5, 2)), "t": pa.array([1], pa.time32("s"))}
     second = {"d": pa.array([Decimal("0.0001")], pa.decimal128(9, 4)), "t": pa.array([1], pa.time64("us"))}

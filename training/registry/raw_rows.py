@@ -6,6 +6,7 @@ run, so that steps which expect it work without. A row that cannot be used is to
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.images import holds_images
 from penstock.ingest.columns.type_text import parse_type, type_text
 from penstock.ingest.formats.registry import format_of, format_origin
 from penstock.ingest.formats.section import DataSection
@@ -52,7 +54,7 @@ class RawForm(Section):
     label: str | None = None
     """The column of the source that becomes the label."""
     label_value: Any = None
-    """A value of it in the train split."""
+    """A value of it in the train split; bytes and pictures in Base64."""
     fitted: FittedPreprocess
     code: dict[str, UserCode] = Field(default_factory=dict)
     """`map_batches` target to the user's code."""
@@ -85,10 +87,25 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
         unneeded=tuple(sorted(told.unneeded)),
         nullable=tuple(sorted(told.nullable)),
         label=told.label,
-        label_value=label_value,
+        label_value=_as_json(label_value),
         fitted=fitted,
         code={target: user.model_copy(update={"origin": ""}) for target, user in code.items()},
     )
+
+
+def _as_json(label: Any) -> Any:
+    """A label, or the picture that is one, as JSON has it."""
+    content = label.get("bytes") if isinstance(label, dict) else label
+    return base64.b64encode(content).decode() if isinstance(content, bytes) else label
+
+
+def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """The label again that `_as_json` has written."""
+    if holds_images(kind):
+        return pa.array([{"bytes": base64.b64decode(value)}], kind)[0]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.scalar(base64.b64decode(value), kind)
+    return cast_array(pa.array([value]), kind)[0]
 
 
 class _Told:
@@ -160,8 +177,7 @@ class RawRows:
         self.rows_at_once = rows_at_once(form.data, self.schema, steps)
         self._label = None
         if form.label is not None:
-            given = pa.array([form.label_value])
-            self._label = cast_array(given, self.schema.field(form.label).type)[0]
+            self._label = _label_of(form.label_value, self.schema.field(form.label).type)
 
     def prepare(self, table: pa.Table) -> PreparedRows:
         """Prepare rows. Some that cannot be used change nothing about the others.
