@@ -26,7 +26,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.content_digests import remember_digests
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.formats.registry import format_origin
+from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.materialize.profile import Profile, Profiler
 from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path, write_part
@@ -138,13 +138,15 @@ def unit_key(job: UnitJob) -> str:
     if data.folds is not None:
         rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
+    if data.images.fit == "resize":
+        del read["images"]["fit"]  # as it was before there was another
     return digest_of(
         {
             "format": FORMAT,
             "pyarrow": pa.__version__.split(".")[0],
             "files": [[file.location, file.name, file.size_bytes, file.fingerprint] for file in of.snapshot.files],
             "schema": [[column.name, column.type] for column in of.snapshot.columns],
-            "read": read | ({"version": version} if (version := format_origin(data)) else {}),
+            "read": read | ({"version": version} if (version := format_origin(data)) else {}) | format_versions(data),
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
