@@ -199,7 +199,7 @@ class DataSpec(Section):
     """Prepare only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
-    missing_columns: Literal["error", "null"] = "error"
+    missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda said: said or "null")] = "error"
     """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, which
     `imputer` or `null_mask` may fill. In JSON a missing key is always null."""
     invalid: Literal["error", "drop", "quarantine"] = "error"

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from penstock.config import Section
 from penstock.digest import digest_of
-from penstock.ingest.formats.registry import format_origin
+from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.project import Project
@@ -160,6 +160,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
             "version.pyarrow": _version("pyarrow"),
             **({"version.format": added} if (added := format_origin(data)) else {}),
+            **{f"version.{n}": v for n, v in format_versions(data).items()},
         },
         "preprocess": {
             "data.label": data.label,
@@ -167,7 +168,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "data.invalid": data.invalid,
             # Steps do not learn from rows that are certain to be left out.
             **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),
-            **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
+            **{f"data.{k}": v for k, v in leaves.items() if k.startswith("images.") and (k, v) != ("images.fit", "resize")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
             **code,

@@ -15,11 +15,13 @@ import pyarrow as pa
 import pytest
 import yaml
 from PIL import Image
+from pydantic import ValidationError
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import promote
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.formats.registry import FORMATS, format_named
+from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.preprocess.chain import split_rows
 from tests import ROOT
 from tests.ingest.preparing import Source, transform_table
@@ -114,6 +116,9 @@ def test_a_folder_of_another_format_is_told_which_one_it_is(tmp_path: Path) -> N
             with pytest.raises(DataError, match=f"no {other} file") as refused:
                 read_rows(tmp_path, other, train=f"{name}{ending}")
             assert name in refused.value.next_step, ending
+    for ending, form in {"xlsx": "excel", "jpg": "images", ".jsonl": "json", "tsv": "csv"}.items():
+        with pytest.raises(ValidationError, match=f"`{form}` reads such files"):
+            spec_class_for({"format": ending}).model_validate({"format": ending, "train": "."})
     write_files(tmp_path, {"scan/a.heic": "x"})
     with pytest.raises(DataError) as refused:
         read_rows(tmp_path, "images", train="scan")
@@ -175,7 +180,7 @@ def test_a_column_that_a_file_lacks_is_refused_or_null_there(tmp_path: Path, for
     assert read_rows(tmp_path, format, missing_columns="null").to_pydict() == everything
     only = read_rows(tmp_path, format, missing_columns="null", columns=["y"])
     assert only.to_pydict() == {"y": everything["y"]}
-    data = {"format": format, "train": ".", "missing_columns": "null"}
+    data = {"format": format, "train": ".", "missing_columns": None}  # what YAML reads of `missing_columns: null`
     source = Source.of(tmp_path, {}, [{"null_mask": {"columns": ["x", "y"]}}], **data)
     assert source.materialize().rows["train"] == 5
 

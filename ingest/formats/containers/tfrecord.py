@@ -36,6 +36,7 @@ class TFRecordFormat(Format):
     """Records of `tf.train.Example`; may be compressed. A feature with one value in every record is a scalar, else a list."""
 
     extensions = (".tfrecord", ".tfrecords")
+    libraries = ("google-crc32c",)
 
     def reader(self, data: DataSpec, options: None) -> TFRecordReader:
         """Read records."""

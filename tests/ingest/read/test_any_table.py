@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
@@ -82,12 +83,15 @@ def _write(path: Path, table: pa.Table) -> pa.Table:
     if path.suffix == ".parquet":
         pq.write_table(table, path)
         return pq.read_table(path)
+    if path.suffix == ".orc":
+        orc.write_table(table, path)
+        return orc.read_table(path)
     with ipc.new_file(path, table.schema) as writer:
         writer.write_table(table)
     return ipc.open_file(path).read_all()
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("format", ["parquet", "arrow", "orc"])
 @FEW
 @given(column=columns())
 def test_rows_are_what_pyarrow_reads_or_are_refused_by_name(format: str, column: pa.Array) -> None:
