@@ -75,7 +75,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         table = ctx.storage.uri(dataset_quarantine_path(manifest.key))
         ctx.warn(f"materialize: rows in quarantine: {_quarantined(manifest)}, listed in {table}")
     if unseen := manifest.extra.get("unseen_categories"):
-        ctx.warn(f"materialize: one_hot made zeros of values that train does not have, rows by column: {unseen}")
+        ctx.warn(f"materialize: values that train does not have (unknown: ignore or code), by column: {unseen}")
     for found in _shared(manifest):
         ctx.warn(f"materialize: {found}, so the model is judged on rows it has seen")
     for said in (untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
