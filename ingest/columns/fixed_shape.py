@@ -211,6 +211,8 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
         advice = f"decode_image: {{column: {name}}} if it holds images, map_batches, or {leave}"
     elif pa.types.is_struct(kind):
         advice = f"flatten: {{columns: [{name}]}} makes columns of its fields; or {leave}"
+    elif _is_list(kind) and is_text(kind.value_type):
+        advice = f"multi_hot: {{columns: [{name}]}} makes a vector with a 1 for each of its words; map_batches, or {leave}"
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(f"column {name!r} has type {kind}; after all steps every column must hold numbers", next_step=advice)

@@ -105,7 +105,7 @@ def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
     """The label again that `_as_json` has written."""
     if holds_images(kind):
         return pa.array([{"bytes": base64.b64decode(value)}], kind)[0]
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return pa.scalar(base64.b64decode(value), kind)
     return cast_array(pa.array([value]), kind)[0]
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import Chain
+from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.preprocess.steps import PreprocessStep
+from tests import ROOT
 from tests.ingest.preparing import Source, transform_table
 
 TRAIN = pa.table({"c": ["a", "b", "a"], "i": [1, 2, 3]})
@@ -41,14 +44,8 @@ def test_what_train_does_not_have_is_counted_and_has_the_code_that_the_file_says
     rare = step.get("one_hot", {}).get("max_categories")
     assert manifest.extra["unseen_categories"] == {"c": 3 if rare else 1}
     chain = Chain(source.data, source.steps, source.fit(), {})
-    request = chain.prepare_few(TEST, _origin(TEST)).table
+    request = chain.prepare_few(TEST, Origin.of_file("f", 0, TEST.num_rows)).table
     assert request.column("c").to_pylist() == chain.apply(TEST, "f", 0).column("c").to_pylist()
-
-
-def _origin(table: pa.Table) -> Any:
-    from penstock.ingest.preprocess.problems import Origin
-
-    return Origin.of_file("f", 0, table.num_rows)
 
 
 def test_an_unknown_category_may_be_null_and_filled_afterwards(tmp_path: Path) -> None:
@@ -140,3 +137,25 @@ def test_text_that_is_empty_may_be_null() -> None:
     assert made[0] == made[1] == made[2]
     with pytest.raises(ValidationError, match="is no regular expression"):
         PreprocessStep.model_validate({"clean_text": {"columns": ["c"], "remove": "("}})
+
+
+def test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").split("### Text as tokens\n")[1]
+    code, steps = page.split("```python\n")[1].split("```")[0], page.split("```yaml\n")[1].split("```")[0]
+    words = {"[UNK]": 0, "the": 1, "cat": 2, "sat": 3}
+
+    def write(vocabulary: dict[str, int]) -> None:
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    write(words)
+    table = pa.table({"text": ["The  cat", "the dog sat", "sat"]})
+    files: dict[str, Any] = {"tokens.py": code, "train/a.parquet": table}
+    source = Source.of(tmp_path, files, yaml.safe_load(steps)["preprocess"])
+    ((_, rows),) = source.preparation().tables()
+    assert [row.as_py() for row in rows.column("tokens").combine_chunks().storage] == [[1, 2], [1, 0, 3], [3]]
+    before = source.code["tokens.py:tokenize"].digest
+    write({**words, "dog": 4})
+    assert source.code["tokens.py:tokenize"].digest != before
