@@ -10,7 +10,7 @@ from penstock.config import Section
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.schema import METRICS_OF, Split
 from penstock.tasks.context import RunContext
-from penstock.tasks.model.held_out import raw_rows
+from penstock.tasks.model.held_out import held_out_of
 from penstock.training.evaluation.paired import LOWER_IS_BETTER, Paired
 from penstock.training.registry.registry import KeepsAliases, Registered
 from penstock.training.spec import PromoteSpec
@@ -122,7 +122,7 @@ def _compared(
     from penstock.training.registry.held_against import compare_models  # it loads pandas
 
     models = [registry.load(uri, new.name, version) for version in (new.version, holder)]
-    compared = compare_models(models[0], models[1], metric, (rows for rows, _ in raw_rows(ctx, split)))
+    compared = compare_models(models[0], models[1], metric, (rows for rows, _ in held_out_of(ctx).raw(split)))
     return compared.paired, compared.unanswered
 
 
