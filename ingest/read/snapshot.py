@@ -20,6 +20,7 @@ from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.phases import phase, timed
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
@@ -177,7 +178,7 @@ def iterate_rows(
     for file in files:
         first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
-            for table in _rebatched(_tables(reader, file, snapshot, batch_rows, piece), batch_rows):
+            for table in timed("read", _rebatched(_tables(reader, file, snapshot, batch_rows, piece), batch_rows)):
                 yield RowBatch(table, file, first_row, (file,))
                 first_row += table.num_rows
         if first_row != end:
@@ -297,6 +298,7 @@ def _grouped(reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFil
 
 
 def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
-    with unchanged(group, pool.map):
+    with unchanged(group, pool.map), phase("read"):
         tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1)), group))
-    return RowBatch(pa.concat_tables(tables).combine_chunks(), group[0], 0, tuple(group))
+        table = pa.concat_tables(tables).combine_chunks()
+    return RowBatch(table, group[0], 0, tuple(group))
