@@ -18,6 +18,7 @@ from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret
+from penstock.store_settings import use_stores
 from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, PipelineSpec, cross_check
 from penstock.tasks.tune.spec import TuneSpec
@@ -107,6 +108,7 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     if is_local(spec.storage):
         storage = Path(spec.storage.removeprefix("file://")).expanduser()
         spec = spec.model_copy(update={"storage": str((path.parent / storage).resolve())})
+    use_stores(spec.stores)  # from here on every location of the file is reached as it says
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)
 

@@ -36,7 +36,7 @@ class UnitInfo(Section):
     files: tuple[str, ...]
     rows_read: int
     rows_dropped: int = 0
-    """Rows left out under `data.invalid: drop`."""
+    """Rows left out under `data.invalid: drop` or `quarantine`, or by map_batches."""
 
 
 class DatasetManifest(Section):
@@ -58,11 +58,16 @@ class DatasetManifest(Section):
 
     @property
     def rows_left_out(self) -> str:
-        """How many rows were left out under `data.invalid: drop` or by map_batches, and why; empty if none was."""
+        """How many rows were left out under `data.invalid` or by map_batches, and why; empty if none was."""
         reasons: dict[str, int] = self.extra.get("dropped", {})
         if not reasons:
             return ""
         return f"{sum(reasons.values()):,} ({', '.join(f'{reason}: {rows:,}' for reason, rows in reasons.items())})"
+
+    @property
+    def rows_quarantined(self) -> int:
+        """How many of these are listed one by one (penstock.ingest.materialize.quarantine)."""
+        return int(self.extra.get("quarantined", 0))
 
     def shards_of(self, split: Split) -> tuple[ShardInfo, ...]:
         """The shards of one split, in row order."""

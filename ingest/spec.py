@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, FiniteFloat, PositiveInt, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from penstock.config import Section
 from penstock.errors import SpecError
@@ -16,6 +26,7 @@ __all__ = [
     "ImagesOptions",
     "LengthSpec",
     "MaterializeSpec",
+    "QuarantineSpec",
     "SampleSpec",
     "ShuffleSpec",
     "SplitRule",
@@ -94,13 +105,29 @@ class ImagesOptions(Section):
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """Resize to (height, width) pixels when decoding; without it all images must have one size."""
+    """(height, width) in pixels that images come to when they are decoded; without it all must have one size."""
+    fit: Literal["resize", "crop", "pad"] = "resize"
+    """How they come to `size`. `resize` gives up their proportions. `crop` and `pad` keep them: the image is scaled until it
+    fills the size, and what is too much on two sides is cut off; or until it fits in, and what lacks is padded with zeros."""
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
     range: ValueRange | None = None
     """Which values of an image of more than 8 bits (grey of 16 or 32, or floats) become 0 and 255: `[0, 65535]`, or a window
     such as `[-1000, 400]`. What lies between is scaled and rounded, what lies beyond becomes 0 or 255, and a NaN makes an image
     a broken one (`data.invalid`). Images of 8 bits stay as they are."""
+
+
+class QuarantineSpec(Section):
+    """How many rows `invalid: quarantine` may set aside. Above either limit the run stops, and names the first rows."""
+
+    max_rows: NonNegativeInt | None = None
+    """At most so many rows."""
+    max_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """At most this share of all rows that are read, 0 to 1."""
+
+    def limit(self, rows: int) -> int:
+        """The most rows that may be set aside of `rows`."""
+        return min(int(self.max_fraction * rows), rows if self.max_rows is None else self.max_rows)
 
 
 class DataSpec(Section):
@@ -124,15 +151,30 @@ class DataSpec(Section):
     """Prepare only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
-    invalid: Literal["error", "drop"] = "error"
+    missing_columns: Literal["error", "null"] = "error"
+    """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, which
+    `imputer` or `null_mask` may fill. In JSON a missing key is always null."""
+    invalid: Literal["error", "drop", "quarantine"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
-    decoded. `error` stops the run; `drop` leaves the row out and counts it. An integer label below 0, or larger than those of
-    the train split, stops the run in both cases. Transforms that learn have then already learnt from the row's other values."""
+    decoded. `error` stops the run; `drop` leaves the row out and counts it. `quarantine` leaves it out too, also where a value
+    does not read as its column's type in `types` or in a `cast`, or an integer label is no class index: each such row is in a
+    Parquet table in the storage, with file, row, column and reason, and there may be as many as `data.quarantine` says. Under
+    `error` and `drop` an integer label below 0 stops the run, and in all cases one that is larger than those of the train
+    split. Transforms do not learn from rows that cannot be read, or that lack a label or a value that no step fills; from a
+    row that is found bad later (a broken image, a result of `map_batches`) they have learnt its other values."""
+    quarantine: QuarantineSpec = QuarantineSpec()
+    """The budget of `invalid: quarantine`."""
     duplicates: Literal["warn", "refuse"] = "warn"
     """What happens where a row of validation or test is in another split too, by its content as far as it is read (of images:
     the picture). `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
+
+    @model_validator(mode="after")
+    def _has_a_quarantine_for_its_budget(self) -> DataSpec:
+        if self.quarantine != QuarantineSpec() and self.invalid != "quarantine":
+            raise ValueError("quarantine is the budget of invalid: quarantine")
+        return self
 
     @property
     def may_share_rows(self) -> bool:

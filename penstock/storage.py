@@ -20,6 +20,7 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 from penstock.errors import PenstockError
+from penstock.store_settings import StoreSpec, settings_of
 from penstock.stores import is_local, is_s3, store_problem
 
 __all__ = ["NO_ROOM", "Storage", "filesystem_of"]
@@ -33,8 +34,21 @@ def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
     options: dict[str, Any] = {} if is_local(uri) else {"use_listings_cache": False}
     if is_s3(uri):
         options["skip_instance_cache"] = False
+        if (settings := settings_of(uri)) is not None:
+            options |= _s3fs_options(settings)
     fs, path = fsspec.core.url_to_fs(uri, **options)
     return fs, path
+
+
+def _s3fs_options(settings: StoreSpec) -> dict[str, Any]:
+    options: dict[str, Any] = {"anon": settings.anonymous, "endpoint_url": settings.endpoint}
+    if settings.endpoint is None:
+        options["config_kwargs"] = {"ignore_configured_endpoint_urls": True}
+    if settings.region is not None:
+        options["client_kwargs"] = {"region_name": settings.region}
+    if (credentials := settings.credentials()) is not None:
+        options |= dict(zip(("key", "secret", "token"), credentials, strict=True))
+    return options
 
 
 class Storage:

@@ -11,6 +11,7 @@ import socket
 from urllib.parse import urlsplit
 
 from penstock.errors import ServiceError
+from penstock.store_settings import settings_of
 
 __all__ = ["DENIED", "endpoint_of", "is_local", "is_s3", "store_name", "store_problem"]
 
@@ -32,6 +33,8 @@ def endpoint_of(uri: str) -> str | None:
     """The endpoint configured for an S3 URI; None for AWS itself and for other stores."""
     if not is_s3(uri):
         return None
+    if (settings := settings_of(uri)) is not None:
+        return settings.endpoint
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 
@@ -50,7 +53,11 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
     # This may be a process on any node of a cluster, and keys do not travel: each machine has its own.
     host = socket.gethostname()
     step = f"check the URL, the network and the credentials on {host}"
-    if is_s3(uri):
+    settings = settings_of(uri)
+    if settings is not None:
+        keys = "anonymous: true" if settings.anonymous else f"{settings.env_prefix or 'AWS'}_ACCESS_KEY_ID on {host}"
+        step = f"look at `stores` in the pipeline file, which says of this bucket {settings.endpoint or 'Amazon'}, and {keys}"
+    elif is_s3(uri):
         keys = (
             f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY on {host}; a node of a Ray cluster has those that were set when "
             "`ray start` was called there"

@@ -11,6 +11,7 @@ from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, untried_classes
 from penstock.ingest.materialize.idle_steps import idle_steps
 from penstock.ingest.materialize.profile import Profile
+from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.shared_rows import SharedRows
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
@@ -51,7 +52,7 @@ def preparation_of(ctx: RunContext) -> Preparation:
 
 
 def _source(ctx: RunContext) -> RowSource:
-    return RowSource(preparation_of(ctx), ctx.project.spec.materialize)
+    return RowSource(preparation_of(ctx), ctx.project.spec.materialize, ctx.storage)
 
 
 def _put(ctx: RunContext) -> DatasetManifest:
@@ -70,6 +71,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
     if manifest.rows_left_out:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
+    if manifest.rows_quarantined:
+        table = ctx.storage.uri(dataset_quarantine_path(manifest.key))
+        ctx.warn(f"materialize: rows in quarantine: {_quarantined(manifest)}, listed in {table}")
     if unseen := manifest.extra.get("unseen_categories"):
         ctx.warn(f"materialize: one_hot made zeros of values that train does not have, rows by column: {unseen}")
     for found in _shared(manifest):
@@ -84,6 +88,17 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     for said in idle_steps(ctx.project.spec.preprocess, ctx.snapshot, profile):
         ctx.warn(f"materialize: {said}")
     return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
+
+
+def _quarantined(manifest: DatasetManifest) -> str:
+    read = sum(unit.rows_read for unit in manifest.units)
+    return f"{manifest.rows_quarantined:,} of {read:,} rows"
+
+
+def _listed(manifest: DatasetManifest) -> str:
+    if not manifest.rows_quarantined:
+        return ""
+    return f"{_quarantined(manifest)}, listed in {dataset_quarantine_path(manifest.key)} of the storage"
 
 
 def _shared(manifest: DatasetManifest) -> list[SharedRows]:
@@ -102,10 +117,13 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     cache = context.project.spec.materialize.cache
+    manifest = DatasetManifest.model_validate(output)
+    if manifest.rows_quarantined and not context.project.storage.exists(dataset_quarantine_path(manifest.key)):
+        return "its table of rows in quarantine is gone"
     if cache != "disk":
         gone = cache == "memory" and context.will_train
         return "rows of cache: memory live only as long as the attempt that prepared them" if gone else None
-    damaged = damaged_shards(context.project.storage, DatasetManifest.model_validate(output), deep=context.deep)
+    damaged = damaged_shards(context.project.storage, manifest, deep=context.deep)
     if damaged:
         return f"{len(damaged)} of its shards are missing or damaged, the first is {damaged[0].path}; they are made again"
     return None
@@ -117,6 +135,16 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
+        *(
+            (
+                (
+                    "rows in quarantine",
+                    f"{_quarantined(manifest)}, listed in {dataset_quarantine_path(manifest.key)} in the storage",
+                ),
+            )
+            if manifest.rows_quarantined
+            else ()
+        ),
         *(("rows in two splits", str(found)) for found in _shared(manifest)),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
@@ -129,6 +157,8 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     manifest = DatasetManifest.model_validate(output)
     ctx.tracker.log_dataset(manifest, name=ctx.run.pipeline, uri=ctx.project.spec.data.train)
     ctx.tracker.log_json("manifest.json", output)
+    if manifest.rows_quarantined or ctx.project.spec.data.invalid == "quarantine":
+        ctx.tracker.log_metrics({"data/rows_quarantined": float(manifest.rows_quarantined)}, 0)
 
 
 STAGE = Stage("materialize", _run, _verify, _facts, publish=_show)

@@ -61,8 +61,8 @@ class Project:
     def listing(self) -> Listing:
         """The source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
         data, found = self.spec.data, format_of(self.spec.data)
-        if found.from_code:
-            from penstock.ingest.formats.python import keep_rows  # who has files needs none of it
+        if found.is_kept:
+            from penstock.ingest.formats.sources.kept import keep_rows  # who has files needs none of it
 
             data = keep_rows(data, self.base_dir, self.storage)
         return list_source(data, self.base_dir, found.extensions)

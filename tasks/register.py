@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.digest import digest_of
-from penstock.errors import DataError
+from penstock.errors import DataError, ServiceError
 from penstock.ingest.preprocess.chain import Chain, split_rows
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
@@ -19,8 +19,10 @@ from penstock.tasks.model.promote import keeps_aliases, promote
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
+from penstock.training.frameworks.framework import TrimsCode
 from penstock.training.registry.raw_rows import raw_form
-from penstock.training.registry.registry import TrainedVersion
+from penstock.training.registry.registry import KeepsAliases, TrainedVersion
+from penstock.usercode.capture import UserCode
 
 __all__ = ["STAGE"]
 
@@ -50,7 +52,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             alias=None if decides else spec.register_.alias,
             # The same key can come to other weights: when the last checkpoint was lost and trained again with other workers.
             key=digest_of([ctx.keys["register"].key, checkpoint.manifest.weights_digest]),
-            model=model_spec(ctx).model_copy(update={"raw": form.model_dump(mode="json")}),
+            model=model_spec(ctx).model_copy(update={"code": _code_to_predict(ctx), "raw": form.model_dump(mode="json")}),
             files=files,
             example=example.drop_columns([form.label] if form.label is not None else []),
             tags={
@@ -76,6 +78,11 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         "tracking_uri": redact_text(uri),
         "weights_digest": checkpoint.manifest.weights_digest,
     }, "ran"
+
+
+def _code_to_predict(ctx: RunContext) -> UserCode:
+    code, framework = ctx.project.recipe, ctx.project.framework
+    return framework.code_to_predict(code) if isinstance(framework, TrimsCode) else code
 
 
 def _example(ctx: RunContext) -> pa.Table:
@@ -105,10 +112,24 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
     return f"run {newest} has given alias {output['alias']!r} to its own version since"
 
 
+def _as_of_now(ctx: RunContext, output: dict[str, Any]) -> dict[str, Any]:
+    """With the alias as the registry has it: a rollback or a person may have moved it."""
+    alias, registry = ctx.project.spec.register_.alias, ctx.project.registry
+    if alias is None or not isinstance(registry, KeepsAliases):
+        return output
+    try:
+        holder = registry.aliases(registry.default_uri(ctx.state_dir), output["name"]).get(alias)
+    except ServiceError:
+        return {**output, "alias": f"{alias}, unless it was moved since: the registry does not answer"}
+    if holder == output["version"]:
+        return {**output, "alias": alias}
+    return {**output, "alias": f"none: {alias} is at {f'version {holder}' if holder is not None else 'no version'}"}
+
+
 def _facts(output: dict[str, Any]) -> Facts:
     facts = (("model", output["uri"]), ("alias", str(output.get("alias"))), ("registry", output["tracking_uri"]))
     promotion = output.get("promotion")
     return facts if promotion is None else (*facts, ("promotion", promotion["reason"]))
 
 
-STAGE = Stage("register", _run, _verify, _facts, of_run=True)
+STAGE = Stage("register", _run, _verify, _facts, of_run=True, as_of_now=_as_of_now)

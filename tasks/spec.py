@@ -13,6 +13,7 @@ from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
+from penstock.store_settings import StoreAddress, StoreSpec
 from penstock.tasks.room.spec import RetentionSpec
 from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
@@ -30,6 +31,9 @@ class PipelineSpec(Section):
     """Name of the pipeline: lower-case letters, digits, `-` and `_`. Runs, the experiment and the model carry it."""
     storage: str = ".penstock"
     """Where state, cached data and checkpoints live: a directory beside the pipeline file, or a URL such as s3://bucket/prefix."""
+    stores: Annotated[dict[StoreAddress, StoreSpec], OnResume.FREE] = Field(default_factory=dict)
+    """`s3://bucket`, or `s3://bucket/prefix`, to how it is reached, for data and for `storage`. Of other buckets the
+    environment says it: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on."""
     data: DataSection
     """Where the rows are."""
     preprocess: list[PreprocessStep] = Field(default_factory=list)

@@ -66,6 +66,7 @@ class Stage:
         run: does the work; returns (output as small JSON, `ran` or `resumed`).
         verify: returns what is wrong with a recorded output, or None. It looks at the data, not at the record.
         facts: what a person wants to know of the output.
+        as_of_now: the output of a reused stage as it is shown, where others may have changed since what it says.
         publish: shows the output to the tracker; called in every attempt, reused or not.
         of_run: the output belongs to one run (a trained model), not to every run with the same key.
     """
@@ -76,6 +77,7 @@ class Stage:
     facts: Callable[[dict[str, Any]], Facts]
     of_run: bool = False
     publish: Callable[[RunContext, dict[str, Any]], None] = lambda _ctx, _output: None
+    as_of_now: Callable[[RunContext, dict[str, Any]], dict[str, Any]] = lambda _ctx, output: output
 
     def record_path(self, run_id: str, key: str) -> str:
         """Where the record lies in the storage."""
@@ -156,8 +158,9 @@ def _done(
     output: dict[str, Any],
     because: Sequence[str],
 ) -> StageOutcome:
+    facts = stage.facts(stage.as_of_now(ctx, output) if how == "reused" else output)
     seconds = time.monotonic() - started
-    outcome = StageOutcome(stage.name, key, how, seconds, output, stage.facts(output), tuple(because), _utc_before(seconds))
+    outcome = StageOutcome(stage.name, key, how, seconds, output, facts, tuple(because), _utc_before(seconds))
     ctx.outcomes[stage.name] = outcome
     stage.publish(ctx, output)
     ctx.reporter.finished(outcome)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.servers.swift import SwiftServer, UnavailableError, install_swift
+from tests.servers.swift import SwiftServer, UnavailableError, install_swift, store_client
 
 pytest_plugins = ["tests.shared"]
 
@@ -70,7 +70,7 @@ _FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first. What uses the S3 server carries the mark `s3`, and a drill is `slow`."""
     for item in items:
-        if {"s3_server", "s3_bucket"} & set(getattr(item, "fixturenames", ())):
+        if {"s3_server", "s3_bucket", "rows_bucket"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.s3)
         if item.get_closest_marker("drill"):
             item.add_marker(pytest.mark.slow)
@@ -107,6 +107,34 @@ def s3_bucket(s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"penstock-{uuid.uuid4().hex[:12]}"
     boto3.session.Session().client("s3").create_bucket(Bucket=name)
     return f"s3://{name}"
+
+
+@pytest.fixture(scope="session")
+def second_s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
+    """Another store, which knows another secret."""
+    try:
+        programs = install_swift()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    server = SwiftServer(tmp_path_factory.mktemp("second-swift"), programs, secret_key="another-secret-of-tests")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def rows_bucket(
+    s3_bucket: str, second_s3_server: SwiftServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """A bucket of another store than the environment names, and what `stores` says of it; ROWS_... hold its credentials."""
+    server = second_s3_server
+    monkeypatch.setenv("ROWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("ROWS_SECRET_ACCESS_KEY", server.secret_key)
+    settings = {"endpoint": server.endpoint, "region": server.region, "env_prefix": "ROWS"}
+    name = f"rows-{uuid.uuid4().hex[:12]}"
+    store_client(settings).create_bucket(Bucket=name)
+    yield f"s3://{name}", settings
+    monkeypatch.delenv("PENSTOCK_STORES", raising=False)
 
 
 @pytest.fixture(scope="session")

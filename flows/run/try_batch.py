@@ -27,7 +27,7 @@ from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_sou
 from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.sampling import check_column
-from penstock.ingest.spec import DataSpec, MaterializeSpec, ShuffleSpec
+from penstock.ingest.spec import DataSpec, MaterializeSpec, QuarantineSpec, ShuffleSpec
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
@@ -109,7 +109,8 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
     # As Parquet the sample keeps the types it was read with, whatever the source's format, which still says what columns mean.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
     listed = read_source(rows, list_source(rows, folder, format_of(rows).extensions).files, silent)
-    data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None})
+    any_number = QuarantineSpec(max_fraction=1.0)  # of a few rows one bad one is many
+    data = spec.data.model_copy(update={"train": rows.train, "validation": None, "test": None, "quarantine": any_number})
     fitted = fit_preprocess(data, spec.preprocess, listed, project.transforms, silent, parallel=local_map)
     storage = Storage(str(folder / "storage"))
     manifest = materialize(

@@ -61,6 +61,11 @@ def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
         return _wider_number(first, second)
     if _is_time_point(first) and _is_time_point(second):
         return _finer_time(first, second)
+    if pa.types.is_decimal(first) and pa.types.is_decimal(second):
+        return _wider_decimal(first, second)
+    for test in (pa.types.is_duration, pa.types.is_time):
+        if test(first) and test(second):
+            return _finer_span(first, second)
     for test, wide in ((_is_text, pa.large_string()), (_is_bytes, pa.large_binary())):
         if test(first) and test(second):
             return wide
@@ -93,9 +98,27 @@ def _finer_time(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     stamps = [kind for kind in (first, second) if pa.types.is_timestamp(kind)]
     if not stamps:
         return pa.date64()
-    if len({kind.tz for kind in stamps}) > 1:
+    zones = {kind.tz for kind in stamps}
+    if len(zones) > 1 and (None in zones or len(stamps) < 2):
+        return None  # a time without zone is no moment
+    unit = max((kind.unit for kind in stamps), key=_UNIT_ORDER.index)
+    return pa.timestamp(unit, stamps[0].tz if len(zones) == 1 else "UTC")
+
+
+def _finer_span(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    unit = max(first.unit, second.unit, key=_UNIT_ORDER.index)
+    if pa.types.is_duration(first):
+        return pa.duration(unit)
+    return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
+
+
+def _wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """One with as many digits before the point as the one, and behind it as the other."""
+    scale = max(first.scale, second.scale)
+    digits = max(kind.precision - kind.scale for kind in (first, second)) + scale
+    if min(first.scale, second.scale) < 0 or digits > 76:
         return None
-    return pa.timestamp(max((kind.unit for kind in stamps), key=_UNIT_ORDER.index), stamps[0].tz)
+    return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
 
 
 def _joined_struct(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:

@@ -12,6 +12,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
+from penstock.ingest.columns.images import holds_images
 from penstock.ingest.columns.missing import missing_in_lists
 
 __all__ = [
@@ -198,8 +199,10 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
         advice = f"cast: {{{name}: float64}} makes it seconds; or {leave}"
     elif pa.types.is_decimal(kind):
         advice = f"cast: {{{name}: float64}}, or {leave}"
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind):
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or holds_images(kind):
         advice = f"decode_image: {{column: {name}}} if it holds images, map_batches, or {leave}"
+    elif pa.types.is_struct(kind):
+        advice = f"flatten: {{columns: [{name}]}} makes columns of its fields; or {leave}"
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(f"column {name!r} has type {kind}; after all steps every column must hold numbers", next_step=advice)

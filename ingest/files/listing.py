@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from fsspec.spec import AbstractFileSystem
 
 from penstock.config import Section
-from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
+from penstock.errors import DataError, PenstockError, ServiceError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
 from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
@@ -53,11 +53,31 @@ _TABLE_FORMATS = {
 }
 """Tables whose log says which of their files count: the names in the log, and what reads the rows."""
 
+_OTHER_FORMATS = {
+    ".xlsx .xls .xlsb .ods": "set data.format: excel",
+    ".parquet .pq .parq": "set data.format: parquet",
+    ".csv .tsv .tab": "set data.format: csv",
+    ".json .jsonl .ndjson": "set data.format: json",
+    ".arrow .arrows .feather .ipc": "set data.format: arrow (huggingface for what save_to_disk has written)",
+    ".jpg .jpeg .png .bmp .webp .tif .tiff .gif": "set data.format: images",
+    ".txt .text": "set data.format: text",
+    ".npy .npz": "set data.format: numpy",
+    ".tar": "set data.format: webdataset",
+    ".avro": "set data.format: avro",
+    ".orc": "set data.format: orc",
+    ".wav .flac .ogg": "set data.format: audio",
+    ".h5 .hdf5 .mat .pkl .pickle .pt .sav .dta .sas7bdat .rds": "read them in a function: data.format: python",
+    ".heic .avif .dcm .svg": "convert them to PNG, or read them in a function: data.format: python",
+    ".xz .zip .7z .rar": "unpack them; .gz, .bz2, .zst and .lz4 are read as they are",
+}
+"""Endings, and what to do with files that have them where another format is named."""
+
 _LOOKS = 16
 """Folders looked at for a table's log at the same time."""
 
 _MARKERS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
+    *("dataset_info.json", "dataset_dict.json", "state.json"),  # of Hugging Face's datasets
     *("thumbs.db", "desktop.ini", "*~", "*.tmp", "*.part", "*.swp"),
 )
 
@@ -80,6 +100,8 @@ class SourceFile(Section):
     """Changes with the content: its digest, the etag on object stores, the modification time in ns where that is too much."""
     rows: int | None = None
     """None until the file was read."""
+    lacks: tuple[str, ...] = ()
+    """Columns of the source that this file does not have, and that are null in its rows (`data.missing_columns`)."""
 
     @property
     def content(self) -> str | None:
@@ -176,7 +198,7 @@ def list_location(
             )
             for full, info in wanted.items()
         ]
-    except (Interrupted, DataError):
+    except PenstockError:
         raise
     except Exception as error:  # every store has errors of its own
         raise _listing_problem(called, uri, error) from error
@@ -185,11 +207,21 @@ def list_location(
         raise DataError(
             f"{called}: no {format} file in {uri}, which takes {' '.join(extensions)}",
             problems=capped(skipped, 5),
-            next_step=f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
+            next_step=_said_of_formats(found)
+            or f"correct {called} or the format; a glob such as {uri.rstrip('/')}/* takes files of any extension",
         )
     files.sort(key=lambda file: file.name)
     left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
     return Listing(_by_content(files) if is_local(uri) else files, left_out)
+
+
+def _said_of_formats(found: Iterable[str]) -> str:
+    """Which format reads such files, if one does, or how they come into one; empty if nothing is known of them."""
+    extensions = {extension_of(full) for full in found} | {posixpath.splitext(full.lower())[1] for full in found}
+    for named, step in _OTHER_FORMATS.items():
+        if extensions & {*named.split()}:
+            return f"for {' '.join(sorted(extensions & {*named.split()}))} {step}"
+    return ""
 
 
 def _by_content(files: list[SourceFile]) -> list[SourceFile]:

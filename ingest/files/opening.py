@@ -5,6 +5,7 @@ Reading goes through pyarrow's filesystems: its S3 client is 2 to 10 times as fa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -21,6 +22,7 @@ from pyarrow import fs as arrow_fs
 from penstock.errors import DataError, ServiceError
 from penstock.ingest.phases import fetching, running_clock
 from penstock.storage import filesystem_of
+from penstock.store_settings import settings_of
 from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
 
 __all__ = [
@@ -40,6 +42,8 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _PROBE_S = 2.0
 
 _STREAM_BYTES = 1 << 20
+
+_AWS_ENDPOINTS = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
@@ -100,10 +104,15 @@ def read_bytes(uri: str) -> bytes:
         return bytes(stream.read())
 
 
-def read_blocks(stream: pa.NativeFile, block_bytes: int) -> Iterator[bytes]:
-    """Yield blocks of at least `block_bytes` that end with a line; the last one may be smaller and end anywhere."""
+def read_blocks(stream: pa.NativeFile, block_bytes: int, head: bytes = b"") -> Iterator[bytes]:
+    """Yield blocks of at least `block_bytes` that end with a line; the last one may be smaller and end anywhere.
+
+    Args:
+        head: what was read of the stream already.
+    """
     parts: list[bytes] = []
-    while block := stream.read(block_bytes):
+    while block := head + stream.read(block_bytes):
+        head = b""
         cut = block.rfind(b"\n") + 1
         if cut:
             yield b"".join([*parts, block[:cut]])
@@ -118,17 +127,36 @@ def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
     if is_local(uri):
         return arrow_fs.LocalFileSystem(), uri.removeprefix("file://")
     if is_s3(uri):
-        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
-        return _s3_filesystem(endpoint_of(uri), region, credentials), uri.split("://", 1)[1]
+        path = uri.split("://", 1)[1]
+        settings, endpoint = settings_of(uri), endpoint_of(uri)
+        region = settings.region if settings is not None else None
+        if region is None and endpoint is None:
+            region = _region_of_bucket(path.split("/", 1)[0])
+        region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        if settings is None:
+            credentials = tuple(os.environ.get(name) for name in _CREDENTIALS)
+            return _s3_filesystem(endpoint, region, credentials), path
+        if endpoint is None and _AWS_ENDPOINTS & os.environ.keys():
+            endpoint = f"https://s3.{region or 'us-east-1'}.amazonaws.com"  # or the client would take theirs
+        return _s3_filesystem(endpoint, region, settings.credentials() or (), settings.anonymous, named=True), path
     fs, path = filesystem_of(uri)
     return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(fs)), path
 
 
 @functools.lru_cache(maxsize=8)
-def _s3_filesystem(endpoint: str | None, region: str | None, credentials: tuple[str | None, ...]) -> arrow_fs.S3FileSystem:
-    """One client for each set of settings, so that connections are reused; it finds the credentials by itself."""
+def _s3_filesystem(
+    endpoint: str | None, region: str | None, credentials: tuple[str | None, ...], anonymous: bool = False, named: bool = False
+) -> arrow_fs.S3FileSystem:
+    """One client for each set of settings, so that connections are reused.
+
+    Args:
+        credentials: those of the environment, which the client finds by itself, unless they are `named`.
+    """
     options: dict[str, Any] = {"region": region} if region else {}
+    if anonymous:
+        options["anonymous"] = True
+    elif named and credentials:
+        options |= dict(zip(("access_key", "secret_key", "session_token"), credentials, strict=True))
     if endpoint:
         address = urlsplit(endpoint)
         options |= {"endpoint_override": address.netloc + address.path.rstrip("/"), "scheme": address.scheme}
@@ -136,6 +164,14 @@ def _s3_filesystem(endpoint: str | None, region: str | None, credentials: tuple[
     # The default of 3 attempts gives up within 1.5 s, less than a gateway takes to restart.
     retries = arrow_fs.AwsStandardS3RetryStrategy(max_attempts=10)
     return arrow_fs.S3FileSystem(retry_strategy=retries, connect_timeout=5, request_timeout=30, **options)
+
+
+@functools.lru_cache(maxsize=64)
+def _region_of_bucket(bucket: str) -> str | None:
+    """Where Amazon keeps a bucket, which its client does not find out; None where Amazon is not reached, or has others."""
+    with contextlib.suppress(OSError):
+        return str(arrow_fs.resolve_s3_region(bucket))
+    return None
 
 
 def probe_endpoint(uri: str) -> None:
@@ -156,7 +192,7 @@ def probe_endpoint(uri: str) -> None:
     except OSError as error:
         raise ServiceError(
             f"the S3 endpoint {endpoint} does not answer ({error}); {uri} cannot be read",
-            next_step="start the store, or correct AWS_ENDPOINT_URL",
+            next_step=f"start the store, or correct {'`stores`' if settings_of(uri) is not None else 'AWS_ENDPOINT_URL'}",
         ) from error
 
 

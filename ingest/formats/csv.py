@@ -6,6 +6,8 @@ word into text, `007` into 7 and Latin-1 text into bytes, and swallows the lines
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import json
 from collections.abc import Collection, Iterator
@@ -16,9 +18,11 @@ import pyarrow.csv as arrow_csv
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
+from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.opening import read_problem
-from penstock.ingest.formats.cell_types import NULL_WORDS, CellTypes, rounds, without_null_words
+from penstock.ingest.formats.cells.cell_bytes import CellBytes
+from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, Reader, looks_like
@@ -47,8 +51,11 @@ class CsvFormat(Format):
 class CsvReader(Reader):
     """CSV as its options say: by default with a header line and commas, `.tsv` and `.tab` files with tabs."""
 
+    marks_unreadable = True
+
     def __init__(self, data: DataSpec, options: CsvOptions) -> None:
         self._form = Dialect(options)
+        self._null_words = NullWords(self._form.null_words)
         self._before_rows = 0 if options.header else 1
         self._types = data.types
         self._columns = data.read_columns
@@ -57,7 +64,7 @@ class CsvReader(Reader):
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""
         header = self._header(file)
         wanted = [name for name in header if self._columns is None or name in self._columns]
-        cells = {name: CellTypes(self._form.null_words) for name in wanted}
+        cells = {name: CellTypes(self._null_words) for name in wanted}
         rows = 0
         stream = self._form.open(file)
         lines = _LineCounter(stream)
@@ -82,12 +89,15 @@ class CsvReader(Reader):
         """Yield the rows, about 4 MiB of text at a time."""
         header = self._header(file)
         rows = 0
-        for batch in self._text_batches(file, self._form.open(file), header, schema.names):
+        fields = [field for field in schema if field.name != UNREADABLE]
+        for batch in self._text_batches(file, self._form.open(file), header, [field.name for field in fields]):
             columns = []
-            for field in schema:
+            marks = Unreadable(batch.num_rows) if UNREADABLE in schema.names else None
+            for field in fields:
                 text = batch.column(field.name)
                 try:
-                    columns.append(self._typed(text, field.type))
+                    cast = functools.partial(self._typed, kind=field.type)
+                    columns.append(cast(text) if marks is None else marks.cast(field.name, text, field.type, cast))
                 except pa.ArrowException as error:
                     bad = first_bad_row(self._values(text), field.type)
                     raise DataError(
@@ -95,7 +105,7 @@ class CsvReader(Reader):
                         f"which does not read as {field.type}",
                         next_step=f"repair the line, or set data.types: {{{field.name}: string}}",
                     ) from error
-            yield pa.table(columns, schema=schema)
+            yield pa.table(columns if marks is None else [*columns, marks.array()], schema=schema)
             rows += batch.num_rows
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
@@ -113,14 +123,18 @@ class CsvReader(Reader):
 
     def _values(self, text: pa.Array) -> pa.Array:
         """The cells of a column of no text, as Arrow reads them."""
-        return without_null_words(self._form.pointed(text), self._form.null_words)
+        return self._null_words.without(self._form.pointed(text))
 
     def _typed(self, text: pa.Array, kind: pa.DataType) -> pa.Array:
         if kind in (pa.string(), pa.large_string()):
             return pc.cast(text, kind)
         values = self._values(text)
-        if pa.types.is_floating(kind) and rounds(values):
+        cells = CellBytes(values)
+        if pa.types.is_floating(kind) and rounds(values, cells):
             raise pa.ArrowInvalid("an integer that would be rounded")
+        if cells.is_trimmed:
+            with contextlib.suppress(pa.ArrowException):
+                return pc.cast(values, kind)
         return cast_array(values, kind)
 
     def _shown(self, value: str | None) -> str | None:

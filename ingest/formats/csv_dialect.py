@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeInt, field_validator
 from penstock.config import Section
 from penstock.ingest.files.listing import SourceFile, extension_of
 from penstock.ingest.files.opening import open_stream, read_blocks
-from penstock.ingest.formats.cell_types import NULL_WORDS
+from penstock.ingest.formats.cells.cell_types import NULL_WORDS
 
 __all__ = ["CsvOptions", "Dialect"]
 

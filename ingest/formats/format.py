@@ -6,7 +6,10 @@ docs/extend/format.md has a whole one.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -14,7 +17,20 @@ from penstock.config import Section
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["Format"]
+__all__ = ["Format", "Origin"]
+
+
+class Origin(NamedTuple):
+    """Rows that are no files, before they are read."""
+
+    identity: Any
+    """JSON that is the same as long as the rows are: they are read again when it changes."""
+    rows: Callable[[], Any]
+    """Read them: a table, or an iterable of Arrow tables or record batches, pandas DataFrames, or dicts of arrays."""
+    version: str = ""
+    """Part of the files' names, so that it is in the key and in what is shown: `version-12`."""
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around `rows` and the iteration: turns what goes wrong into penstock's errors."""
 
 
 class Format(Protocol):
@@ -29,8 +45,8 @@ class Format(Protocol):
     `.lz4` may follow them; `open_stream` (penstock.ingest.files.opening) unpacks these."""
     Options: ClassVar[type[Section] | None] = None
     """What the pipeline file may say under `data.NAME`, or None. Its docstring and those of its fields become the reference."""
-    from_code: ClassVar[bool] = False
-    """Whether `data.train` names a function that gives rows, not files (`format: python`)."""
+    is_kept: ClassVar[bool] = False
+    """Whether `data.train` names no files, but rows that are written to the storage first: then `origin` is asked for them."""
     folder_columns: ClassVar[bool] = True
     """Whether a folder named `month=2011-01` gives its files a column `month`."""
     identity: ClassVar[tuple[str, ...]] = ()
@@ -43,6 +59,18 @@ class Format(Protocol):
     them."""
     not_features: ClassVar[tuple[str, ...]] = ()
     """Columns of text, such as the file's name, that steps may use and training does not see."""
+
+    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+        """Find rows that are no files, where `is_kept`. Runs in the driver whenever the sources are listed.
+
+        Args:
+            target: what `data.train`, or another split, says.
+            base_dir: the folder of the pipeline file.
+
+        Raises:
+            SpecError, DataError, ServiceError: there is nothing there, or it does not answer.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads files")
 
     def reader(self, data: DataSpec, options: Any) -> Reader:
         """Make the reader of a pipeline's files.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 from PIL import Image
 
 from penstock.errors import DataError
+from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes, read_problem
 from penstock.ingest.formats.format import Format
@@ -18,7 +20,8 @@ from penstock.ingest.spec import DataSpec
 __all__ = ["ImageReader", "ImagesFormat", "class_of"]
 
 
-_FORMATS = ("JPEG", "PNG", "BMP")
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
+"""By name: Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
 
 _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 
@@ -26,7 +29,7 @@ _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 class ImagesFormat(Format):
     """One image a file, in folders named after their classes: the first folder below the root, whatever lies below that."""
 
-    extensions = (".jpg", ".jpeg", ".png", ".bmp")
+    extensions = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
     # The folders of images are their classes, whatever signs are in the names.
     folder_columns = False
     # One picture in two folders is still one picture: held out and trained on, it would leak.
@@ -43,14 +46,15 @@ class ImageReader(Reader):
     """One row per image file: `image` (its bytes), `label` (its class folder's name, null at the root) and `path`."""
 
     one_row_per_file = True
+    marks_unreadable = True
 
     def __init__(self, data: DataSpec) -> None:
         self._needs_class = data.label == "label"
+        self._refuses_damage = data.invalid != "quarantine"
 
     def inspect(self, file: SourceFile) -> FileFacts:
-        """Check that the file is an image, whole to its end."""
-        content = _content(file)
-        problem = _damage(content)
+        """Check that the file is an image, whole to its end, unless damaged ones are marked where the rows are read."""
+        problem = _damage(_content(file)) if self._refuses_damage else ""
         if problem:
             what = looks_like(file)
             raise DataError(f"{file.uri}: {problem}" + (f" (this is {what})" if what and "image" not in what else ""))
@@ -63,10 +67,12 @@ class ImageReader(Reader):
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the one row."""
-        row = {"label": class_of(file), "path": file.name}
+        row: dict[str, Any] = {"label": class_of(file), "path": file.name}
         if "image" in schema.names:
-            row["image"] = _content(file)  # type: ignore[assignment]
-        yield pa.table([pa.array([row[field.name]], field.type) for field in schema], schema=schema)
+            row["image"] = _content(file)
+            if UNREADABLE in schema.names and (problem := _damage(row["image"])):
+                row[UNREADABLE] = {"column": "image", "example": problem}
+        yield pa.table([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
 
 
 def class_of(file: SourceFile) -> str | None:
@@ -93,7 +99,7 @@ def _damage(content: bytes) -> str:
                 return "" if b"IEND" in content[-64:] else "cut off: the PNG has no end mark"
             image.load()
     except Image.UnidentifiedImageError:
-        return "not a JPEG, PNG or BMP image"
+        return "not a JPEG, PNG, BMP, WebP, TIFF or GIF image"
     except Exception as error:  # Pillow lets the errors of its decoders out: struct.error, SyntaxError, ...
         return f"the image is damaged or cut off: {error}"
     return ""

@@ -1,13 +1,13 @@
-"""How are JSON lines read, one object a line, with the line named when something is wrong?
+"""How is JSON read, one object a row, with the line named when something is wrong?
 
 Blocks of whole lines go through pyarrow's parser; only a block it refuses is gone through again in Python, line by line.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -17,9 +17,12 @@ import pyarrow.json as arrow_json
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row, promote
 from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
 from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
@@ -30,26 +33,27 @@ __all__ = ["JsonFormat", "JsonReader"]
 
 _BLOCK_BYTES = 4 << 20
 
-_LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
-"""All integers that a double may round, and some others."""
+_HEAD_BYTES = 64 << 10
 
 
 class JsonFormat(Format):
-    """One object a line; may be compressed."""
+    """One object a line, one array of objects, or objects over several lines; may be compressed."""
 
     extensions = (".json", ".jsonl", ".ndjson")
 
     def reader(self, data: DataSpec, options: None) -> JsonReader:
-        """Read lines."""
+        """Read objects."""
         return JsonReader(data)
 
 
 class JsonReader(Reader):
-    """One JSON object per line. A missing key is null; text stays text, also where it looks like a time."""
+    """One JSON object a row. A missing key is null; text stays text, also where it looks like a time."""
 
     missing_is_null = True
+    marks_unreadable = True
 
     def __init__(self, data: DataSpec) -> None:
+        self._marks = data.invalid == "quarantine"
         self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = data.read_columns
 
@@ -57,28 +61,29 @@ class JsonReader(Reader):
         """Parse the whole file; the types of its blocks are joined."""
         rows = 0
         columns: dict[str, pa.DataType] = {}
-        for block, line, num_rows in self._blocks(file):
-            for field in self._parse(file, block, line, num_rows, None).schema:
+        for block in self._blocks(file):
+            for field in self._parse(file, block, None).schema:
                 seen = columns.get(field.name, pa.null())
                 kind = promote(seen, _without_times(canonical_type(field.type)))
                 if kind is None:
                     raise DataError(
-                        f"{file.uri}: column {field.name!r} is {seen} before line {line}, and {field.type} from there on",
+                        f"{file.uri}: column {field.name!r} is {seen} before line {block.lines[0]}, and {field.type} from "
+                        "there on",
                         next_step=f"repair the lines, or set data.types: {{{field.name}: string}}",
                     )
                 columns[field.name] = kind
-            rows += num_rows
+            rows += block.rows
         return FileFacts(columns, rows)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""
-        for block, line, num_rows in self._blocks(file):
-            yield self._parse(file, block, line, num_rows, schema)
+        for block in self._blocks(file):
+            yield self._parse(file, block, schema)
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
         """Say on which line the first value is that is of another kind."""
-        for block, line, _ in self._blocks(file):
-            for number, text in _lines(block, line):
+        for block in self._blocks(file):
+            for number, text in _lines(block):
                 value = json.loads(text).get(column)
                 if value is not None and not _is_of(value, kind):
                     return f"line {number} holds {shorten(value)}"
@@ -88,55 +93,61 @@ class JsonReader(Reader):
         """See `Reader.lines`."""
         found: dict[int, int] = {}
         first, last = 0, max(rows, default=-1)
-        for block, line, num_rows in self._blocks(file):
-            wanted = [row - first for row in rows if first <= row < first + num_rows]
+        for block in self._blocks(file):
+            wanted = [row - first for row in rows if first <= row < first + block.rows]
             if wanted:
-                numbers = [number for number, _ in _lines(block, line)]
+                numbers = [number for number, _ in _lines(block)]
                 found |= {first + row: numbers[row] for row in wanted}
-            first += num_rows
+            first += block.rows
             if first > last:
                 break
         return found
 
-    def _blocks(self, file: SourceFile) -> Iterator[tuple[bytes, int, int]]:
-        """(whole lines, number of the first one from 1, number of objects)."""
-        line, offset = 1, 0
+    def _blocks(self, file: SourceFile) -> Iterator[Block]:
         try:
             with open_stream(file.uri) as stream:
-                for block in read_blocks(stream, _BLOCK_BYTES):
-                    if offset == 0:
-                        _refuse_other_kinds(file, block)
+                head = _head(stream)
+                _refuse_other_kinds(file, head)
+                if spans_lines(head):
+                    yield from object_lines(file.uri, head, stream, _BLOCK_BYTES)
+                    return
+                line, offset = 1, 0
+                for block in read_blocks(stream, _BLOCK_BYTES, head):
                     _, problem = decode_block(block, line, offset)
                     if problem:
                         raise DataError(f"{file.uri}: {problem}")
-                    num_rows = sum(1 for text in block.split(b"\n") if text.strip())
+                    num_rows, num_ends = count_lines(block)
                     if num_rows:
-                        yield block.removeprefix(b"\xef\xbb\xbf"), line, num_rows
-                    line += block.count(b"\n")
+                        yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows)
+                    line += num_ends
                     offset += len(block)
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
 
-    def _parse(self, file: SourceFile, block: bytes, line: int, num_rows: int, schema: pa.Schema | None) -> pa.Table:
+    def _parse(self, file: SourceFile, block: Block, schema: pa.Schema | None) -> pa.Table:
         """Read a block as `schema`, or with the types it shows where `schema` is None."""
         given = schema if schema is not None else pa.schema(list(self._types.items()))
+        marked = UNREADABLE in given.names
+        given = given.remove(given.get_field_index(UNREADABLE)) if marked else given
         try:
-            table = _parse_block(block, given, infer=schema is None)
+            table = _parse_block(block.text, given, infer=schema is None)
             # Pyarrow takes `{} {}` on a line, and one object over several lines, which would make row and line differ.
-            if table.num_columns and table.num_rows != num_rows:
-                raise pa.ArrowInvalid(f"{table.num_rows} objects on {num_rows} lines")
+            if table.num_columns and table.num_rows != block.rows:
+                raise pa.ArrowInvalid(f"{table.num_rows} objects on {block.rows} lines")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            table = self._parse_slowly(file, block, line, given, infer=schema is None)
-        self._refuse_rounded(file, block, line, table.schema)
+            table = self._parse_slowly(file, block, given, infer=schema is None)
+        if marked and UNREADABLE not in table.column_names:
+            table = table.append_column(UNREADABLE_FIELD, pa.nulls(table.num_rows, UNREADABLE_FIELD.type))
+        self._refuse_rounded(file, block, table.schema)
         return table if schema is None else table.select(schema.names)
 
-    def _refuse_rounded(self, file: SourceFile, block: bytes, line: int, schema: pa.Schema) -> None:
+    def _refuse_rounded(self, file: SourceFile, block: Block, schema: pa.Schema) -> None:
         """Pyarrow makes a double of an integer from 2**63 on, and of one beside a fraction, whatever is lost."""
         wanted = schema if self._columns is None else [field for field in schema if field.name in self._columns]
         floats = [field for field in wanted if field.name not in self._types and _has_floats(field.type)]
-        if not floats or not _LONG_INTEGER.search(block):
+        if not floats or not has_long_integer(block.text):
             return
-        for number, text in _lines(block, line):
+        for number, text in _lines(block):
             item = json.loads(text)
             for field in floats:
                 rounded = next(_rounded(item.get(field.name), field.type), None)
@@ -147,12 +158,12 @@ class JsonReader(Reader):
                         next_step=f"set data.types: {{{field.name}: string}} (or uint64 where no value has a fraction)",
                     )
 
-    def _parse_slowly(self, file: SourceFile, block: bytes, line: int, given: pa.Schema, *, infer: bool) -> pa.Table:
+    def _parse_slowly(self, file: SourceFile, block: Block, given: pa.Schema, *, infer: bool) -> pa.Table:
         """For blocks where a column of `data.types` holds values of several kinds, or a column that is not read is untidy."""
         wanted = self._columns if infer else given.names
         typed: dict[str, list[Any]] = {name: [] for name in given.names if name in self._types}
         objects: list[tuple[int, dict[str, Any]]] = []
-        for number, item in _objects(file, block, line):
+        for number, item in _objects(file, block):
             for name, values in typed.items():
                 values.append(item.pop(name, None))
             objects.append((number, item if wanted is None else {name: item[name] for name in wanted if name in item}))
@@ -163,8 +174,11 @@ class JsonReader(Reader):
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _clash(file, objects, others, error) from error
         columns = dict(zip(table.column_names, table.columns, strict=True))
+        marks = Unreadable(len(objects)) if self._marks else None
         for name, values in typed.items():
-            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name])
+            columns[name] = _column(file, name, values, [number for number, _ in objects], self._types[name], marks)
+        if marks is not None and not infer:
+            columns[UNREADABLE] = marks.array()
         return pa.table(columns)
 
 
@@ -216,15 +230,18 @@ def _is_double(value: int) -> bool:
         return False
 
 
-def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType) -> pa.Array:
+def _column(
+    file: SourceFile, name: str, values: list[Any], lines: list[int], kind: pa.DataType, marks: Unreadable | None
+) -> pa.Array:
     """Values of several kinds as one type: by way of text, where some of them are text or text is wanted."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or any(isinstance(value, str) for value in values):
         texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
         array = pa.array(texts, pa.string())
     else:
         array = pa.array(values)
+    cast = functools.partial(cast_array, kind=kind)
     try:
-        return cast_array(array, kind)
+        return cast(array) if marks is None else marks.cast(name, array, kind, cast)
     except pa.ArrowException as error:
         bad = first_bad_row(array, kind)
         raise DataError(
@@ -233,12 +250,12 @@ def _column(file: SourceFile, name: str, values: list[Any], lines: list[int], ki
         ) from error
 
 
-def _lines(block: bytes, first_line: int) -> Iterator[tuple[int, bytes]]:
-    return ((first_line + index, text) for index, text in enumerate(block.split(b"\n")) if text.strip())
+def _lines(block: Block) -> Iterator[tuple[int, bytes]]:
+    return ((line, text) for line, text in zip(block.lines, block.text.split(b"\n"), strict=False) if text.strip())
 
 
-def _objects(file: SourceFile, block: bytes, first_line: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, text in _lines(block, first_line):
+def _objects(file: SourceFile, block: Block) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, text in _lines(block):
         try:
             value = json.loads(text, object_pairs_hook=_unique_keys)
         except ValueError as error:
@@ -315,11 +332,18 @@ def _without_times(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _refuse_other_kinds(file: SourceFile, block: bytes) -> None:
-    if block.lstrip().startswith(b"["):
-        raise DataError(
-            f"{file.uri}: one JSON array, not one object per line",
-            next_step="convert it: jq -c '.[]' IN.json > OUT.jsonl",
-        )
-    if not block.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and (what := looks_like(file)) not in ("", "text"):
-        raise DataError(f"{file.uri}: this is {what}, not JSON lines")
+def _head(stream: pa.NativeFile) -> bytes:
+    """What the file begins with: its first line with something on it, or a block."""
+    head = b""
+    while len(head) < _BLOCK_BYTES and b"\n" not in head.lstrip(b"\xef\xbb\xbf \t\r\n"):
+        more = stream.read(_HEAD_BYTES)
+        if not more:
+            break
+        head += more
+    return head
+
+
+def _refuse_other_kinds(file: SourceFile, head: bytes) -> None:
+    begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not begins.startswith((b"{", b"[")) and (what := looks_like(file)) not in ("", "text"):
+        raise DataError(f"{file.uri}: this is {what}, not JSON")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError
+from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.ingest.formats.format import Format
@@ -30,6 +31,8 @@ class ParquetFormat(Format):
 
 class ParquetReader(Reader):
     """Parquet files, one row group after the other."""
+
+    marks_unreadable = True
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read the footer."""
@@ -57,6 +60,7 @@ class ParquetReader(Reader):
     def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
         """Yield the rows of the row groups from `first_row` on; -1 is the end of the file."""
         begun, wanted = 0, first_row
+        names = [name for name in schema.names if name != UNREADABLE]
         with _open_parquet(file) as parquet:
             for group in range(parquet.num_row_groups):
                 start, rows = begun, parquet.metadata.row_group(group).num_rows
@@ -65,7 +69,7 @@ class ParquetReader(Reader):
                     continue
                 first_row = start
                 try:
-                    for batch in parquet.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
+                    for batch in parquet.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
                         yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
                         first_row += batch.num_rows
                 except (OSError, pa.ArrowException) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row
+from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.messages import shorten
@@ -71,6 +73,9 @@ class Reader(Protocol):
     """Whether each file is one row: then rows of many files are read together."""
     missing_is_null: bool = False
     """Whether a column that a file does not have is null there, rather than an error."""
+    marks_unreadable: bool = False
+    """Whether `tables` and `piece` mark rows that do not read where the schema asks for it (`data.invalid: quarantine`,
+    penstock.ingest.columns.unreadable). A reader that does not is not asked, and refuses such rows."""
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Look through a file that is not empty, in bounded memory: its columns, in canonical types, and its number of rows.
@@ -117,16 +122,21 @@ class Reader(Protocol):
 
 
 def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int) -> pa.Table:
-    """Cast `table` to `schema`.
+    """Cast `table` to `schema`, and mark the rows that do not read where it asks for that.
 
     Raises:
         DataError: a value does not fit; names file, row (from 0) and value.
     """
     columns = []
+    marks = Unreadable(table.num_rows) if UNREADABLE in schema.names else None
     for field in schema:
+        if field.name == UNREADABLE and marks is not None:
+            columns.append(marks.array())  # the last one
+            continue
         values = table.column(field.name)
         try:
-            columns.append(cast_array(values, field.type))
+            cast = functools.partial(cast_array, kind=field.type)
+            columns.append(cast(values) if marks is None else marks.cast(field.name, values, field.type, cast))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             row = first_bad_row(values, field.type)
             raise DataError(

@@ -11,6 +11,10 @@ from penstock.plugins import Plugins
 __all__ = ["FORMATS", "format_named", "format_of", "format_origin", "reader_of"]
 
 
+_CONTAINERS = "penstock.ingest.formats.containers"
+
+_SOURCES = "penstock.ingest.formats.sources"
+
 FORMATS: Plugins[type[Format]] = Plugins(
     "format",
     "penstock.formats",
@@ -21,7 +25,14 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "arrow": "penstock.ingest.formats.arrow:ArrowFormat",
         "images": "penstock.ingest.formats.images:ImagesFormat",
         "text": "penstock.ingest.formats.text:TextFormat",
-        "python": "penstock.ingest.formats.python:PythonFormat",
+        "huggingface": f"{_CONTAINERS}.huggingface:HuggingFaceFormat",
+        "webdataset": f"{_CONTAINERS}.webdataset:WebDatasetFormat",
+        "numpy": f"{_CONTAINERS}.numpy:NumpyFormat",
+        "excel": f"{_CONTAINERS}.excel:ExcelFormat",
+        "orc": f"{_CONTAINERS}.orc:OrcFormat",
+        "avro": f"{_CONTAINERS}.avro:AvroFormat",
+        "audio": f"{_CONTAINERS}.audio:AudioFormat",
+        "python": f"{_SOURCES}.python:PythonFormat",
     },
 )
 """Name in `data.format` to the format's class."""

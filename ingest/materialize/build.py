@@ -5,11 +5,13 @@ Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, 
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from penstock.digest import digest_of, file_digest
@@ -19,6 +21,13 @@ from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
 from penstock.ingest.materialize.in_use import use_units
 from penstock.ingest.materialize.profile import merged
+from penstock.ingest.materialize.quarantine import (
+    FILE_NAME,
+    check_budget,
+    dataset_quarantine_path,
+    join_parts,
+    unit_quarantine_path,
+)
 from penstock.ingest.materialize.shared_rows import SharedRows, shared_rows
 from penstock.ingest.materialize.unit import (
     UnitJob,
@@ -64,7 +73,8 @@ def materialize(
         key: the materialize stage's key, which names the dataset.
 
     Raises:
-        DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported), a
+        DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
+            `data.invalid: quarantine`, until there are more than its budget allows), a
             step or column that is wrong, or a damaged unit that came out differently.
     """
     data, fitted = preparation.data, preparation.fitted
@@ -82,10 +92,17 @@ def materialize(
     done = total - sum(file.rows or 0 for job in todo for file in job.files)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
     rows_of = {job.key: sum(file.rows or 0 for file in job.files) for job in todo}
+    set_aside = sum(_set_aside(result) for result in results.values())
     for unit, result in parallel(_build, todo):
         results[unit] = result
+        set_aside += _set_aside(result)
+        if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
+            break  # the check says so
         done += rows_of[unit]
         progress(done, total, "rows")
+    if data.invalid == "quarantine":
+        found = [results[job.key] for job in jobs if job.key in results]
+        check_budget(data.quarantine, [problem for result in found for problem in _problems(result)], total)
     raise_for([problem for job in jobs for problem in results[job.key].problems], label=data.label)
     records = [record for job in jobs if (record := results[job.key].record) is not None]
     _check_repaired(storage, key, records, damaged)
@@ -98,8 +115,27 @@ def materialize(
             "equal rows together",
         )
     manifest = _manifest(key, data, fitted, records, shared)
+    if manifest.rows_quarantined:
+        _list_quarantined(key, records, storage)
     storage.write_json(manifest_path(key), manifest.model_dump(mode="json"))
     return manifest
+
+
+def _problems(result: UnitResult) -> tuple[RowProblem, ...]:
+    return result.problems if result.record is None else result.record.problems
+
+
+def _set_aside(result: UnitResult) -> int:
+    return sum(problem.rows for problem in _problems(result))
+
+
+def _list_quarantined(key: str, records: Sequence[UnitRecord], storage: Storage) -> None:
+    """One table of the rows that all units have set aside. Written before the manifest, and again after a kill in between."""
+    paths = [unit_quarantine_path(record.key) for record in records if record.quarantined]
+    with tempfile.TemporaryDirectory(prefix="penstock-quarantine-") as folder:
+        table = Path(folder) / FILE_NAME
+        join_parts(table, [partial(storage.read_bytes, path) for path in paths])
+        storage.put_file(table, dataset_quarantine_path(key))
 
 
 def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -> list[ShardInfo]:
@@ -137,8 +173,9 @@ def _build(job: UnitJob) -> tuple[str, UnitResult]:
 
 def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage) -> list[UnitJob]:
     jobs = []
+    limit = preparation.data.quarantine.limit(preparation.snapshot.rows)
     for files in plan_units(preparation.snapshot.files, spec.unit_bytes):
-        job = UnitJob("", preparation.only(files), spec.shard_bytes, storage)
+        job = UnitJob("", preparation.only(files), spec.shard_bytes, storage, limit)
         jobs.append(replace(job, key=unit_key(job)))
     return jobs
 
@@ -170,6 +207,7 @@ def _manifest(
     shards = [shard for split in SPLITS for record in records for shard in record.shards if shard.split == split]
     rows: dict[Split, int] = {split: sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS}
     dropped = sum((Counter(record.dropped) for record in records), Counter())
+    quarantined = sum(record.quarantined for record in records)
     if not rows["train"]:
         left_out = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items())
         raise DataError(
@@ -189,6 +227,7 @@ def _manifest(
         extra={
             "class_counts": _class_counts(records),
             "dropped": dict(dropped),
+            **({"quarantined": quarantined} if quarantined else {}),
             "profile": merged(record.profile for record in records).model_dump(mode="json"),
             "unseen_categories": dict(sum((Counter(record.unseen) for record in records), Counter())),
             "shared_rows": [found.model_dump() for found in shared],

@@ -28,9 +28,10 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_origin
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.materialize.profile import Profile, Profiler
+from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path, write_part
 from penstock.ingest.materialize.shard_file import ShardBuffer, with_provenance, write_shard
 from penstock.ingest.preprocess.chain import Preparation, decodes_images
-from penstock.ingest.preprocess.problems import RowProblem, joined
+from penstock.ingest.preprocess.problems import RowProblem, SetAside, joined
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.schema import SPLITS, ColumnInfo, Split
 from penstock.ingest.spec import SplitRule
@@ -65,6 +66,10 @@ class UnitRecord(Section):
     rows_read: int
     dropped: dict[str, int] = Field(default_factory=dict)
     """Rows left out, by reason."""
+    quarantined: int = 0
+    """Rows listed beside the shards (penstock.ingest.materialize.quarantine); 0 without such a list."""
+    problems: tuple[RowProblem, ...] = ()
+    """Of those rows, each kind with its first place."""
     unseen: dict[str, int] = Field(default_factory=dict)
     """Values per column that one_hot did not know and made zeros."""
     classes: dict[Split, tuple[ClassCount, ...]] = Field(default_factory=dict)
@@ -102,6 +107,8 @@ class UnitJob:
     """Of the unit's files only."""
     shard_bytes: int
     storage: Storage
+    max_quarantined: int = 0
+    """Under `data.invalid: quarantine`: with more bad rows the unit need not be finished. Part of no key."""
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -148,7 +155,9 @@ def committed(storage: Storage, key: str) -> UnitRecord | None:
         return None
     if record.key != key or incomplete_shards(storage, key, record.shards):
         return None
-    sizes = storage.sizes(unit_path(key)) if record.hashed else {}
+    sizes = storage.sizes(unit_path(key)) if record.hashed or record.quarantined else {}
+    if record.quarantined and FILE_NAME not in sizes:
+        return None
     whole = all(sizes.get(Path(hashes_path(key, split)).name) == 8 * rows for split, rows in record.hashed_rows().items())
     return record if whole else None
 
@@ -163,7 +172,8 @@ def build_unit(job: UnitJob) -> UnitResult:
     """Make one unit and commit it. Runs in a worker.
 
     What was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
-    Under `data.invalid: error` bad rows are counted to the end of the unit, and then it is not committed.
+    Under `data.invalid: error` bad rows are counted to the end of the unit, and then it is not committed; under `quarantine` up
+    to one more than all units together may have.
 
     Raises:
         DataError: a step or a column is wrong whatever the rows hold, or a file cannot be read.
@@ -175,6 +185,8 @@ def build_unit(job: UnitJob) -> UnitResult:
         maker = _UnitMaker(job, folder, pool)
         for split, rows in job.preparation.rows(maker.profiler.read, hashed=job.preparation.data.may_share_rows):
             maker.add(split, rows)
+            if job.preparation.data.invalid == "quarantine" and maker.num_set_aside > job.max_quarantined:
+                return UnitResult(record=None, problems=tuple(joined(maker.problems)))
         if maker.problems and job.preparation.data.invalid == "error":
             return UnitResult(record=None, problems=tuple(joined(maker.problems)))
         record = maker.finish(started)
@@ -202,10 +214,17 @@ class _UnitMaker:
         self._unseen: Counter[str] = Counter()
         self.profiler = Profiler({file.uri: (file.location, file.name) for file in job.files})
         self.problems: list[RowProblem] = []
+        self._set_aside: list[SetAside] = []
+
+    @property
+    def num_set_aside(self) -> int:
+        """Rows that a quarantine has to list."""
+        return sum(len(each.examples) for each in self._set_aside)
 
     def add(self, split: Split, rows: Rows) -> None:
         """Take one prepared batch."""
         self.problems += rows.problems
+        self._set_aside += rows.set_aside
         self._filtered += rows.filtered
         self._unseen.update(rows.unseen)
         table = rows.table
@@ -231,6 +250,10 @@ class _UnitMaker:
                 local = self._folder / Path(path).name
                 np.concatenate(hashes).astype("<u8").tofile(local)
                 self._job.storage.put_file(local, path)
+        if self._set_aside:
+            part = self._folder / FILE_NAME
+            write_part(part, self._set_aside, {file.uri: (file.location, file.name) for file in self._job.files})
+            self._job.storage.put_file(part, unit_quarantine_path(self._job.key))
         dropped: Counter[str] = Counter()
         for problem in self.problems:
             dropped[f"{problem.reason}: {problem.column}"] += problem.rows
@@ -243,6 +266,8 @@ class _UnitMaker:
             columns=columns_of(self._schema[0]) if self._schema else (),
             rows_read=sum(file.rows or 0 for file in self._job.files),
             dropped=dict(dropped),
+            quarantined=self.num_set_aside,
+            problems=tuple(joined(self.problems)) if self._set_aside else (),
             unseen=dict(self._unseen),
             classes={
                 split: tuple(counts[label] for label in sorted(counts)) for split, counts in self._classes.items() if counts

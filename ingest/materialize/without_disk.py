@@ -21,8 +21,9 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
+from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.materialize.unit import hashes_path
+from penstock.ingest.materialize.unit import UnitRecord, hashes_path
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
@@ -44,6 +45,8 @@ class RowSource:
 
     preparation: Preparation
     spec: MaterializeSpec
+    quarantine: Storage | None = None
+    """Where the table of rows set aside under `data.invalid: quarantine` goes."""
 
     def describe(self, key: str, progress: Progress) -> DatasetManifest:
         """Prepare every row once and keep none. Runs on the driver; Ray must be initialised.
@@ -103,7 +106,7 @@ class RowSource:
 
     def _pass(self, key: str, progress: Progress, blocks: dict[str, Any] | None) -> DatasetManifest:
         """Make all units without keeping their shards; references to their columns are put into `blocks` by shard path."""
-        hashes: dict[str, Any] = {}
+        beside: dict[str, Any] = {}
 
         def parallel(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
             # Ray keeps what a generator task yields for its caller, not for the worker that may be gone by then.
@@ -113,9 +116,7 @@ class RowSource:
                     outcome = ray.get(next(references))
                 record = outcome[1].record
                 if record is not None:
-                    hashes.update(
-                        zip((hashes_path(record.key, split) for split in record.hashed_rows()), references, strict=False)
-                    )
+                    beside.update(zip(_beside(record), references, strict=False))
                 if blocks is not None and record is not None:
                     blocks.update(zip((shard.path for shard in record.shards), references, strict=True))
                 yield outcome
@@ -124,18 +125,26 @@ class RowSource:
             key=key,
             preparation=self.preparation,
             spec=self.spec,
-            storage=_Nowhere(kept=hashes),
+            storage=_Nowhere(kept=beside, tables=self.quarantine),
             progress=progress,
             parallel=parallel,
         )
 
 
 class _Nowhere(Storage):
-    """A storage that is empty and stays empty; `take` sees each finished file before it goes, and some are `kept` by Ray."""
+    """A storage that is empty and stays empty; `take` sees each finished file before it goes, and some are `kept` by Ray.
 
-    def __init__(self, take: Callable[[Path, str], None] | None = None, kept: Mapping[str, Any] | None = None) -> None:
+    The table of rows in quarantine goes to `tables`.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Path, str], None] | None = None,
+        kept: Mapping[str, Any] | None = None,
+        tables: Storage | None = None,
+    ) -> None:
         super().__init__("nowhere://rows")
-        self._take, self._kept = take, {} if kept is None else kept
+        self._take, self._kept, self._tables = take, {} if kept is None else kept, tables
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Nowhere, ()
@@ -154,6 +163,8 @@ class _Nowhere(Storage):
     def put_file(self, local: str | Path, path: str) -> None:
         if self._take is not None:
             self._take(Path(local), path)
+        elif self._tables is not None and Path(path).name == FILE_NAME:
+            self._tables.put_file(local, path)
 
     def delete(self, path: str) -> None:
         """Nothing is there."""
@@ -162,12 +173,12 @@ class _Nowhere(Storage):
 def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
     """Give what came of the unit, its rows' hashes, and, if `keep`, the columns of its shards in the record's order."""
     columns: dict[str, Block] = {}
-    hashes: dict[str, bytes] = {}
+    beside: dict[str, bytes] = {}
 
     def take(local: Path, path: str) -> None:
-        if path.endswith(".hashes"):
-            hashes[path] = local.read_bytes()
-        if path.endswith(".hashes") or not keep:
+        if not path.endswith(".arrow"):
+            beside[path] = local.read_bytes()
+        if not path.endswith(".arrow") or not keep:
             return
         reader = open_shard(local)
         # Copied, for the file goes away and its pages with it.
@@ -176,11 +187,17 @@ def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
     unit, result = fn(replace(job, storage=_Nowhere(take)))
     yield unit, result
     if result.record is not None:
-        for split in result.record.hashed_rows():
-            yield hashes.pop(hashes_path(unit, split))
+        for path in _beside(result.record):
+            yield beside.pop(path)
         for shard in result.record.shards:
             if keep:
                 yield columns.pop(shard.path)
+
+
+def _beside(record: UnitRecord) -> list[str]:
+    """What lies beside a unit's shards and is needed until the manifest is written."""
+    listed = [unit_quarantine_path(record.key)] if record.quarantined else []
+    return [*(hashes_path(record.key, split) for split in record.hashed_rows()), *listed]
 
 
 @dataclass(frozen=True)

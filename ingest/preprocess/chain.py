@@ -82,7 +82,7 @@ class Chain:
         """Prepare consecutive rows of one file; columns of the result are as a shard holds them.
 
         Raises:
-            DataError: a row cannot be used (unless `data.invalid: drop`), or a step cannot be applied.
+            DataError: a row cannot be used (under `data.invalid: error`), or a step cannot be applied.
         """
         rows = self.prepare(table, Origin.of_file(file, first_row, table.num_rows))
         if self._data.invalid == "error":
@@ -97,7 +97,9 @@ class Chain:
         Raises:
             DataError: a step or a column's type is wrong, whatever the rows hold; or a label is no class index.
         """
-        rows = Rows(table, origin)
+        rows = Rows(table, origin, listing=self._data.invalid == "quarantine")
+        if origin.unreadable is not None:
+            rows.reject_unreadable(origin.unreadable)
         run_steps(rows, self._steps, self._data, self._functions)
         if rows.table.num_rows:
             self._finish(rows)
@@ -171,7 +173,7 @@ def _finish_format(rows: Rows, data: DataSpec) -> None:
 
 def _finish_column(rows: Rows, name: str, data: DataSpec, *, is_label: bool) -> None:
     if holds_images(rows.table.schema.field(name).type):
-        decode_images(rows, name, data.images)
+        decode_images(rows, name, data.images, is_mask=is_label)
         return
     if is_label and isinstance(rows.table.schema.field(name).type, RaggedType | ImageType):
         raise DataError(
@@ -194,9 +196,25 @@ def _check_label(rows: Rows, label: str) -> None:
 def split_rows(
     data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
-    """Read `files` and yield the rows of each split apart, in batches that depend on the file only."""
+    """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
+
+    Rows that cannot be read belong to no split: they come under their file's location, with `origin.unreadable`.
+    """
     for batch in iterate_rows(data, snapshot, files, batch_rows):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
+        if batch.unreadable is not None:
+            reads = batch.unreadable.is_null()
+            bad = origin.take(~reads.to_numpy(zero_copy_only=False))
+            bad.unreadable = batch.unreadable.drop_null()
+            lost = batch.table.filter(pc.invert(reads))
+            yield batch.file.location, lost if data.columns is None else lost.select(data.columns), bad
+            origin = origin.take(reads.to_numpy(zero_copy_only=False))
+            files_read = batch.files
+            if len(batch.files) > 1:
+                files_read = tuple(file for file, read in zip(batch.files, reads.to_pylist(), strict=True) if read)
+            batch = batch._replace(table=batch.table.filter(reads).combine_chunks(), files=files_read)
+            if not batch.table.num_rows:
+                continue
         with phase("transform"):
             codes = split_codes(data, batch.table, batch.files)
         # Columns that only the rules go by have done their part.
@@ -273,7 +291,7 @@ class Preparation:
         """Read and prepare the files: tables of columns as a shard holds them, without provenance, never empty.
 
         Raises:
-            DataError: at the first batch with a row that cannot be used, unless `data.invalid: drop`.
+            DataError: at the first batch with a row that cannot be used, under `data.invalid: error`.
         """
         for split, rows in self.rows():
             if self.data.invalid == "error":

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.errors import DataError
+from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
+from penstock.ingest.formats.registry import format_of
 from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, rows_at_once, run_steps, split_rows
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.tallies import ask
+from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.spec import DataSpec, SplitRule
@@ -63,13 +66,32 @@ def fit_preprocess(
         if not step.transform.learns:
             fitted.append(FittedStep(step=step))
         else:
-            source = _TrainRows(data, snapshot, dict(code), tuple(fitted))
+            source = _TrainRows(data, snapshot, dict(code), tuple(fitted), _required(data, steps, snapshot))
             fitted += _fit_pass(source, steps[len(fitted) :], parallel)
         progress(len(fitted), len(steps), "steps", fitted[-1].step.kind)
     # Other columns may be encoded, too.
     encoders = [step for step in fitted if step.step.transform.names_classes and step.columns[0].column == data.label]
     classes = tuple(str(value) for value in encoders[0].columns[0].categories or ()) if encoders else None
     return FittedPreprocess(steps=tuple(fitted), classes=classes, num_classes=None if classes is None else len(classes))
+
+
+def _required(data: DataSpec, steps: Sequence[PreprocessStep], snapshot: SourceSnapshot) -> tuple[str, ...]:
+    """Columns whose rows without a value are certain to be left out: no step fills them, leaves them out or may change them."""
+    if data.invalid == "error" or any(step.transform.makes_columns or step.origin is not None for step in steps):
+        return ()
+    kinds = {field.name: field.type for field in snapshot.arrow_schema()}
+    names = {name: name for name, kind in kinds.items() if is_number(kind) or is_text(kind)}  # at this step -> in the source
+    for hidden in format_of(data).not_features:
+        names.pop(hidden, None)
+    for step in steps:
+        transform = step.transform
+        taken = getattr(transform.options, "columns", ())
+        if transform.takes_nulls and taken == ALL_COLUMNS:
+            names = {}
+        for gone in (*transform.drops, *(taken if transform.takes_nulls else ())):
+            names.pop(gone, None)
+        names = {transform.renames.get(name, name): source for name, source in names.items()}
+    return tuple(sorted(names.values()))
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,8 @@ class _TrainRows:
     snapshot: SourceSnapshot
     code: dict[str, UserCode]
     fitted: tuple[FittedStep, ...]
+    required: tuple[str, ...] = ()
+    """Columns of the source whose rows without a value will be left out, and so must not be learnt from."""
 
     def files(self) -> list[SourceFile]:
         """The files that hold rows of the train split."""
@@ -95,8 +119,10 @@ class _TrainRows:
         functions = {target: user.function() for target, user in self.code.items()}
         batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), [step.step for step in self.fitted])
         for split, table, origin in split_rows(self.data, self.snapshot, files, min(batch_rows, max_rows)):
-            if split == "train":
+            if split == "train" and origin.unreadable is None:
                 rows = Rows(table, origin)
+                for name in self.required:
+                    rows.reject_missing(name)
                 run_steps(rows, self.fitted, self.data, functions)
                 if rows.table.num_rows:
                     yield rows.table
@@ -104,9 +130,10 @@ class _TrainRows:
     def narrowed(self, columns: set[str]) -> _TrainRows:
         """The same rows with only those columns read, if nothing else looks at the others."""
         by_hash = any(isinstance(rule, SplitRule) for rule in (self.data.validation, self.data.test))
-        if self.fitted or by_hash:
+        if self.fitted or by_hash or self.data.invalid == "quarantine":
             return self
-        kept = tuple(column for column in self.snapshot.columns if column.name in columns)
+        wanted = columns.union(self.required)
+        kept = tuple(column for column in self.snapshot.columns if column.name in wanted)
         return replace(self, snapshot=self.snapshot.model_copy(update={"columns": kept}))
 
     def schema(self) -> pa.Schema:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import UnequalLists
 from penstock.ingest.files.listing import SourceFile
 
-__all__ = ["NEVER_DROPPED", "Origin", "Reason", "RowProblem", "joined", "raise_for", "unequal_lists"]
+__all__ = ["NEVER_DROPPED", "Origin", "Reason", "RowProblem", "SetAside", "joined", "raise_for", "unequal_lists"]
 
 
-Reason = Literal["null", "not finite", "unknown category", "label out of range", "broken image"]
+Reason = Literal["null", "not finite", "unknown category", "label out of range", "broken image", "unreadable"]
 
 
 class Origin:
@@ -26,10 +27,12 @@ class Origin:
         files: int32 [rows], index into `names`.
         rows: int64 [rows], row number in that file, from 0.
         hashes: uint64 [rows], of what each row held when it was read; None if nobody compares rows.
+        unreadable: of rows none of which reads (penstock.ingest.columns.unreadable): what does not, in each; else None.
     """
 
     def __init__(self, names: tuple[str, ...], files: np.ndarray, rows: np.ndarray, hashes: np.ndarray | None = None) -> None:
         self.names, self.files, self.rows, self.hashes = names, files, rows, hashes
+        self.unreadable: pa.Array | None = None
 
     @classmethod
     def of_file(cls, name: str, first_row: int, num_rows: int) -> Origin:
@@ -53,6 +56,16 @@ class Origin:
         return f"{self.names[int(self.files[row])]}, row {int(self.rows[row])} (from 0)"
 
 
+class SetAside(NamedTuple):
+    """Rows that were taken out for one reason, each of them: what `data.invalid: quarantine` keeps a table of."""
+
+    reason: Reason
+    column: str
+    origin: Origin
+    examples: list[str]
+    """What each of them holds, where that helps, else empty."""
+
+
 class RowProblem(Section):
     """One kind of trouble with one column: in how many rows, and where first."""
 
@@ -72,6 +85,7 @@ class RowProblem(Section):
             "unknown category": f"a value in {self.column} that the train split does not have",
             "label out of range": f"a label {self.column} that is no class index of the train split",
             "broken image": f"an image in {self.column} that cannot be decoded",
+            "unreadable": f"a value in {self.column} that does not read as its type",
         }[self.reason]
         example = f": {self.example}" if self.example else ""
         return f"{some} {what}; first: {self.place}{example}"
@@ -87,6 +101,7 @@ _ADVICE: dict[Reason, str] = {
     "label out of range": "correct the labels; for classes such as -1 and 1, label_encoder: {column: COLUMN}; for regression, "
     "cast: {COLUMN: float32}",
     "broken image": "replace the image there, or leave it out",
+    "unreadable": "repair the value, or read the column as text (data.types: {COLUMN: string})",
 }
 
 NEVER_DROPPED: tuple[Reason, ...] = ("label out of range",)
@@ -127,7 +142,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
     advice = list(dict.fromkeys(_advice(problem, label) for problem in problems))[:3]
     droppable = droppable and any(problem.reason not in NEVER_DROPPED for problem in problems)
     if droppable:
-        advice.append("or leave such rows out and count them (data.invalid: drop)")
+        advice.append("or leave such rows out and count them (data.invalid: drop; quarantine also lists them)")
     lines = [str(problem) for problem in problems]
     lead = "data.invalid: error: " if droppable else ""
     if len(lines) == 1:

@@ -13,7 +13,7 @@ from penstock.ingest.columns.fixed_shape import (
     missing_values,
     single_chunk,
 )
-from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem, unequal_lists
+from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem, SetAside, unequal_lists
 
 __all__ = ["Rows"]
 
@@ -26,12 +26,15 @@ class Rows:
         origin: where each of them came from.
         problems: what was wrong with those that went.
         filtered: rows that a map_batches function asked to leave out.
-        unseen: column to number of values that one_hot met and the train split did not have.
+        unseen: column to number of values that an encoder met and the train split did not have.
+        set_aside: the rows that went, each of them, if they are to be listed.
     """
 
-    def __init__(self, table: pa.Table, origin: Origin) -> None:
+    def __init__(self, table: pa.Table, origin: Origin, *, listing: bool = False) -> None:
         self.table, self.origin = table, origin
         self.problems: list[RowProblem] = []
+        self.set_aside: list[SetAside] = []
+        self._listing = listing
         self.filtered = 0
         self.unseen: dict[str, int] = {}
 
@@ -65,7 +68,20 @@ class Rows:
                 example=example(first) if example else "",
             )
         )
+        if self._listing:
+            examples = [example(row) if example else "" for row in np.flatnonzero(mask).tolist()]
+            self.set_aside.append(SetAside(reason, column, self.origin.take(mask), examples))
         self._keep(~mask)
+
+    def reject_unreadable(self, unreadable: pa.Array) -> None:
+        """Take out all rows, none of which reads (penstock.ingest.columns.unreadable)."""
+        marks = unreadable.to_pylist()
+        for column in dict.fromkeys(mark["column"] for mark in marks):
+            mask = np.array([mark["column"] == column for mark in marks], np.bool_)
+            examples = [mark["example"] for mark in marks if mark["column"] == column]
+            held = np.cumsum(mask) - 1
+            self.reject(mask, "unreadable", column, lambda row, held=held, said=examples: said[held[row]])  # type: ignore[misc]
+            marks = [mark for mark in marks if mark["column"] != column]
 
     def reject_missing(self, name: str) -> None:
         """Take out the rows without a usable value in column `name`."""

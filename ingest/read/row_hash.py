@@ -105,7 +105,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def _hash_scalars(array: pa.Array) -> Hashes:
     kind = array.type
     if pa.types.is_decimal(kind):
-        return _hash_bytes(pc.cast(array, pa.string()))
+        return _hash_bytes(_plain_decimals(pc.cast(array, pa.string())))
     if pa.types.is_floating(kind):
         return _hash_floats(_filled(pc.cast(array, pa.float64()), 0.0))
     if pa.types.is_boolean(kind):
@@ -118,11 +118,17 @@ def _hash_scalars(array: pa.Array) -> Hashes:
         return _hash_scalars(pc.cast(array, pa.timestamp("s" if pa.types.is_date32(kind) else "ms")))
     if pa.types.is_timestamp(kind):
         return _hash_fractions(_filled(pc.cast(array, pa.int64()), 0), _PER_SECOND[kind.unit])
-    if pa.types.is_time32(kind):
-        return _mix(_filled(pc.cast(array, pa.int32()), 0).astype(np.int64).view(np.uint64))
-    if pa.types.is_time64(kind) or pa.types.is_duration(kind):
-        return _mix(_filled(pc.cast(array, pa.int64()), 0).view(np.uint64))
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        ticks = pc.cast(array, pa.int32() if pa.types.is_time32(kind) else pa.int64())
+        return _hash_fractions(_filled(ticks, 0).astype(np.int64), _PER_SECOND[kind.unit])
     raise TypeError(f"a column of type {kind} cannot be hashed for a split")
+
+
+def _plain_decimals(texts: pa.Array) -> pa.Array:
+    """By value: without the zeros behind the last digit, which depend on the scale, which an added file may raise."""
+    texts = pc.replace_substring_regex(texts, r"(\.[0-9]*?)0+(E|$)", r"\1\2")
+    texts = pc.replace_substring_regex(texts, r"\.(E|$)", r"\1")
+    return pc.replace_substring_regex(texts, r"^-?0(E.*)?$", "0")
 
 
 def _filled(array: pa.Array, value: float) -> np.ndarray:

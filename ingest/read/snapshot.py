@@ -14,7 +14,9 @@ from penstock.config import Section
 from penstock.digest import digest_of
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.fixed_shape import single_chunk
 from penstock.ingest.columns.type_text import parse_type, type_text
+from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
 from penstock.ingest.files.folder_columns import folder_columns
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.unchanged import unchanged
@@ -83,6 +85,9 @@ class RowBatch(NamedTuple):
     """Index of the first row in `file`."""
     files: tuple[SourceFile, ...]
     """The file of each row where files are one row each (images, `text.rows: file`), else only `file`."""
+    unreadable: pa.Array | None = None
+    """Under `data.invalid: quarantine`, of `UNREADABLE_FIELD`: which rows hold a value that does not read as its type, and is
+    null in `table`. None if all rows read."""
 
     def where(self, row: int) -> str:
         """Name the place of row `row` of this batch, for a message."""
@@ -117,9 +122,13 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     if not reader.one_row_per_file:
         _refuse_copies([file for file, fact in zip(files, facts, strict=True) if fact.rows])
     columns = unify(data, reader, files, facts)
+    in_files = [column.name for column in columns if not column.from_folder and not reader.missing_is_null]
     return SourceSnapshot(
         format=data.format,
-        files=tuple(file.model_copy(update={"rows": fact.rows}) for file, fact in zip(files, facts, strict=True)),
+        files=tuple(
+            file.model_copy(update={"rows": fact.rows, "lacks": tuple(name for name in in_files if name not in fact.columns)})
+            for file, fact in zip(files, facts, strict=True)
+        ),
         columns=tuple(SourceColumn(name=name, type=type_text(kind), from_folder=folder) for name, kind, folder in columns),
     )
 
@@ -173,19 +182,28 @@ def iterate_rows(
     """
     reader = reader_of(data, snapshot.format)
     if reader.one_row_per_file:
-        yield from _grouped(reader, snapshot, files, batch_rows)
+        yield from _grouped(reader, snapshot, files, batch_rows, marked=data.invalid == "quarantine")
         return
     for file in files:
         first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
-            for table in timed("read", _rebatched(_tables(reader, file, snapshot, batch_rows, piece), batch_rows)):
-                yield RowBatch(table, file, first_row, (file,))
+            tables = _tables(reader, file, snapshot, batch_rows, piece, marked=data.invalid == "quarantine")
+            for table in timed("read", _rebatched(tables, batch_rows)):
+                table, unreadable = _without_marks(table)
+                yield RowBatch(table, file, first_row, (file,), unreadable)
                 first_row += table.num_rows
         if first_row != end:
             raise DataError(
                 f"{file.uri}: had {file.rows} rows when the source was read and has {first_row} now",
                 next_step="run again; files must not change while a pipeline reads them",
             )
+
+
+def _without_marks(table: pa.Table) -> tuple[pa.Table, pa.Array | None]:
+    if UNREADABLE not in table.column_names:
+        return table, None
+    marks = single_chunk(table.column(UNREADABLE))
+    return table.drop_columns([UNREADABLE]), marks if marks.null_count < len(marks) else None
 
 
 def _threads(files: Sequence[SourceFile]) -> int:
@@ -230,25 +248,34 @@ def _joined(problems: list[DataError], num_files: int) -> DataError:
 
 
 def _tables(
-    reader: Reader, file: SourceFile, snapshot: SourceSnapshot, batch_rows: int, piece: tuple[int, int] | None = None
+    reader: Reader,
+    file: SourceFile,
+    snapshot: SourceSnapshot,
+    batch_rows: int,
+    piece: tuple[int, int] | None = None,
+    *,
+    marked: bool = False,
 ) -> Iterator[pa.Table]:
-    """The reader's tables, with the columns put in whose values are in the folders' names."""
+    """The reader's tables, with the columns put in whose values are in the folders' names, or that the file lacks."""
     schema = snapshot.arrow_schema()
-    from_folder = {column.name for column in snapshot.columns if column.from_folder}
     values = folder_columns(file)
-    in_file = pa.schema([field for field in schema if field.name not in from_folder])
+    constant = {column.name: values.get(column.name) for column in snapshot.columns if column.from_folder}
+    constant |= dict.fromkeys(file.lacks)
+    in_file = pa.schema([field for field in schema if field.name not in constant])
     begin, end = piece or (0, file.rows or 0)
     if not len(in_file):  # a table without columns has no rows either
         for first_row in range(begin, end, batch_rows):
             rows = min(batch_rows, end - first_row)
-            yield pa.table([_constant(file, field, values.get(field.name), rows) for field in schema], schema=schema)
+            yield pa.table([_constant(file, field, constant[field.name], rows) for field in schema], schema=schema)
         return
+    if marked and reader.marks_unreadable:
+        in_file, schema = in_file.append(UNREADABLE_FIELD), schema.append(UNREADABLE_FIELD)
     tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
     for table in tables:
-        if from_folder:
+        if constant:
             columns = [
-                _constant(file, field, values.get(field.name), table.num_rows)
-                if field.name in from_folder
+                _constant(file, field, constant[field.name], table.num_rows)
+                if field.name in constant
                 else table.column(field.name)
                 for field in schema
             ]
@@ -257,6 +284,8 @@ def _tables(
 
 
 def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -> pa.Array:
+    if value is None:
+        return pa.nulls(rows, field.type)
     try:
         return cast_array(pa.repeat(pa.scalar(value, pa.string()), rows), field.type)
     except pa.ArrowException as error:
@@ -282,23 +311,25 @@ def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table
         yield pa.concat_tables(held).combine_chunks()
 
 
-def _grouped(reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int) -> Iterator[RowBatch]:
+def _grouped(
+    reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, *, marked: bool
+) -> Iterator[RowBatch]:
     with ThreadPoolExecutor(_threads(files) if files else 1) as pool:
         group: list[SourceFile] = []
         num_bytes = 0
         for file in files:
             full = len(group) >= batch_rows or num_bytes + file.size_bytes > _GROUP_BYTES
             if group and (full or group[0].location != file.location):
-                yield _batch_of(reader, snapshot, group, pool)
+                yield _batch_of(reader, snapshot, group, pool, marked)
                 group, num_bytes = [], 0
             group.append(file)
             num_bytes += file.size_bytes
         if group:
-            yield _batch_of(reader, snapshot, group, pool)
+            yield _batch_of(reader, snapshot, group, pool, marked)
 
 
-def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
+def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor, marked: bool) -> RowBatch:
     with unchanged(group, pool.map), phase("read"):
-        tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1)), group))
-        table = pa.concat_tables(tables).combine_chunks()
-    return RowBatch(table, group[0], 0, tuple(group))
+        tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1, marked=marked)), group))
+    table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
+    return RowBatch(table, group[0], 0, tuple(group), unreadable)

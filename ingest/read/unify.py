@@ -67,7 +67,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     unified: list[UnifiedColumn] = []
     for name in present if data.read_columns is None else [name for name in data.read_columns if name in present]:
         having = [index for index, columns in enumerate(columns_of) if name in columns]
-        if len(having) < len(files) and not reader.missing_is_null:
+        if len(having) < len(files) and not reader.missing_is_null and data.missing_columns == "error":
             problems.append(_missing(name, files, having))
             apart = True
             continue
@@ -191,6 +191,9 @@ def _names(files: Sequence[SourceFile], indices: list[int]) -> str:
 
 def _cure(to_set: dict[str, str]) -> str:
     if not to_set:
-        return "write the files again with the same columns, or name those all files have in data.columns"
+        return (
+            "write the files again with the same columns, name those all files have in data.columns, or read nulls where a "
+            "file lacks one: data.missing_columns: null"
+        )
     types = ", ".join(f"{name}: {kind}" for name, kind in to_set.items())
     return f"repair the rows named above, or read the columns as text: data.types: {{{types}}}"

@@ -94,7 +94,7 @@ class Closure:
         self.limits: dict[str, None] = {}
         """What reached code reads that no key can know, as `file:line: what`, in order."""
         self._lists_subclasses = False
-        module = self._module(path)
+        module = self.module(path)
         if name not in module.names and "*" not in module.imports and "__getattr__" not in module.names:
             close = difflib.get_close_matches(name, sorted(module.names), n=3, cutoff=0.5)
             hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else f"; it has {sorted(module.names)}"
@@ -136,7 +136,7 @@ class Closure:
             found.add(path)
             waiting.extend(self._parents(path))
             waiting.extend(
-                target for statement in self._module(path).statements for target in self._imported_files(statement, path)
+                target for statement in self.module(path).statements for target in self._imported_files(statement, path)
             )
         return sorted(found)
 
@@ -168,7 +168,8 @@ class Closure:
         inits = (f"{folder}/__init__.py" for folder in reversed(folders))
         return [init for init in inits if init != path and self._layout.is_file(init)]
 
-    def _module(self, path: str) -> Module:
+    def module(self, path: str) -> Module:
+        """A file of the project, parsed."""
         if path not in self._modules:
             self._modules[path] = Module(path) if path.endswith("/") else _parse(self._root, path, self._layout)
         return self._modules[path]
@@ -179,7 +180,7 @@ class Closure:
             return
         for parent in self._parents(path):
             self._execute(parent)
-        module = self._executed[path] = self._module(path)
+        module = self._executed[path] = self.module(path)
         for item in (item for items in module.imports.values() for item in items):
             for target in self._targets(item):
                 self._execute(target)
@@ -218,7 +219,7 @@ class Closure:
             made = base.value if isinstance(base, ast.Subscript) else base
             if self._is_harmless(made, module):
                 continue
-            found = self._class_of(made, module)
+            found = self.class_of(made, module)
             if found is None:
                 return True
             derived, where = found
@@ -227,7 +228,7 @@ class Closure:
                 return True
         return False
 
-    def _class_of(self, expression: ast.expr, module: Module) -> tuple[ast.ClassDef, Module] | None:
+    def class_of(self, expression: ast.expr, module: Module) -> tuple[ast.ClassDef, Module] | None:
         """The one class of the project that an expression names, with its module; None where reading cannot tell."""
         name, *rest = next(iter(chains(expression)), ("",)) if isinstance(expression, (ast.Name, ast.Attribute)) else ("",)
         nodes = module.definitions.get(name, [])
@@ -241,7 +242,7 @@ class Closure:
             path, names = submodule, names[1:]
         if len(names) != 1:
             return None
-        return self._class_of(ast.Name(names[0]), self._module(path))
+        return self.class_of(ast.Name(names[0]), self.module(path))
 
     def _reach_subclasses(self) -> None:
         """`Base.__subclasses__()` finds every class that is derived from another, whoever names it."""
@@ -249,7 +250,7 @@ class Closure:
         while waiting := self._executed.keys() - done:
             for path in sorted(waiting):
                 done.add(path)
-                for name, nodes in self._module(path).definitions.items():
+                for name, nodes in self.module(path).definitions.items():
                     if any(isinstance(node, ast.ClassDef) and node.bases for node in nodes):
                         self._reach(path, (name,))
 
@@ -258,13 +259,13 @@ class Closure:
             return
         self._whole.add(path)
         self._execute(path)
-        for name in sorted(self._module(path).names):
+        for name in sorted(self.module(path).names):
             self._reach(path, (name,))
 
     def _reach(self, path: str, chain: tuple[str, ...]) -> None:
         """Follow `chain` (a name and the attributes taken from it) starting in the scope of module `path`."""
         name, *rest = chain
-        module = self._module(path)
+        module = self.module(path)
         if name in module.definitions:
             reached = self._reached.setdefault(path, {})
             if name not in reached:
@@ -288,7 +289,7 @@ class Closure:
         """Follow attributes of module `path`; a module used as a value, or an attribute it does not bind, counts it whole."""
         if chain and chain[0] == "*":
             self._reach_whole(path)
-        elif chain and chain[0] in self._module(path).names:
+        elif chain and chain[0] in self.module(path).names:
             self._execute(path)
             self._reach(path, chain)
         elif chain and (submodule := self._submodule(path, chain[0])):
@@ -339,7 +340,7 @@ class Closure:
             if name == "__file__":
                 return [(ast.Constant(str(self._root.resolve() / path)), values)]
             found: list[tuple[ast.expr, Values]] = []
-            for node in self._module(path).definitions.get(name, ()):
+            for node in self.module(path).definitions.get(name, ()):
                 named = [
                     target.id
                     for target in getattr(node, "targets", [getattr(node, "target", None)])
@@ -348,7 +349,7 @@ class Closure:
                 value = getattr(node, "value", None)
                 if name in named and isinstance(value, ast.expr):
                     found.append((value, values))
-            for item in self._module(path).imports.get(name, ()):
+            for item in self.module(path).imports.get(name, ()):
                 if item.path is not None and item.attribute is not None and not item.path.endswith("/"):
                     found += self._values(item.path)(item.attribute) if item.path != path else []
             return found

@@ -25,4 +25,5 @@ def raw_rows(ctx: RunContext, split: Split) -> Iterator[tuple[pa.Table, Origin]]
     files = [file for file in snapshot.files if file.location == location_of(ctx, split)]
     schema = snapshot.arrow_schema()
     at_once = rows_at_once(data, schema, ctx.project.spec.preprocess)
-    return ((table, origin) for of, table, origin in split_rows(data, snapshot, files, at_once) if of == split)
+    rows = split_rows(data, snapshot, files, at_once)
+    return ((table, origin) for of, table, origin in rows if of == split and origin.unreadable is None)

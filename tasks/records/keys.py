@@ -141,11 +141,18 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
     code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
     # Where the files lie does not count: their listing does.
-    elsewhere = {"label", "invalid", "duplicates", *(split for split in SPLITS if isinstance(getattr(data, split), str))}
-    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith("images.") and k not in elsewhere}
+    elsewhere = {
+        "label",
+        "invalid",
+        "duplicates",
+        "missing_columns",
+        *(split for split in SPLITS if isinstance(getattr(data, split), str)),
+    }
+    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
     return {
         "read": {
             **read,
+            **({"data.missing_columns": data.missing_columns} if data.missing_columns != "error" else {}),
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
             "version.pyarrow": _version("pyarrow"),
             **({"version.format": added} if (added := format_origin(data)) else {}),
@@ -153,6 +160,8 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "preprocess": {
             "data.label": data.label,
             "data.invalid": data.invalid,
+            # Steps do not learn from rows that are certain to be left out.
+            **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),
             **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
@@ -162,6 +171,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         },
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
         | {"data.duplicates": data.duplicates}
+        | ({f"data.quarantine.{k}": v for k, v in _leaves(data.quarantine)} if data.invalid == "quarantine" else {})
         | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {

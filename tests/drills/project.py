@@ -46,9 +46,12 @@ register: {{name: drill}}
 MODEL = """\
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
+
+HERE = Path(__file__).parent
 
 
 class Net:
@@ -56,12 +59,14 @@ class Net:
         self.pause_s = pause_s
 
     def build_model(self, schema):
-        return nn.Sequential(nn.Linear(65, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, schema.num_classes))
+        return nn.Sequential(nn.Linear(65, int((HERE / "width.txt").read_text())), nn.ReLU(), nn.Dropout(0.3),
+                             nn.Linear(32, schema.num_classes))
 
     def loss(self, model, batch):
         # Else all steps are over before a kill comes.
         time.sleep(self.pause_s or float(os.environ.get("DRILL_PAUSE_S", "0")))
-        return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+        smoothing = float((HERE / "smoothing.txt").read_text())
+        return nn.functional.cross_entropy(self.predict(model, batch), batch["label"], label_smoothing=smoothing)
 
     def predict(self, model, batch):
         return model(torch.cat([batch["image"], batch["mean"][:, None]], dim=1))
@@ -94,6 +99,8 @@ def make_project(folder: Path, *, epochs: int = 6, files: int = 6) -> Path:
         )
         pq.write_table(table, folder / "data" / "train" / f"part-{index}.parquet")
     (folder / "model.py").write_text(MODEL)
+    (folder / "width.txt").write_text("32")
+    (folder / "smoothing.txt").write_text("0")
     (folder / "transforms.py").write_text(TRANSFORMS)
     file = folder / "pipeline.yaml"
     file.write_text(PIPELINE.format(epochs=epochs))

@@ -81,6 +81,8 @@ def test_the_registered_model_loads_by_its_alias_and_predicts(calm_file: Path, c
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) > 0
+    (spec,) = calm_file.parent.glob(".penstock/mlflow/**/model.json")
+    assert set(json.loads(spec.read_text())["code"]["files"]) == {"model.py", "width.txt"}, "smoothing.txt is of the loss alone"
 
 
 def test_the_same_command_again_reuses_every_stage(calm_file: Path, calm: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ run that is embedded."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import subprocess
@@ -18,12 +19,12 @@ import mlflow
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from s3fs import S3FileSystem
 
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from tests.drills.project import Command, make_project
 from tests.runs.servers import free_port, script_environment, serving
+from tests.servers.swift import store_client
 from tests.shared import CALM_EPOCHS, CALM_FILES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -97,8 +98,8 @@ def listening_elsewhere(address: str) -> list[str]:
 
 
 @pytest.fixture
-def servers(tmp_path: Path, s3_bucket: str, prefect_url: str) -> Iterator[Servers]:
-    assert s3_bucket  # the nodes of the cluster have the keys in their own environment
+def servers(tmp_path: Path, s3_bucket: str, rows_bucket: tuple[str, dict[str, str]], prefect_url: str) -> Iterator[Servers]:
+    assert s3_bucket and rows_bucket  # the nodes of the cluster have the keys of both stores in their own environment
     state = tmp_path / "servers"
     state.mkdir()
     port = free_port()
@@ -128,17 +129,24 @@ def outcomes(result: dict[str, Any]) -> dict[str, str]:
 
 
 def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
-    tmp_path: Path, calm: dict[str, Any], s3_bucket: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    calm: dict[str, Any],
+    s3_bucket: str,
+    rows_bucket: tuple[str, dict[str, str]],
+    servers: Servers,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = make_project(tmp_path / "remote", epochs=CALM_EPOCHS, files=CALM_FILES)
     rows = file.parent / "data" / "train"
-    S3FileSystem().put(f"{rows}/", f"{s3_bucket}/rows/train/", recursive=True)
+    bucket, settings = rows_bucket  # the rows lie in a store of their own, with other credentials
+    for part in sorted(rows.iterdir()):
+        store_client(settings).upload_file(str(part), bucket.removeprefix("s3://"), f"rows/train/{part.name}")
     for part in rows.iterdir():
         part.unlink()
     model = file.parent / "model.py"
     model.write_text(model.read_text().replace("    def predict(self, model, batch):\n", NOTES_WHERE_IT_RUNS))
-    text = file.read_text().replace("train: data/train/", f"train: {s3_bucket}/rows/train/")
-    file.write_text(f"{text}storage: {s3_bucket}/state\n")
+    text = file.read_text().replace("train: data/train/", f"train: {bucket}/rows/train/")
+    file.write_text(f"{text}storage: {s3_bucket}/state\nstores: {{{bucket}: {json.dumps(settings)}}}\n")
     where, pids = tmp_path / "ran", tmp_path / "ran.pids"
     words = [str(file), "--json", "--set", f"train.params={{pause_s: 0.05, where: {where}}}"]
     storage = Storage(f"{s3_bucket}/state")

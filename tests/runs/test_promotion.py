@@ -53,8 +53,10 @@ def test_an_alias_moves_to_better_models_only_and_a_rollback_lasts(tmp_path: Pat
     undone = penstock("rollback", "nightly", "--file", str(file))
     assert (undone["version"], undone["rolled_back"]) == ("1", "2")
     assert aliases() == {"candidate": "1", "previous": "2"}
-    again = penstock("run", str(file))
+    command = Command("run", str(file), "--json")
+    again = command.finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
+    assert "alias none: candidate is at version 1" in command.said
     assert aliases() == {"candidate": "1", "previous": "2"}, "nothing new leaves the alias alone"
     refused = penstock("run", str(file), "--set", "train.epochs=1", "--set", "train.learning_rate=0.000002")["promotion"]
     assert not refused["moved"] and refused["holder"] == "1"

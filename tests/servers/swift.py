@@ -21,10 +21,11 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from tests import ROOT
 
-__all__ = ["SwiftServer", "UnavailableError", "die_with_parent", "install_swift"]
+__all__ = ["SwiftServer", "UnavailableError", "die_with_parent", "install_swift", "store_client"]
 
 REQUIREMENTS = Path(__file__).with_name("swift-requirements.txt")
 INSTALL_TIMEOUT_S = 300
@@ -139,6 +140,20 @@ def install_swift() -> Path:
     return home / "bin"
 
 
+def store_client(settings: Mapping[str, str]) -> Any:
+    """A client of the store that `settings` name, as a pipeline file does under `stores`, whatever the environment says."""
+    import boto3
+
+    key, secret = (os.environ[f"{settings['env_prefix']}_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=settings["endpoint"],
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        region_name=settings["region"],
+    )
+
+
 class SwiftServer:
     """One S3 endpoint with its state in `directory`. The data survive `kill` and `stop`; `start` brings them back.
 
@@ -146,14 +161,16 @@ class SwiftServer:
         directory: an empty or absent folder.
         programs: where Swift's programs are.
         address: where it listens; not the machine's own, for it knows one secret that everybody can read.
+        secret_key: the one it knows.
     """
 
     access_key = "test:tester"
-    secret_key = "penstock-tests-only"
     region = "us-east-1"
 
-    def __init__(self, directory: Path, programs: Path, address: str = "127.0.0.1") -> None:
-        self.directory, self.address = directory, address
+    def __init__(
+        self, directory: Path, programs: Path, address: str = "127.0.0.1", secret_key: str = "penstock-tests-only"
+    ) -> None:
+        self.directory, self.address, self.secret_key = directory, address, secret_key
         self._programs = programs
         self._ports = dict(zip(("proxy", "nobody", *STORES), _free_ports(2 + len(STORES)), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -11,6 +11,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from penstock.storage import Storage
+from penstock.tasks.context import RunContext
 from penstock.tasks.evaluate import STAGE as EVALUATE
 from penstock.tasks.project import Project
 from penstock.tasks.records.ledger import Ledger, Run
@@ -45,6 +46,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "name": "m",
         "version": str(version),
+        "uri": f"models:/m/{version}",
         "run_id": run_id,
         "alias": "candidate",
         "tracking_uri": uri,
@@ -83,6 +85,26 @@ def test_a_model_whose_alias_went_to_another_run_is_registered_again(
     assert REGISTER.verify(context(uri), registered) == "run o has given alias 'candidate' to its own version since"
     assert REGISTER.verify(context(uri), {**registered, "alias": None}) is None
     ledger.note_alias(own, "m", "candidate")
+
+
+def test_a_reused_stage_says_where_the_alias_is_now(
+    registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    uri = registered["tracking_uri"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    spec = SimpleNamespace(register_=SimpleNamespace(alias="candidate"))
+    ctx = cast("RunContext", SimpleNamespace(project=SimpleNamespace(registry=MLFLOW, spec=spec), state_dir=tmp_path))
+
+    def said() -> str:
+        return dict(REGISTER.facts(REGISTER.as_of_now(ctx, registered)))["alias"]
+
+    client = MlflowClient(uri, registry_uri=uri)
+    assert said() == "none: candidate is at no version"
+    client.set_registered_model_alias("m", "candidate", "1")
+    assert said() == "candidate"
+    other = client.create_model_version("m", "file:///nowhere", registered["run_id"]).version
+    client.set_registered_model_alias("m", "candidate", other)
+    assert said() == f"none: candidate is at version {other}"
 
 
 def test_another_mlflow_or_a_deleted_version_is_registered_again(

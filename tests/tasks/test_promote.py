@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,3 +92,61 @@ def test_an_alias_and_the_one_before_change_places(tmp_path: Path) -> None:
     assert MLFLOW.rolled_back(uri, "m", "live", "b") and MLFLOW.rolled_back(uri, "m", "other", "b") is None
     assert MLFLOW.roll_back(uri, "m", "live") == ("2", "1"), "once more undoes it"
     assert MLFLOW.rolled_back(uri, "m", "live", "b") is None and MLFLOW.rolled_back(uri, "m", "live", "a")
+
+
+class Killed(BaseException):
+    """What no handler of errors sees."""
+
+
+def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri, registry_uri=uri)
+    run_id = client.create_run(client.create_experiment("e", tmp_path.as_uri())).info.run_id
+    writes = ("set_model_version_tag", "delete_model_version_tag", "set_registered_model_alias")
+    done = 0
+
+    def killed_after(name: str, last: int) -> bool:
+        """Whether a rollback was killed right after its `last`-th write; False if it has fewer."""
+        made = 0
+
+        def counting(write: str) -> Callable[..., Any]:
+            original = getattr(MlflowClient, write)
+
+            def call(*args: Any, **named: Any) -> None:
+                nonlocal made
+                original(*args, **named)
+                made += 1
+                if made == last:
+                    raise Killed
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for write in writes:
+                patch.setattr(MlflowClient, write, counting(write))
+            try:
+                MLFLOW.roll_back(uri, name, "live")
+            except Killed:
+                return True
+        return False
+
+    for last in range(1, 20):
+        name = f"m{last}"
+        client.create_registered_model(name)
+        for weights in ("a", "b"):
+            client.create_model_version(name, "file:///nowhere", run_id, tags={"penstock.weights_digest": weights})
+        for version in ("1", "2"):
+            MLFLOW.give_alias(uri, name, "live", version)
+        for _ in range(2):  # so that version 1 has lost the alias once, and the tag of that is to be taken away
+            MLFLOW.roll_back(uri, name, "live")
+        if not killed_after(name, last):
+            break
+        done += 1
+        if MLFLOW.aliases(uri, name) != {"live": "1", "previous": "2"}:
+            assert MLFLOW.roll_back(uri, name, "live") == ("1", "2")
+        assert MLFLOW.aliases(uri, name) == {"live": "1", "previous": "2"}
+        assert MLFLOW.rolled_back(uri, name, "live", "b") and MLFLOW.rolled_back(uri, name, "live", "a") is None
+        assert MLFLOW.roll_back(uri, name, "live") == ("2", "1"), "once more undoes it, as ever"
+    assert done == 6

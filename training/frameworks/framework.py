@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.config import Section
 from penstock.ingest.feed.batch import Batch
@@ -22,7 +22,7 @@ from penstock.training.model import Predicts
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["Framework", "TriedBatch"]
+__all__ = ["Framework", "TriedBatch", "TrimsCode"]
 
 
 class TriedBatch(Section):
@@ -112,4 +112,13 @@ class Framework(Protocol):
             TrainingError: training failed.
             CheckpointError: a checkpoint cannot be written, or none can be trusted.
         """
+        ...
+
+
+@runtime_checkable
+class TrimsCode(Protocol):
+    """What a framework can besides: say what of the user's code a registered model needs. Without it all is kept."""
+
+    def code_to_predict(self, code: UserCode) -> UserCode:
+        """The same code without the data files that neither loading nor predicting reads (`penstock.usercode.needed_files`)."""
         ...

@@ -6,6 +6,7 @@ The order of the writes is such that a process killed between any two can do all
 from __future__ import annotations
 
 import datetime as dt
+from functools import partial
 
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -59,18 +60,33 @@ def roll_back(client: MlflowClient, name: str, alias: str) -> tuple[str, str]:
     """See `KeepsAliases.roll_back`."""
     held = aliases_of(client, name)
     holder, before = held.get(alias), held.get(PREVIOUS)
-    if holder is None or before is None or holder == before:
+    if holder is not None and holder == before:
+        # Where a rollback was killed between its writes, both are at the version that was to lose the alias.
+        before = client.get_model_version(name, holder).tags.get(_goes_to(alias))
+    if holder is None or before is None:
         said = "; ".join(f"{each} is version {version}" for each, version in sorted(held.items()))
         raise SpecError(
             f"model {name!r} has nothing to roll alias {alias!r} back to: {said or 'no version of it has an alias'}",
             next_step=f"the version that loses the alias to another one gets the alias {PREVIOUS!r}; set it by hand in MLflow",
         )
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    patiently("tag the version", lambda: client.set_model_version_tag(name, holder, _tag(alias), now))
-    if _tag(alias) in client.get_model_version(name, before).tags:
-        patiently("untag the version", lambda: client.delete_model_version_tag(name, before, _tag(alias)))
+    for tag, value in ((_goes_to(alias), before), (_tag(alias), now)):
+        patiently("tag the version", partial(client.set_model_version_tag, name, holder, tag, value))
+    for tag in (_tag(alias), _goes_to(alias)):
+        _untag(client, name, before, tag)
     give_alias(client, name, alias, before)
+    _untag(client, name, holder, _goes_to(alias))
     return before, holder
+
+
+def _untag(client: MlflowClient, name: str, version: str, tag: str) -> None:
+    if tag in client.get_model_version(name, version).tags:
+        patiently("untag the version", lambda: client.delete_model_version_tag(name, version, tag))
+
+
+def _goes_to(alias: str) -> str:
+    """Tag of a version that is about to lose the alias: which version gets it."""
+    return f"penstock.rolling_back.{alias}"
 
 
 def _tag(alias: str) -> str:

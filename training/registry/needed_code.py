@@ -1,10 +1,14 @@
-"""Which modules of penstock does a registered model need? Those that its imports reach, followed from what loads it."""
+"""Which modules of penstock does a registered model need? Those that its imports reach, followed from what loads it.
+
+A version keeps them as one archive of source text, which Python imports from as it is: a hundred small files would be a hundred
+requests to an artifact store for each version that is registered or loaded.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import shutil
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,27 +18,26 @@ from penstock.own_code import IMPORT_ROOT, PACKAGE_DIR
 from penstock.training.model import ModelSpec
 from penstock.training.registry.raw_rows import RawForm
 
-__all__ = ["copy_needed_code", "needed_modules"]
+__all__ = ["archive_needed_code", "needed_modules"]
 
 
 _ENTRY = "penstock.training.registry.serving"
 
 
-def copy_needed_code(model: ModelSpec, target: Path) -> Path:
-    """Copy the modules that loading and asking `model` needs to the folder `target`, which becomes the package penstock.
+_NO_TIME = (1980, 1, 1, 0, 0, 0)
+"""The first that an archive can say: equal code makes equal bytes."""
 
-    Returns:
-        `target`.
-    """
+
+def archive_needed_code(model: ModelSpec, archive: Path) -> None:
+    """Write the modules that loading and asking `model` needs to a zip file, as the package penstock."""
     form = RawForm.model_validate(model.raw)
     named = [FORMATS.place(form.data.format), *(TRANSFORMS.place(step.step.kind) for step in form.fitted.steps)]
-    for name in needed_modules([_ENTRY, *(place.partition(":")[0] for place in (model.loader, *named))]):
-        file = _file_of(name)
-        assert file is not None
-        copy = target / file.relative_to(PACKAGE_DIR)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
-    return target
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in needed_modules([_ENTRY, *(place.partition(":")[0] for place in (model.loader, *named))]):
+            file = _file_of(name)
+            assert file is not None
+            member = zipfile.ZipInfo(f"penstock/{file.relative_to(PACKAGE_DIR).as_posix()}", _NO_TIME)
+            packed.writestr(member, file.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def needed_modules(roots: Iterable[str]) -> list[str]:

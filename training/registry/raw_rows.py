@@ -6,6 +6,7 @@ run, so that steps which expect it work without. A row that cannot be used is to
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.images import holds_images
 from penstock.ingest.columns.type_text import parse_type, type_text
 from penstock.ingest.formats.registry import format_of, format_origin
 from penstock.ingest.formats.section import DataSection
@@ -52,7 +54,7 @@ class RawForm(Section):
     label: str | None = None
     """The column of the source that becomes the label."""
     label_value: Any = None
-    """A value of it in the train split."""
+    """A value of it in the train split; bytes and pictures in Base64."""
     fitted: FittedPreprocess
     code: dict[str, UserCode] = Field(default_factory=dict)
     """`map_batches` target to the user's code."""
@@ -85,10 +87,25 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
         unneeded=tuple(sorted(told.unneeded)),
         nullable=tuple(sorted(told.nullable)),
         label=told.label,
-        label_value=label_value,
+        label_value=_as_json(label_value),
         fitted=fitted,
         code={target: user.model_copy(update={"origin": ""}) for target, user in code.items()},
     )
+
+
+def _as_json(label: Any) -> Any:
+    """A label, or the picture that is one, as JSON has it."""
+    content = label.get("bytes") if isinstance(label, dict) else label
+    return base64.b64encode(content).decode() if isinstance(content, bytes) else label
+
+
+def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """The label again that `_as_json` has written."""
+    if holds_images(kind):
+        return pa.array([{"bytes": base64.b64decode(value)}], kind)[0]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.scalar(base64.b64decode(value), kind)
+    return cast_array(pa.array([value]), kind)[0]
 
 
 class _Told:
@@ -156,11 +173,11 @@ class RawRows:
         self._features = schema.features
         steps = [fitted.step for fitted in form.fitted.steps]
         self._chain = Chain(form.data, steps, form.fitted, form.code)
+        self._source_names = _source_names(form)
         self.rows_at_once = rows_at_once(form.data, self.schema, steps)
         self._label = None
         if form.label is not None:
-            given = pa.array([form.label_value])
-            self._label = cast_array(given, self.schema.field(form.label).type)[0]
+            self._label = _label_of(form.label_value, self.schema.field(form.label).type)
 
     def prepare(self, table: pa.Table) -> PreparedRows:
         """Prepare rows. Some that cannot be used change nothing about the others.
@@ -236,7 +253,7 @@ class RawRows:
             return
         lost = np.setdiff1d(np.arange(first, first + count), rows.origin.rows, assume_unique=True)
         if count == 1 and len(lost):
-            problems[first] = _problem(first, table, rows.problems)
+            problems[first] = _problem(first, table, rows.problems, self._source_names)
         else:
             for row in lost.tolist():
                 for _ in self._some(table.slice(row - first, 1), row, problems):
@@ -276,12 +293,24 @@ _RULES: dict[Reason, str] = {
 }
 
 
-def _problem(row: int, table: pa.Table, problems: Sequence[RowProblem]) -> str:
+def _source_names(form: RawForm) -> dict[str, str]:
+    """Name at some step -> name in the source, where it means one column from the first step to the last."""
+    called = {name: name for name in form.columns}
+    meant = {name: {name} for name in called}
+    for step in form.fitted.steps:
+        renames = step.step.transform.renames
+        called = {renames.get(name, name): raw for name, raw in called.items()} if renames else called
+        for name, raw in called.items():
+            meant.setdefault(name, set()).add(raw)
+    return {name: next(iter(raws)) for name, raws in meant.items() if len(raws) == 1}
+
+
+def _problem(row: int, table: pa.Table, problems: Sequence[RowProblem], source_names: Mapping[str, str]) -> str:
     if not problems:
         return f"row {row}: a map_batches function leaves it out (`_keep` is False)"
     problem = problems[0]
-    value = problem.example
+    column, value = source_names.get(problem.column, problem.column), problem.example
     if not value:
-        held = table.column(problem.column)[0].as_py() if problem.column in table.column_names else None
+        held = table.column(column)[0].as_py() if column in table.column_names else None
         value = shorten(held) if held is not None else "null" if problem.reason == "null" else "NaN or an infinity"
-    return f"row {row}: column {problem.column!r} holds {value}; {_RULES[problem.reason]}"
+    return f"row {row}: column {column!r} holds {value}; {_RULES[problem.reason]}"

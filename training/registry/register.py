@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from mlflow.entities import LoggedModel, LoggedModelOutput
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model
+from mlflow.models import Model, ModelSignature
 from mlflow.tracking import MlflowClient
 
 from penstock.ingest.columns.images import holds_images
@@ -29,10 +29,10 @@ from penstock.training.model import ModelSpec
 from penstock.training.registry.aliases import give_alias
 from penstock.training.registry.load import MODEL_TAG
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
-from penstock.training.registry.needed_code import copy_needed_code
+from penstock.training.registry.needed_code import archive_needed_code
 from penstock.training.registry.raw_rows import RawForm
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.registry.signature import model_signature
+from penstock.training.registry.signature import model_signature, prepared_signature
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 
@@ -45,8 +45,13 @@ _ENTRY = """from mlflow.models import set_model
 
 from penstock.training.registry.serving import ServedModel
 
-set_model(ServedModel())
+set_model(ServedModel({arguments}))
 """
+
+_ENTRY_FILE = "penstock_model.py"
+
+_PREPARED = "prepared"
+"""Folder within a version: the same model, by the same files, for features as the dataset's feed has them."""
 
 _REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pillow", "pyarrow", "pydantic", "safetensors", "torch")
 """Distributions that training/registry/serving.py and torch's loader reach; user code and other packages add their own."""
@@ -128,20 +133,21 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
     model, files = trained.model, trained.files
     with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=files[0].parent) as folder:
         work = Path(folder)
-        entry, spec_file = work / "penstock_model.py", files[0].parent / MODEL_FILE
-        entry.write_text(_ENTRY)
+        entry, spec_file = work / _ENTRY_FILE, files[0].parent / MODEL_FILE
+        entry.write_text(_ENTRY.format(arguments=""))
         spec_file.write_text(_portable(model).model_dump_json(indent=1))
         placeholders = [work / file.name for file in files]
         for placeholder in placeholders:
             placeholder.touch()
         rows = _plain_images(few_rows(trained.example)).to_pandas()
-        ours = copy_needed_code(trained.model, work / "penstock")
+        answer, ours = _answer(spec_file.parent, trained.example), work / "penstock.zip"
+        archive_needed_code(trained.model, ours)
         mlflow.pyfunc.save_model(
             str(work / "model"),
             python_model=str(entry),
             artifacts={"spec": str(spec_file), **{file.name: str(file) for file in placeholders}},
             code_paths=[str(ours)],
-            signature=model_signature(RawForm.model_validate(model.raw), _answer(spec_file.parent, trained.example)),
+            signature=model_signature(RawForm.model_validate(model.raw), answer),
             input_example=rows,
             pip_requirements=_requirements(model),
             metadata={KEY_TAG: trained.key},
@@ -153,7 +159,26 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
                 os.link(file, target)
             except OSError:
                 shutil.copyfile(file, target)
+        _add_entries(work / "model", f"code/{ours.name}", prepared_signature(model.feed_schema, answer))
         yield work / "model"
+
+
+def _add_entries(folder: Path, code: str, prepared: ModelSignature) -> None:
+    """Let MLflow import from the archive of code, and add the entry `prepared`, which shares all files with the first."""
+    described = Model.load(str(folder))
+    ours = described.flavors["python_function"]
+    ours.update(code=code, model_code_path=_ENTRY_FILE)
+    ours["artifacts"] = {name: {"path": file["path"]} for name, file in ours["artifacts"].items()}
+    described.save(str(folder / "MLmodel"))
+    entry = folder / _PREPARED
+    entry.mkdir()
+    (entry / _ENTRY_FILE).write_text(_ENTRY.format(arguments="prepared=True"))
+    shared = {name: {"path": f"../{file['path']}"} for name, file in ours["artifacts"].items()}
+    environment = {manager: f"../{file}" for manager, file in ours["env"].items()}
+    described.flavors["python_function"] = {**ours, "code": f"../{code}", "artifacts": shared, "env": environment}
+    described.signature = prepared
+    described.saved_input_example_info = None  # type: ignore[assignment]
+    described.save(str(entry / "MLmodel"))
 
 
 def few_rows(example: pa.Table) -> pa.Table:

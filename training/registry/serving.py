@@ -19,7 +19,14 @@ __all__ = ["ServedModel"]
 
 
 class ServedModel(PythonModel):  # type: ignore[misc]
-    """`penstock.training.registry.loaded_model.LoadedModel` behind MLflow's interface."""
+    """`penstock.training.registry.loaded_model.LoadedModel` behind MLflow's interface.
+
+    Args:
+        prepared: whether rows come as the dataset's feed has them, where `params` does not say so.
+    """
+
+    def __init__(self, *, prepared: bool = False) -> None:
+        self._prepared = prepared
 
     def load_context(self, context: PythonModelContext) -> None:
         """Rebuild the model from the artifact `spec`, `model.json`, and the files beside it. Raises as `LoadedModel`."""
@@ -28,7 +35,7 @@ class ServedModel(PythonModel):  # type: ignore[misc]
     def predict(
         self, context: PythonModelContext | None, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> Any:
-        """Predict from raw rows.
+        """Predict, from raw rows if nothing else is said.
 
         Args:
             context: not used.
@@ -38,6 +45,6 @@ class ServedModel(PythonModel):  # type: ignore[misc]
         Raises:
             DataError: as `LoadedModel.predict`.
         """
-        options = dict(params or {})
+        options = {"prepared": self._prepared, **(params or {})}
         options["columns"] = list(options.get("columns") or []) or None
         return self.model.predict(model_input, **options)

@@ -15,9 +15,10 @@ from mlflow.models import ModelSignature
 from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema, TensorSpec
 
 from penstock.ingest.columns.images import holds_images
+from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.training.registry.raw_rows import RawForm
 
-__all__ = ["model_signature"]
+__all__ = ["model_signature", "prepared_signature"]
 
 
 def model_signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:
@@ -31,11 +32,33 @@ def model_signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignatur
         if field.name != form.label:
             kind = _any_type(field.type, null=field.name in form.nullable)
             inputs.append(ColSpec(kind, field.name, required=field.name not in form.unneeded))
-    params = [
-        ParamSpec("columns", DataType.string, [], shape=(-1,)),
-        ParamSpec("on_error", DataType.string, "raise"),
-    ]
-    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), ParamSchema(params))
+    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), _params())
+
+
+def prepared_signature(schema: FeedSchema, answer: pd.DataFrame | None) -> ModelSignature:
+    """The signature of the same model where its features are given as the dataset's feed has them.
+
+    Args:
+        answer: as for `model_signature`.
+    """
+    inputs: list[ColSpec | TensorSpec] = []
+    for column in schema.features:
+        inputs.append(ColSpec(_feature(column), column.name))
+        if column.ragged:
+            inputs.append(ColSpec(DataType.long, f"{column.name}_length"))
+    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), _params())
+
+
+def _params() -> ParamSchema:
+    columns = ParamSpec("columns", DataType.string, [], shape=(-1,))
+    return ParamSchema([columns, ParamSpec("on_error", DataType.string, "raise")])
+
+
+def _feature(column: ColumnInfo) -> Any:
+    kind: Any = DataType.double if np.dtype(column.dtype).kind == "f" else DataType.long
+    for _ in range(1 if column.ragged else len(column.shape)):
+        kind = Array(kind)
+    return kind
 
 
 def _any_type(kind: pa.DataType, *, null: bool) -> Any:

@@ -14,6 +14,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.casts import first_bad_row
 from penstock.ingest.columns.fixed_shape import cast_column
 from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.columns.unreadable import cast_readable
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
@@ -22,6 +23,10 @@ from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
 __all__ = ["Cast"]
+
+
+def _misfit(values: pa.Array, kind: pa.DataType, row: int) -> str:
+    return f"{shorten(values[row].as_py())} does not become {kind} without loss"
 
 
 def _is_type(text: str) -> str:
@@ -39,6 +44,10 @@ class Cast(Transform[dict[str, str]]):
         for name, text in self.options.items():
             values, kind = rows.column(name), parse_type(text)
             try:
+                if data.invalid == "quarantine":
+                    _, bad = cast_readable(values, functools.partial(cast_column, kind=kind))
+                    rows.reject(bad, "unreadable", name, functools.partial(_misfit, values, kind))
+                    values = rows.column(name)
                 rows.put(name, cast_column(values, kind))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 row = first_bad_row(values, kind)

@@ -13,8 +13,8 @@ from pydantic import PositiveInt
 from penstock.config import Section
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.columns.extension_types import ImageType
-from penstock.ingest.columns.images import DeepImage, decode_image, holds_images
+from penstock.ingest.columns.extension_types import ImageType, RaggedType
+from penstock.ingest.columns.images import DeepImage, Fit, ImageMode, decode_image, holds_images
 from penstock.ingest.phases import phase
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
@@ -24,20 +24,31 @@ from penstock.ingest.spec import DataSpec, ImagesOptions, ValueRange
 __all__ = ["DecodeImage", "DecodeImageOptions", "decode_images"]
 
 
+Keep = Literal["pixels", "encoded", "sizes"]
+
+
 class DecodeImageOptions(Section):
-    """An encoded image (bytes, or a struct with `bytes`) becomes uint8 [height, width, channels], upright by its EXIF tag."""
+    """An encoded image (bytes, or a struct with `bytes`) becomes uint8 [height, width, channels], upright by its EXIF tag.
+
+    Of files with several pictures (an animated GIF) it is the first. A label that is an image is a mask without this step.
+    """
 
     column: str = "image"
     """The column that holds the encoded images."""
     size: tuple[PositiveInt, PositiveInt] | None = None
-    """(height, width) in pixels to resize to, instead of `data.images.size`. Without either, all images must agree."""
-    mode: Literal["RGB", "L"] | None = None
-    """RGB gives 3 channels, L (grey) 1; instead of `data.images.mode`."""
+    """(height, width) in pixels to come to, instead of `data.images.size`. Without either, all images must agree."""
+    fit: Fit | None = None
+    """`resize`, `crop` or `pad`, instead of `data.images.fit`."""
+    mode: ImageMode | None = None
+    """RGB gives 3 channels, L (grey) 1; instead of `data.images.mode`. `mask` gives uint8 [height, width] of the numbers in the
+    file, such as a palette's indices: the class of each pixel. Masks come to a size by the nearest pixel, which mixes none."""
     range: ValueRange | None = None
     """The values that become 0 and 255 of images of more than 8 bits; instead of `data.images.range`."""
-    keep: Literal["pixels", "encoded"] = "pixels"
+    keep: Keep = "pixels"
     """What the cache holds, or a stream's window: `pixels`, the fastest to read; or the `encoded` images, which take a tenth of
-    the room and are decoded anew by the threads that read ahead. Training sees the same either way."""
+    the room and are decoded anew by the threads that read ahead. Training sees the same either way. `sizes` keeps pixels of
+    each image's own size, as detection wants it: a batch has `image`, the pixels of all rows one after the other,
+    `image_offsets` where each begins, and `image_shape` [rows, 3]."""
 
 
 class DecodeImage(Transform[DecodeImageOptions]):
@@ -50,25 +61,37 @@ class DecodeImage(Transform[DecodeImageOptions]):
     def keeps_images_encoded(self) -> bool:
         return self.options.keep == "encoded"
 
+    @property
+    def makes_lists(self) -> bool:
+        return self.options.keep == "sizes"
+
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         options = self.options
         self.require(rows, [options.column])
-        own = options.model_dump(include={"size", "mode", "range"}, exclude_none=True)
+        own = options.model_dump(include={"size", "fit", "mode", "range"}, exclude_none=True)
         images = data.images.model_copy(update=own)
         if self.keeps_images_encoded and images.range is not None:
             raise SpecError(
                 "preprocess: decode_image: keep: encoded is for images of 8 bits a channel, and range for others",
                 next_step="leave keep out: pixels scaled by a range take a byte each; or leave the range out",
             )
-        decode_images(rows, options.column, images, keep_encoded=self.keeps_images_encoded)
+        if self.keeps_images_encoded and (images.fit != "resize" or options.mode == "mask"):
+            raise SpecError(
+                f"preprocess: decode_image: keep: encoded is for images in colour or grey that are resized, not for "
+                f"{'a mask' if options.mode == 'mask' else f'fit: {images.fit}'}",
+                next_step="leave keep out",
+            )
+        decode_images(rows, options.column, images, keep=options.keep, is_mask=options.mode == "mask")
 
 
-def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep_encoded: bool = False) -> None:
+def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = "pixels", is_mask: bool = False) -> None:
     """Decode column `name` of `rows` in place; rows whose image is missing or broken are rejected.
 
     Args:
         images: what the pixels shall be.
-        keep_encoded: decode to know that it can be done, and keep the images as they are, as `ImageType`.
+        keep: `encoded`: decode to know that it can be done, and keep the images as they are, as `ImageType`; `sizes`: keep each
+            image's own size, as a list of its pixels and a column of shapes.
+        is_mask: the numbers of the pixels are classes.
 
     Raises:
         DataError: the column holds no images, such of more than 8 bits a channel without `range`, or of several sizes without
@@ -85,35 +108,55 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep_encoded:
             next_step="leave the step out if the column holds pixels already",
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
+    encoded = [value.as_buffer() for value in column if value.is_valid]
     with phase("decode"):
-        pixels, errors = _decode_all(rows, name, [value.as_buffer() for value in column if value.is_valid], images)
+        pixels, errors = _decode_all(rows, name, encoded, images, "mask" if is_mask else images.mode)
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
+    if keep == "sizes":
+        _put_sizes(rows, name, whole)
+        return
     for row, image in enumerate(whole):
         if image.shape != whole[0].shape:
-            height, width, _ = whole[0].shape
+            height, width = whole[0].shape[:2]
             raise DataError(
                 f"{rows.origin.place(row)}: the image in {name!r} is {image.shape[0]}x{image.shape[1]} (height x width), "
                 f"one before it {height}x{width}",
-                next_step=f"resize all: decode_image: {{column: {name}, size: [{height}, {width}]}}",
+                next_step=f"bring all to one size: decode_image: {{column: {name}, size: [{height}, {width}]}}, with fit: crop "
+                "or pad where proportions matter; or keep their sizes (keep: sizes)",
             )
-    channels = 3 if images.mode == "RGB" else 1
-    if keep_encoded:
+    channels = () if is_mask else (3 if images.mode == "RGB" else 1,)
+    if keep == "encoded":
         kept = rows.column(name)
         kept = (kept.field("bytes") if holds_images(kept.type) else kept).cast(pa.large_binary())
-        shape = whole[0].shape if whole else (*(size or (1, 1)), channels)
+        shape = whole[0].shape if whole else (*(size or (1, 1)), *channels)
         rows.put(name, pa.ExtensionArray.from_storage(ImageType(shape), kept))
         return
-    stacked = np.stack(whole) if whole else np.zeros((0, *(size or (1, 1)), channels), np.uint8)
+    stacked = np.stack(whole) if whole else np.zeros((0, *(size or (1, 1)), *channels), np.uint8)
     rows.put(name, tensor_array(stacked))
 
 
-def _decode_all(rows: Rows, name: str, contents: list[Any], images: ImagesOptions) -> tuple[list[np.ndarray | None], list[str]]:
+def _put_sizes(rows: Rows, name: str, pixels: list[np.ndarray]) -> None:
+    """Pixels as lists, height by width by channels, and their shapes; of a mask the third number is 1."""
+    if f"{name}_shape" in rows.table.column_names:
+        raise DataError(f"preprocess: decode_image: there is a column {name}_shape already", next_step="rename it")
+    kind = RaggedType(pa.uint8(), "packed", 0.0)
+    offsets = np.cumsum([0, *(image.size for image in pixels)], dtype=np.int64)
+    values = np.concatenate([image.reshape(-1) for image in pixels]) if pixels else np.zeros(0, np.uint8)
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind.storage_type)
+    rows.put(name, pa.ExtensionArray.from_storage(kind, lists))
+    shapes = [(*image.shape, 1)[:3] for image in pixels]
+    rows.put(f"{name}_shape", tensor_array(np.array(shapes, np.int64).reshape(-1, 3)))
+
+
+def _decode_all(
+    rows: Rows, name: str, contents: list[Any], images: ImagesOptions, mode: ImageMode
+) -> tuple[list[np.ndarray | None], list[str]]:
     pixels: list[np.ndarray | None] = []
     errors: list[str] = []
     for content in contents:
         try:
-            pixels.append(decode_image(content, images.size, images.mode, images.range))
+            pixels.append(decode_image(content, images.size, mode, images.range, images.fit))
             errors.append("")
         except DeepImage as error:
             raise DataError(

@@ -26,6 +26,7 @@ TRANSFORMS: Plugins[type[Transform[Any]]] = Plugins(
         "concatenator": f"{_HERE}.concatenator:Concatenator",
         "cast": f"{_HERE}.cast:Cast",
         "rename": f"{_HERE}.rename:Rename",
+        "flatten": f"{_HERE}.flatten:Flatten",
         "drop": f"{_HERE}.drop:Drop",
         "decode_image": f"{_HERE}.decode_image:DecodeImage",
         "ragged": f"{_HERE}.ragged:Ragged",

@@ -45,10 +45,11 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     result = check_pipeline(made.base_dir / "pipeline.yaml", [], said.append)
     assert [line.split("  ")[0] for line in said] == [
         *("spec", "storage", "recipe", "sources", "ships", "one batch"),
-        "warning: model.py:17: the environment variable DRILL_PAUSE_S is known only when the code runs, so that a change of it "
+        "warning: model.py:21: the environment variable DRILL_PAUSE_S is known only when the code runs, so that a change of it "
         "is not noticed",
     ]
-    assert result["ships"] == {n: (made.base_dir / n).stat().st_size for n in ("model.py", "transforms.py", "words.txt")}
+    ships = ("model.py", "smoothing.txt", "transforms.py", "width.txt", "words.txt")
+    assert result["ships"] == {name: (made.base_dir / name).stat().st_size for name in ships}
     assert "words.txt (3 bytes)" in said[4] and ".parquet" not in said[4]
     assert (result["status"], result["rows"], result["files"]) == ("done", 1797, 2)
     assert not made.storage.list("stages")

@@ -51,7 +51,7 @@ def test_the_class_is_the_first_folder_below_the_root(tmp_path: Path) -> None:
         ("cut.jpg", picture("JPEG")[:-100], "damaged or cut off"),
         ("cut.png", picture("PNG")[:-20], "damaged or cut off"),
         ("cut.bmp", picture("BMP")[:-50], "damaged or cut off"),
-        ("page.jpg", b"<html>404</html>", "not a JPEG, PNG or BMP image (this is an HTML page"),
+        ("page.jpg", b"<html>404</html>", "not a JPEG, PNG, BMP, WebP, TIFF or GIF image (this is an HTML page"),
         ("empty.png", b"", "empty (zero bytes)"),
     ],
 )

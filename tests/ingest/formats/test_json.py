@@ -1,7 +1,8 @@
-"""JSON lines: a missing key is null, numbers widen, and whatever is wrong is named by file and line."""
+"""JSON: a missing key is null, numbers widen, and whatever is wrong is named by file and line."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import DataError
-from tests.ingest.reading import read_rows, write_files
+from penstock.ingest.formats import json as json_format
+from penstock.ingest.formats.registry import reader_of
+from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 
 def refusal(folder: Path, files: dict[str, str | bytes], **options: Any) -> str:
@@ -96,12 +99,17 @@ def test_a_type_that_the_parser_does_not_know_is_cast_to(tmp_path: Path) -> None
         ('{"a": 1}\n\n{"a": "x"}\n', "line 3: column 'a' was a number up to line 1 and here holds text, 'x'"),
         ('{"a": 1}\n{"a": ', "line 2: not a JSON object"),
         ('{"a": 1}{"a": 2}\n', "line 1: not a JSON object (Extra data"),
-        ('{\n"a": 1\n}\n', "line 1: not a JSON object"),
+        ('{\n"a": 1\n}\n{\n"a": 2,\n', "line 4: cut off within object 1 (from 0)"),
+        ('{\n"a": 1 2\n}\n' + " " * 100, "line 1: not JSON in object 0 (from 0): Expecting ',' delimiter in line 2"),
         ('{"a": 1}\n[1]\n', "line 2: holds [1], not an object"),
         ('{"a": 1, "a": 2}\n', "line 1: not a JSON object (key 'a' is there twice)"),
-        ('[{"a": 1},\n {"a": 2}]\n', "one JSON array, not one object per line"),
+        ('[{"a": 1},\n {"a": 2}\n', "line 3: cut off: the array that the file begins with has no end"),
+        ('[{"a": 1},\n 2]\n', "line 2: holds '2', not an object {...}, as row 1 (from 0)"),
+        ('[{"a": 1}\n {"a": 2}]\n', "line 2: a comma or the array's end is expected after element 0 (from 0)"),
+        ('[{"a": 1}]\n\n{"a": 2}\n', "line 3: something stands behind the array's end"),
+        (b'[{"a": 1},\n{"a": "\xe9"}]\n', "line 2 is not UTF-8"),
         (b'{"a": 1}\n{"a": "\xe9"}\n', "line 2 is not UTF-8"),
-        (b"PAR1" + b"\0" * 20, "this is a Parquet file, not JSON lines"),
+        (b"PAR1" + b"\0" * 20, "this is a Parquet file, not JSON"),
         ("", "empty (zero bytes)"),
     ],
 )
@@ -130,3 +138,38 @@ def test_a_column_may_change_from_whole_numbers_late_in_a_large_file(tmp_path: P
     line = '{"a": 1, "pad": "' + "x" * 100 + '"}\n'
     write_files(tmp_path, {"a.jsonl": line * 50_000 + '{"a": 0.5}\n'})
     assert read_rows(tmp_path, "json").column("a").to_pylist()[-2:] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("layout", ["array", "array on one line", "pretty", "pretty array"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_array_and_objects_over_several_lines_are_the_rows_of_json_lines(
+    tmp_path: Path, layout: str, compressed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {
+            "id": 2**53 + n,
+            "big": 12345678901234567890 if n else None,
+            "text": 'a "}]{[" é\\n' * (n % 7),
+            "list": [n, {"x": n}][:1],
+        }
+        for n in range(500)
+    ]
+    monkeypatch.setattr(json_format, "_BLOCK_BYTES", 1000)  # so that objects are cut by the blocks
+    monkeypatch.setattr(json_format, "_HEAD_BYTES", 3)
+    one_line, spread = [json.dumps(row, ensure_ascii=False) for row in rows], [json.dumps(row, indent=2) for row in rows]
+    content = {
+        "array": "[" + ",\n".join(one_line) + "]\n",
+        "array on one line": "\ufeff[" + ",".join(one_line) + "]",
+        "pretty": "\n\n" + "\r\n".join(spread),
+        "pretty array": json.dumps(rows, indent=1),
+    }[layout].encode()
+    name = "a.json.gz" if compressed else "a.json"
+    write_files(tmp_path / "lines", {"a.jsonl": "\n".join(one_line)})
+    write_files(tmp_path / "other", {name: gzip.compress(content) if compressed else content})
+    types = {"big": "uint64"}
+    assert read_rows(tmp_path / "other", "json", types=types) == read_rows(tmp_path / "lines", "json", types=types)
+    data, snapshot = read_snapshot(tmp_path / "other", "json", types=types)
+    found = reader_of(data).lines(snapshot.files[0], [0, 2])
+    line_of = {row: content[: content.find(str(2**53 + row).encode())].count(b"\n") + 1 for row in (0, 2)}
+    # A pretty-printed object begins a line before its first field.
+    assert found == {row: line - layout.startswith("pretty") for row, line in line_of.items()}

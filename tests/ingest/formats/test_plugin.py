@@ -94,7 +94,7 @@ def in_process(site: Path, code: str, *words: str) -> dict[str, Any]:
         ("data.fixed_width={}", "data.fixed_width.widths: missing; this key is needed"),
         (
             "data.format=fixed_with",
-            "there are parquet, csv, json, arrow, images, text, python, fixed_width; did you mean 'fixed_width'?",
+            "python, fixed_width; did you mean 'fixed_width'?",
         ),
     ],
 )

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.listing import list_source
-from penstock.ingest.formats.python import keep_object, keep_rows
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.formats.section import spec_class_for
+from penstock.ingest.formats.sources.kept import keep_object, keep_rows
 from penstock.ingest.read.snapshot import iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage

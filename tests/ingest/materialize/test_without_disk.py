@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataError
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.feed.memory import MemoryFeed
 from penstock.ingest.feed.stream import STREAM_CPUS, stream_tasks, streams_cpus
+from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import MaterializeSpec
@@ -50,6 +52,20 @@ def test_the_manifest_says_what_that_of_a_dataset_on_disk_says_but_lists_no_shar
     on_disk = source.materialize()
     assert described == on_disk.model_copy(update={"shards": ()})
     assert described.rows["validation"] > 0
+
+
+def test_rows_in_quarantine_are_listed_where_rows_are_not_kept_too(tmp_path: Path, ray_cluster: None) -> None:
+    broken = pa.table({"x": pa.array([1.0, None, 3.0]), "y": [0, 1, 1]})
+    budget = {"invalid": "quarantine", "quarantine": {"max_rows": 2, "max_fraction": 1.0}}
+    source = Source.of(tmp_path, {f"train/{n}.parquet": broken for n in range(2)}, label="y", **budget)
+    described = RowSource(source.preparation(), ONE_FILE_PER_UNIT, source.storage).describe("key", silent)
+    path = dataset_quarantine_path("key")
+    table = source.storage.read_bytes(path)
+    source.storage.delete(path)
+    on_disk = source.materialize()
+    assert described == on_disk.model_copy(update={"shards": ()})
+    assert described.rows_quarantined == pq.read_table(pa.BufferReader(table)).num_rows == 2
+    assert table == source.storage.read_bytes(path)
 
 
 def test_rows_in_memory_are_the_rows_on_disk_in_the_same_order(tmp_path: Path, ray_cluster: None) -> None:

@@ -238,8 +238,8 @@ def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work:
     side = work.rows(side=True)
     assert side["weight"].to_pylist() == [None, "nan", "heavy"]
     told = {(row["file"], row["row"]): row["reason"] for row in side.to_pylist()}
-    assert told[("a.parquet", 1)] == "column 'mass' holds null; the model needs a value there"
-    assert "NaN" in told[("a.parquet", 3)]
+    assert told[("a.parquet", 1)] == "column 'weight' holds null; the model needs a value there"
+    assert told[("a.parquet", 3)] == "column 'weight' holds nan; the model needs a finite number there"
     assert told[("b.parquet", 1)] == "column 'weight' holds 'heavy', which does not read as double"
     assert work.rows().filter(pa.compute.equal(work.rows()["file"], "b.parquet"))["weight"].to_pylist() == [1.5, 2.0]
 

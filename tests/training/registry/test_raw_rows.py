@@ -187,8 +187,8 @@ def test_each_bad_row_is_told_with_column_value_and_rule_and_the_others_are_prep
     ready = people.raw.prepare(table)
     said = {**ready.problems, **problems}
     assert said[1] == "row 1: column 'age' holds 'old', which does not read as int64"
-    assert said[2] == "row 2: column 'mass' holds null; the model needs a value there"
-    assert said[3] == "row 3: column 'mass' holds NaN or an infinity; the model needs a finite number there"
+    assert said[2] == "row 2: column 'weight' holds null; the model needs a value there"
+    assert said[3] == "row 3: column 'weight' holds inf; the model needs a finite number there"
     assert said[4] == "row 4: column 'town' holds null; the model needs a value there"
     good = people.raw.prepare(people.table(rows[:1])[0])
     first = ready.table.slice(ready.rows.tolist().index(0), 1)

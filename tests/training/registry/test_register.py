@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,16 @@ ages = np.array([1, 2, 3], dtype=np.float32)
 frame = pd.DataFrame({"image": images.tolist(), "age": ages})
 answer = model.predict(frame)
 prepared = model.unwrap_python_model().predict(None, {"image": images, "age": ages}, params={"prepared": True})
+folder = mlflow.artifacts.download_artifacts(sys.argv[2])
+entry = mlflow.pyfunc.load_model(folder + "/prepared")
+same = [(answer == other).all(axis=None) for other in (prepared, entry.predict(frame))]
+from fastapi.testclient import TestClient
+from mlflow.pyfunc import scoring_server
+body = {"dataframe_records": json.loads(frame.to_json(orient="records", double_precision=15))}
+served = TestClient(scoring_server.init(entry)).post("/invocations", json=body).json()["predictions"]
 import penstock.training
-print(json.dumps({"answer": answer.to_dict("list"), "same": bool((answer == prepared).all(axis=None)),
+print(json.dumps({"answer": answer.to_dict("list"), "same": bool(all(same)),
+                  "served": [row["prediction"] for row in served], "takes": str(entry.metadata.get_input_schema()),
                   "inputs": [(i.name, i.required) for i in model.metadata.get_input_schema().inputs],
                   "code": penstock.training.__file__, "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
 """
@@ -165,7 +174,9 @@ def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
     found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
     assert found["same"] and found["heavy"] == []
     assert found["inputs"] == [["id", False], ["image", True], ["age", True]]
-    assert Path(found["code"]).parents[2].name == "code"
+    assert Path(found["code"]).parents[2].name == "penstock.zip"
+    assert found["served"] == found["answer"]["prediction"]
+    assert "'image': Array(Array(long)) (required), 'age': double" in found["takes"]
     probabilities = torch.softmax(expected(arguments), dim=1)
     assert torch.allclose(torch.tensor(found["answer"]["probabilities"]).float(), probabilities)
     assert found["answer"]["prediction"] == [("ant", "bee", "cat")[index] for index in probabilities.argmax(dim=1)]
@@ -193,7 +204,12 @@ def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
     assert (root / "artifacts/model.safetensors").read_bytes() == arguments["files"][0].read_bytes()
     spec = json.loads((root / "artifacts/model.json").read_text())
     assert set(spec["code"]["files"]) >= {"model.py", "layers/blocks.py"} and str(tmp_path) not in json.dumps(spec)
-    assert not [name for name in files if "/on_ray/" in name or "/loop/" in name or "/flows/" in name or "/tasks/" in name]
+    packed = zipfile.ZipFile(root / "code/penstock.zip").namelist()
+    assert "penstock/training/registry/loaded_model.py" in packed and all(name.endswith(".py") for name in packed)
+    assert not [name for name in packed if any(room in name for room in ("/on_ray/", "/loop/", "/flows/", "/tasks/"))]
+    assert len(files) == 12, f"weights, and what loading needs: {files}"
+    described = [(root / name).read_text() for name in files if name.endswith("MLmodel")]
+    assert len(described) == 2 and not [text for text in described if "penstock-model-" in text], "no folder that was temporary"
     requirements = (root / "requirements.txt").read_text().split()
     assert f"torch=={torch.__version__.split('+')[0]}" in requirements
 

@@ -1,0 +1,104 @@
+"""How does a sound file become a row? Its samples as a list of numbers, with its class folder and rate."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import PositiveInt
+
+from penstock.config import Section
+from penstock.errors import DataError, PenstockError
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.opening import read_bytes, read_problem
+from penstock.ingest.formats.format import Format
+from penstock.ingest.formats.images import class_of
+from penstock.ingest.formats.library import library
+from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
+from penstock.ingest.spec import DataSpec
+
+__all__ = ["AudioFormat", "AudioOptions", "AudioReader"]
+
+_COLUMNS = {"audio": pa.large_list(pa.float32()), "sample_rate": pa.int32(), "label": pa.string(), "path": pa.string()}
+
+
+class AudioOptions(Section):
+    """How sound files become numbers.
+
+    A row is a file: column `audio` holds its samples, float32 from -1 to 1, `sample_rate` how many a second has, `path` its
+    name, and `label` the name of the first folder below the root. Files differ in length: `ragged: {columns: [audio]}`.
+    """
+
+    channels: Literal["mean", "first"] = "mean"
+    """What becomes of several channels: their mean, or the first one alone."""
+    sample_rate: PositiveInt | None = None
+    """Refuse files of another rate; without it they may differ. Nothing is resampled."""
+
+
+class AudioFormat(Format):
+    """One sound a file (WAV, FLAC, Ogg), in folders named after their classes."""
+
+    extensions = (".wav", ".flac", ".ogg")
+    Options = AudioOptions
+    folder_columns = False
+    identity = ("audio",)
+    not_features = ("path",)
+
+    def reader(self, data: DataSpec, options: AudioOptions) -> AudioReader:
+        """Read a file a row."""
+        return AudioReader(data, options)
+
+
+class AudioReader(Reader):
+    """One row per sound file."""
+
+    one_row_per_file = True
+
+    def __init__(self, data: DataSpec, options: AudioOptions) -> None:
+        self._needs_class, self._options = data.label == "label", options
+
+    def inspect(self, file: SourceFile) -> FileFacts:
+        """Decode the file, which alone shows that it is whole."""
+        self._samples(file)
+        if self._needs_class and class_of(file) is None:
+            raise DataError(
+                f"{file.uri}: lies in no class folder, so it has no label",
+                next_step="move it to a folder named after its class",
+            )
+        return FileFacts(_COLUMNS, 1)
+
+    def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
+        """Yield the one row."""
+        row = {"label": class_of(file), "path": file.name}
+        if {"audio", "sample_rate"} & {*schema.names}:
+            row["audio"], row["sample_rate"] = self._samples(file)  # type: ignore[assignment]
+        yield pa.table([pa.array([row[field.name]], field.type) for field in schema], schema=schema)
+
+    def _samples(self, file: SourceFile) -> tuple[np.ndarray, int]:
+        soundfile = library("soundfile", "audio", "audio")
+        try:
+            with soundfile.SoundFile(io.BytesIO(read_bytes(file.uri))) as sound:
+                frames = sound.read(dtype="float32", always_2d=True)
+                rate, missing = int(sound.samplerate), sound.frames - len(frames)
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise read_problem(file.uri, error) from error
+        except Exception as error:  # libsndfile's errors
+            what = looks_like(file)
+            raise DataError(
+                f"{file.uri}: no sound file, or damaged: {error}" + (f" (this is {what})" if what else ""),
+                next_step="write or fetch the file again, or leave it out",
+            ) from error
+        if missing or not len(frames):
+            raise DataError(f"{file.uri}: cut off, or empty: {missing} of its samples are missing", next_step="fetch it again")
+        if self._options.sample_rate not in (None, rate):
+            raise DataError(
+                f"{file.uri}: has {rate} samples a second, and data.audio.sample_rate is {self._options.sample_rate}",
+                next_step=f"convert it, as in: sox {file.name} -r {self._options.sample_rate} OUT",
+            )
+        mixed = frames.mean(axis=1, dtype=np.float64).astype(np.float32) if self._options.channels == "mean" else frames[:, 0]
+        return mixed, rate

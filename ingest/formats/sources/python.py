@@ -1,0 +1,99 @@
+"""How are the rows of a function of the user's a source?"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from penstock.config import Section
+from penstock.errors import DataError, PenstockError
+from penstock.ingest.formats.arrow import ArrowReader
+from penstock.ingest.formats.format import Format, Origin
+from penstock.ingest.spec import DataSpec
+from penstock.usercode.capture import UserCode, capture
+
+__all__ = ["PythonFormat", "PythonOptions"]
+
+
+class PythonOptions(Section):
+    """How the function of `data.train` is called, and when again.
+
+    `train: source.py:rows` names a function that returns or yields pandas DataFrames, Arrow tables or record batches, dicts of
+    column to array [rows, ...], or structured numpy arrays; or that returns a `ray.data.Dataset`, and with it whatever Ray Data
+    reads. Its rows are written to the storage once, and again when the code it reaches, its params or the fingerprint change.
+    """
+
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the call."""
+    fingerprint: str = ""
+    """What the rows depend on besides the code, such as a date or a table's version: another text, other rows. Of the form
+    `source.py:version` it is a function, which is called with the params each time and says the text."""
+
+
+class PythonFormat(Format):
+    """Rows that a function gives: `train: source.py:rows`. `penstock.run(file, data={"train": frame})` needs no function."""
+
+    extensions = (".arrow",)
+    is_kept = True
+    Options = PythonOptions
+
+    def reader(self, data: DataSpec, options: PythonOptions) -> ArrowReader:
+        """Read the files that the rows were written to."""
+        return ArrowReader()
+
+    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+        """The function, known by its code, its params and the fingerprint."""
+        options: PythonOptions = data.__dict__.get("python") or PythonOptions()
+        code = capture(target, base_dir, options.params)
+        identity = [code.digest, options.model_dump(mode="json")["params"], _fingerprint(options, base_dir)]
+        return Origin(identity, lambda: code.function()(**options.params), reading=lambda: _reading(code))
+
+
+def _fingerprint(options: PythonOptions, base_dir: Path) -> str:
+    if ":" not in options.fingerprint:
+        return options.fingerprint
+    code = capture(options.fingerprint, base_dir, options.params)
+    with _naming(code):
+        return str(code.function()(**options.params))
+
+
+@contextmanager
+def _naming(code: UserCode) -> Iterator[None]:
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:  # the user's code: any error is reported with its place
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{code.target} raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})",
+            next_step=f"correct {code.target}",
+        ) from error
+
+
+@contextmanager
+def _reading(code: UserCode) -> Iterator[None]:
+    with _naming(code), _ray_ends_again():
+        yield
+
+
+@contextmanager
+def _ray_ends_again() -> Iterator[None]:
+    """A Ray that the function has started, as most of Ray Data does, would be in the way of the run's own."""
+    before = _ray_runs()
+    try:
+        yield
+    finally:
+        if not before and _ray_runs():
+            sys.modules["ray"].shutdown()
+
+
+def _ray_runs() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()

@@ -1,0 +1,325 @@
+"""Formats with a form of their own give the rows that their libraries have written, and name what is damaged."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import orc
+
+from penstock.errors import DataError
+from penstock.ingest.preprocess.chain import split_rows
+from tests.ingest.preparing import Source
+from tests.ingest.reading import read_rows, read_snapshot, write_files
+
+Rows = Mapping[str, list[Any]]
+
+ROWS: Rows = {"x": list(range(100)), "y": [n / 4 for n in range(100)], "name": [f"row {n}" for n in range(100)]}
+
+
+def as_orc(rows: Rows) -> bytes:
+    sink = io.BytesIO()
+    orc.write_table(pa.table(dict(rows)), sink, stripe_size=1024)
+    return sink.getvalue()
+
+
+def as_npz(rows: Rows) -> bytes:
+    sink = io.BytesIO()
+    np.savez(sink, **{name: np.array(values) for name, values in rows.items()})
+    return sink.getvalue()
+
+
+def as_npy(rows: Rows) -> bytes:
+    sink = io.BytesIO()
+    fields = [("x", "<i8"), ("y", ">f8"), ("name", "U8")]
+    np.save(sink, np.array(list(zip(*rows.values(), strict=True)), fields))
+    return sink.getvalue()
+
+
+def as_avro(rows: Rows) -> bytes:
+    fastavro = pytest.importorskip("fastavro")
+    kinds = {int: "long", float: "double", str: "string"}
+    fields = [{"name": name, "type": ["null", kinds[type(values[0])]]} for name, values in rows.items()]
+    sink = io.BytesIO()
+    records = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    fastavro.writer(sink, {"type": "record", "name": "row", "fields": fields}, records, sync_interval=500)
+    return sink.getvalue()
+
+
+def as_excel(rows: Rows) -> bytes:
+    pytest.importorskip("python_calamine")
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for line in ([*rows], *zip(*rows.values(), strict=True)):
+        book.active.append(line)
+    sink = io.BytesIO()
+    book.save(sink)
+    return sink.getvalue()
+
+
+def tar_of(members: Mapping[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return sink.getvalue()
+
+
+def as_webdataset(rows: Rows) -> bytes:
+    lines = zip(*rows.values(), strict=True)
+    return tar_of({f"a/{n:04d}.json": json.dumps(dict(zip(rows, line, strict=True))).encode() for n, line in enumerate(lines)})
+
+
+class Case(NamedTuple):
+    name: str
+    write: Callable[[Rows], bytes]
+    damage: Callable[[bytes], bytes] = lambda content: content[: len(content) * 2 // 3]
+    options: Mapping[str, Any] = {}
+
+
+CASES = {
+    "orc": Case("a.orc", as_orc),
+    "numpy": Case("a.npz", as_npz),
+    "numpy, structured": Case("a.npy", as_npy),
+    "avro": Case("a.avro", as_avro),
+    "excel": Case("a.xlsx", as_excel),
+}
+
+
+def column_dict(folder: Path, format: str) -> dict[str, list[Any]]:
+    return dict(read_rows(folder, format, batch_rows=7).to_pydict())
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_rows_of_a_library_are_read_in_order_and_a_damaged_file_is_named(tmp_path: Path, case: str) -> None:
+    format, (name, write, damage, _) = case.partition(",")[0], CASES[case]
+    content = write(ROWS)
+    write_files(tmp_path, {f"good/{name}": content, f"bad/{name}": damage(content), f"foreign/{name}": b"%PDF-1.7 no rows"})
+    assert column_dict(tmp_path / "good", format) == ROWS
+    assert read_rows(tmp_path / "good", format, columns=["y"]).to_pydict() == {"y": ROWS["y"]}
+    assert read_rows(tmp_path / "good", format, types={"x": "float64"})["x"].to_pylist() == [float(x) for x in ROWS["x"]]
+    for wrong in ("bad", "foreign"):
+        with pytest.raises(DataError) as refused:
+            read_rows(tmp_path / wrong, format)
+        assert str(tmp_path / wrong / name) in str(refused.value), "the file is named"
+        assert "Error(" not in str(refused.value)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_an_added_file_moves_no_row(tmp_path: Path, case: str) -> None:
+    format, (name, write, *_) = case.partition(",")[0], CASES[case]
+
+    def split() -> dict[int, str]:
+        data, snapshot = read_snapshot(tmp_path, format, validation={"fraction": 0.3})
+        parts = list(split_rows(data, snapshot, snapshot.files, 4096))
+        return {
+            x: split for split, table, origin in parts if "b." not in origin.names[0] for x in table["x"].to_pylist() if x < 100
+        }
+
+    write_files(tmp_path, {name: write(ROWS)})
+    before = split()
+    write_files(tmp_path, {name.replace("a.", "b."): write({"x": [1000, 1001], "y": [0.5, 1.5], "name": ["new", "rows"]})})
+    assert len(before) == 100 and {*before.values()} == {"train", "validation"}
+    assert split() == before
+
+
+def png(value: int) -> bytes:
+    sink = io.BytesIO()
+    Image.fromarray(np.full((4, 4), value, np.uint8)).save(sink, "PNG")
+    return sink.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, array)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_samples_of_webdataset_are_rows_of_all_their_members(tmp_path: Path, compressed: bool) -> None:
+    members: dict[str, bytes] = {}
+    for n in range(6):
+        members[f"shard/{n:03d}.jpg"] = png(n)
+        members[f"shard/{n:03d}.seg.png"] = png(n + 10)
+        members[f"shard/{n:03d}.cls"] = b"%d\n" % (n % 2)
+        members[f"shard/{n:03d}.npy"] = npy(np.arange(n, dtype=np.float32))
+        if n != 3:
+            members[f"shard/{n:03d}.txt"] = f"é {n}".encode()
+            members[f"shard/{n:03d}.json"] = json.dumps({"w": n if n else 0.5, "tags": ["a"]}).encode()
+    content = tar_of(members)
+    write_files(
+        tmp_path, {"train/a.tar.gz" if compressed else "train/a.tar": gzip.compress(content) if compressed else content}
+    )
+    rows = read_rows(tmp_path, "webdataset", train="train")
+    assert rows["key"].to_pylist() == [f"shard/{n:03d}" for n in range(6)]
+    assert rows["cls"].to_pylist() == [0, 1, 0, 1, 0, 1]
+    assert rows["txt"].to_pylist() == ["é 0", "é 1", "é 2", None, "é 4", "é 5"]
+    assert rows["json"][0].as_py() == {"w": 0.5, "tags": ["a"]} and rows["json"][3].as_py() is None
+    assert rows["npy"][2].as_py() == [0.0, 1.0]
+    assert rows["image"][1].as_py()["bytes"] == png(1)
+    steps = [{"drop": ["txt", "json"]}, {"ragged": {"columns": ["npy"]}}, {"decode_image": {"column": "seg", "mode": "mask"}}]
+    source = Source.of(tmp_path, {}, steps, format="webdataset", train="train", label="cls", images={"mode": "L"})
+    made = [str(column) for column in source.materialize().feed_schema.columns]
+    assert made == ["image: uint8[4, 4, 1]", "seg: uint8[4, 4]", "cls: int64", "npy: float32[*]"]
+
+
+def test_a_damaged_archive_and_sample_of_webdataset_are_named(tmp_path: Path) -> None:
+    content = as_webdataset(ROWS)
+    refusals = {
+        "cut": (content[: 512 * 21 + 100], "cut off or damaged"),
+        "page": (b"<html>404</html>" * 100, "this is an HTML page"),
+        "sample": (tar_of({"a.cls": b"cat"}), "a.cls holds b'cat', which is no cls"),
+        "twice": (tar_of({"a.cls": b"1", "b.cls": b"2", "b.CLS": b"3"}), "sample 'b' has 'cls' twice"),
+    }
+    for folder, (wrong, said) in refusals.items():
+        write_files(tmp_path, {f"{folder}/a.tar": wrong})
+        with pytest.raises(DataError) as refused:
+            read_rows(tmp_path / folder, "webdataset")
+        assert said in str(refused.value) and str(tmp_path / folder / "a.tar") in str(refused.value)
+
+
+def test_arrays_are_tensors_and_what_would_be_unpickled_is_refused(tmp_path: Path) -> None:
+    images = np.arange(10 * 2 * 3, dtype=np.uint8).reshape(10, 2, 3)
+    write_files(
+        tmp_path, {"a/x.npy": npy(images), "b/x.npy": npy(np.array([{}, {}], object)), "c/x.npy": npy(images.T.copy().T)}
+    )
+    table = read_rows(tmp_path / "a", "numpy", numpy={"column": "image"}, batch_rows=3)
+    assert np.array_equal(np.concatenate([chunk.to_numpy_ndarray() for chunk in table["image"].chunks]), images)
+    with pytest.raises(DataError, match="Python objects, which are not unpickled"):
+        read_rows(tmp_path / "b", "numpy")
+    with pytest.raises(DataError, match="Fortran's order"):
+        read_rows(tmp_path / "c", "numpy")
+    sink = io.BytesIO()
+    np.savez(sink, x=np.arange(3), y=np.arange(4))
+    write_files(tmp_path, {"d/x.npz": sink.getvalue()})
+    with pytest.raises(DataError, match=r"differ in their first axis, the rows: \{'x': 3, 'y': 4\}"):
+        read_rows(tmp_path / "d", "numpy")
+
+
+def test_avros_types_become_arrows_and_a_union_of_two_is_refused(tmp_path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    day = datetime.date(2020, 1, 2)
+    fields: list[tuple[str, Any, Any, pa.DataType]] = [
+        ("day", {"type": "int", "logicalType": "date"}, day, pa.date32()),
+        ("at", {"type": "long", "logicalType": "timestamp-micros"}, datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC),
+         pa.timestamp("us", "UTC")),
+        ("price", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, Decimal("1.50"),
+         pa.decimal128(9, 2)),
+        ("kind", {"type": "enum", "name": "kind", "symbols": ["a", "b"]}, "b", pa.string()),
+        ("list", {"type": "array", "items": "float"}, [0.5, 1.5], pa.list_(pa.float32())),
+        ("inner", {"type": "record", "name": "inner", "fields": [{"name": "n", "type": ["null", "int"]}]}, {"n": None},
+         pa.struct({"n": pa.int32()})),
+    ]  # fmt: skip
+    schema = {"type": "record", "name": "row", "fields": [{"name": name, "type": kind} for name, kind, *_ in fields]}
+    with open(tmp_path / "a.avro", "wb") as sink:
+        fastavro.writer(sink, schema, [{name: value for name, _, value, _ in fields}])
+    table = read_rows(tmp_path, "avro")
+    assert table.schema.types == [kind for *_, kind in fields]
+    assert table.to_pylist() == [{name: value for name, _, value, _ in fields}]
+    two = {"type": "record", "name": "row", "fields": [{"name": "u", "type": ["int", "string"]}]}
+    with open(tmp_path / "a.avro", "wb") as sink:
+        fastavro.writer(sink, two, [{"u": 1}])
+    with pytest.raises(DataError, match="column 'u' is a union of 2 types"):
+        read_rows(tmp_path, "avro")
+
+
+def test_cells_of_a_sheet_have_one_kind_a_column(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.active.append(["not", "this", "sheet"])
+    sheet = book.create_sheet("rows")
+    day = datetime.datetime(2020, 1, 2, 3, 4, 5)
+    for line in (["written by hand"], ["n", "x", "at", "ok", "mixed"], [1, 0.5, day, True, 1], [None, 2, day, False, "A7"]):
+        sheet.append(line)
+    book.save(tmp_path / "a.xlsx")
+    options = {"excel": {"sheet": "rows", "skip_rows": 1}}
+    with pytest.raises(DataError, match=r"column 'mixed' holds 1.* in row 0 \(from 0\), and in row 1 'A7'") as refused:
+        read_rows(tmp_path, "excel", **options)
+    assert "data.types: {mixed: string}" in refused.value.next_step
+    table = read_rows(tmp_path, "excel", types={"mixed": "string"}, **options)
+    assert table.schema.types == [pa.int64(), pa.float64(), pa.timestamp("us"), pa.bool_(), pa.string()]
+    assert table.to_pylist() == [
+        {"n": 1, "x": 0.5, "at": day, "ok": True, "mixed": "1"},
+        {"n": None, "x": 2.0, "at": day, "ok": False, "mixed": "A7"},
+    ]
+    with pytest.raises(DataError, match="there is no sheet 'row'; it has Sheet, rows"):
+        read_rows(tmp_path, "excel", excel={"sheet": "row"})
+
+
+def test_sounds_are_rows_of_their_samples(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    rng = np.random.default_rng(0)
+    sounds = {f"{kind}/{n}.{end}": rng.integers(-(2**15), 2**15, (400 + n, 2), np.int16)
+              for n, (kind, end) in enumerate([("cat", "wav"), ("cat", "flac"), ("dog", "wav")])}  # fmt: skip
+    for name, samples in sounds.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        soundfile.write(tmp_path / name, samples, 8000)
+    table = read_rows(tmp_path, "audio", label="label", audio={"channels": "first", "sample_rate": 8000})
+    assert table["label"].to_pylist() == ["cat", "cat", "dog"] and table["sample_rate"].to_pylist() == [8000] * 3
+    names = table["path"].to_pylist()
+    for name, samples in zip(names, table["audio"].to_pylist(), strict=True):
+        assert np.array_equal(np.array(samples, np.float32) * 2**15, sounds[name][:, 0])
+    source = Source.of(
+        tmp_path, {}, ["label_encoder", {"ragged": {"columns": ["audio"]}}], format="audio", train=".", label="label"
+    )
+    assert source.materialize().rows["train"] == 3
+    with pytest.raises(DataError, match=r"has 8000 samples a second, and data\.audio\.sample_rate is 16000"):
+        read_rows(tmp_path, "audio", audio={"sample_rate": 16000})
+    write_files(tmp_path, {"dog/page.wav": "<html>404</html>"})
+    with pytest.raises(DataError, match=r"page\.wav: no sound file, or damaged: .*this is an HTML page"):
+        read_rows(tmp_path, "audio")
+
+
+def saved_dataset(folder: Path, splits: Mapping[str, pa.Table], files: int = 2) -> None:
+    """What `datasets.DatasetDict.save_to_disk` writes."""
+    for split, table in splits.items():
+        (folder / split).mkdir(parents=True)
+        names = [f"data-{n:05d}-of-{files:05d}.arrow" for n in range(files)]
+        for n, name in enumerate(names):
+            part = table.slice(n * len(table) // files, (n + 1) * len(table) // files - n * len(table) // files)
+            with pa.ipc.new_stream(folder / split / name, table.schema) as writer:
+                writer.write_table(part)
+        (folder / split / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+        (folder / split / "dataset_info.json").write_text("{}")
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
+
+
+def test_a_dataset_of_hugging_face_is_the_rows_that_its_state_names(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b", "c", "d", "e"], "label": [0, 1, 0, 1, 1]})
+    saved_dataset(tmp_path / "saved", {"train": table, "test": table.slice(0, 2)})
+    with pa.ipc.new_stream(tmp_path / "saved/train/cache-1.arrow", table.schema) as writer:
+        writer.write_table(table)  # what `map` leaves behind
+    rows = read_rows(tmp_path, "huggingface", train="saved/train")
+    assert rows.equals(table)
+    selected = {"_data_files": [{"filename": "data-00000-of-00002.arrow"}], "_indices_data_files": [1]}
+    (tmp_path / "saved/train/state.json").write_text(json.dumps(selected))
+    with pytest.raises(DataError, match="keeps a selection of its rows apart"):
+        read_rows(tmp_path, "huggingface", train="saved/train")
+    (tmp_path / "saved/train/state.json").unlink()
+    with pytest.raises(DataError, match=r"there is no state\.json"):
+        read_rows(tmp_path, "huggingface", train="saved/train")
+
+
+def test_what_the_library_itself_has_saved_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"image": [Image.fromarray(np.full((4, 4, 3), n, np.uint8)) for n in range(6)], "label": [0, 1] * 3}
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    whole.select([5, 0, 3]).save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    source = Source.of(tmp_path, {}, [], format="huggingface", train="saved", label="label")
+    assert read_rows(tmp_path, "huggingface", train="saved")["label"].to_pylist() == [1, 0, 1]
+    assert [str(column) for column in source.materialize().feed_schema.columns] == ["image: uint8[4, 4, 3]", "label: int64"]
