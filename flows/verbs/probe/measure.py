@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -177,6 +178,8 @@ class Reads:
             self._stopping.graceful = False
             for path in scratch.tree():
                 scratch.delete(path)
+            if scratch.is_local:
+                shutil.rmtree(scratch.local_path(), ignore_errors=True)
 
 
 def _deaf(_events: list[Event]) -> None:
