@@ -10,6 +10,7 @@ import datetime as dt
 import json
 import os
 import re
+import shlex
 import urllib.parse
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -196,7 +197,7 @@ Next: see that a worker serves its work pool (prefect worker start), then: penst
 def _automations(full_name: str, deployment_id: UUID, file: str, notify: Notify, block_id: UUID) -> dict[str, AutomationCore]:
     """By name."""
     failed, silent = _names(full_name)
-    pipeline = full_name.partition("/")[2]
+    pipeline, file = full_name.partition("/")[2], shlex.quote(file)
     ours = {"prefect.resource.role": "deployment", "prefect.resource.id": f"prefect.deployment.{deployment_id}"}
     common: dict[str, Any] = {"match": {"prefect.resource.id": "prefect.flow-run.*"}, "match_related": ours, "threshold": 1}
     made = {
