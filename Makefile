@@ -25,12 +25,14 @@ READY := $(VENV)/.ready
 SOURCES := penstock ingest training tasks flows
 # A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
+# Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
+LARGE := ^(accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 
-.PHONY: help install demo test drills check lint types imports format bench clean
+.PHONY: help install demo test drills frameworks check lint types imports format bench clean
 
 help: ## show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY) ## make the environment in .venv
 
@@ -48,6 +50,14 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 
 test: $(READY) ## the tests of everything that is promised (12 to 20 minutes on 2 cores), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
+
+FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/frameworks/test_keras.py \
+	tests/runs/test_transformers.py tests/runs/test_keras.py
+
+frameworks: $(READY) ## the tests of transformers and Keras, with what they need (1 GB) in a folder of its own
+	@[ -d $(VENV)/frameworks ] || $(BIN)/python -m pip install -qq --no-deps --target $(VENV)/frameworks \
+		$$(grep -E '$(LARGE)' constraints.txt)
+	@PYTHONPATH=$(abspath $(VENV))/frameworks $(BIN)/python -m pytest -n 0 $(FRAMEWORKS) $(PYTEST_ARGS)
 
 drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (40 minutes and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(PYTEST_ARGS)

@@ -188,11 +188,14 @@ def run(
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run instead of continuing the last one.")] = False,
     until: Annotated[StageName | None, typer.Option(help="Stop after this stage.")] = None,
+    folds: Annotated[bool, typer.Option("--folds", help="Train once for each of data.folds, and compare.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the pipeline, or continue it where it stopped."""
 
     def work() -> dict[str, Any]:
+        if folds:
+            return _folds(file, overrides or [], fresh=fresh, until=until)
         from penstock.flows.verbs.run import run as run_pipeline
 
         result = run_pipeline(file, overrides or [], fresh=fresh, until=until)
@@ -200,7 +203,18 @@ def run(
         _err.print(f"see it: {page}", markup=False, soft_wrap=True)
         return result
 
-    _answer(work, as_json, again=run_command(file, overrides or []))
+    _answer(work, as_json, again=run_command(file, overrides or [], *(["--folds"] if folds else [])))
+
+
+def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) -> dict[str, Any]:
+    from penstock.flows.verbs.tune import tune as tune_pipeline
+
+    if until is not None:
+        raise SpecError("--until stops one run, and --folds makes several", next_step="leave one of them out")
+    result = tune_pipeline(file, overrides, fresh=fresh, folds=True)
+    page = result["url"] or shlex.join(["penstock", "ui", str(file)])
+    _err.print(f"see the folds: {page}", markup=False, soft_wrap=True)
+    return result
 
 
 @app.command()

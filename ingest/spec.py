@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -41,11 +42,18 @@ PATH = "path"
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
-class SplitRule(Section):
-    """Take a part of the train files as a held-out split, by a hash that no other row influences."""
+Moment = dt.datetime | FiniteFloat
+"""A point on a column of times or of numbers."""
 
-    fraction: Fraction
-    """Share of the rows, 0 to 1."""
+
+class SplitRule(Section):
+    """Take a part of the train files as a held-out split, by a hash or by time. No added file moves a row of another.
+
+    No row influences where another one goes; with `stratify` only rows of the same file and class do.
+    """
+
+    fraction: Fraction | None = None
+    """Share of the rows, 0 to 1. Beside a test split by time, of the rows that are not in it."""
     by: str | Annotated[list[str], Field(min_length=1)] = "row"
     """What is hashed. `row`: the whole row as far as it is read, so exact duplicates stay together; other `data.columns` deal
     the rows anew. A column's name, or several in a list: rows that are equal there stay together, as those of a customer or a
@@ -54,6 +62,17 @@ class SplitRule(Section):
     pattern: str | None = None
     """A regular expression for what to hash of the one column, or of `path`: its first group, or all that it matches. With `by:
     path` and `pattern: "patient-[0-9]+"`, all files of a patient stay together. A row where it is not found is an error."""
+
+    stratify: str | None = None
+    """A column of classes, usually the label. Of each file and each class in it, the share is then exact: of n rows, `fraction`
+    times n are held out, rounded down or up, those whose hash is lowest; and equal rows of a file stay together. Where a file
+    is one row (images) it is a draw by the hash, as without. The read stage reads the train files once more for it. Equal rows
+    of two files may come to lie in two splits (`data.duplicates`)."""
+    after: Moment | None = None
+    """Instead of a fraction: rows whose value of the column `by` is this or later. A time such as `2026-01-01` or
+    `2026-01-01T12:00:00+01:00` (UTC where no zone is said), or a number for a column of numbers."""
+    before: Moment | None = None
+    """Instead of a fraction: rows whose value of the column `by` is earlier than this; with `after`, those in between."""
 
     @field_validator("pattern")
     @classmethod
@@ -69,6 +88,29 @@ class SplitRule(Section):
         if self.pattern is not None and (len(self.columns) != 1):
             raise ValueError("pattern goes with one column, or with by: path")
         return self
+
+    @model_validator(mode="after")
+    def _holds_out_in_one_way(self) -> SplitRule:
+        if self.is_by_time:
+            if self.fraction is not None or self.pattern is not None or self.stratify is not None:
+                raise ValueError("after and before go with `by` alone")
+            if not isinstance(self.by, str) or self.by == "row":
+                raise ValueError("after and before need a column of times or numbers: by: COLUMN")
+            if self.after is not None and self.before is not None and type(self.after) is not type(self.before):
+                raise ValueError("after and before are of two kinds")
+        if self.stratify is not None and self.by != "row":
+            raise ValueError("stratify goes with by: row: a group may hold several classes")
+        return self
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether rows are held out by where they lie on a column, not by a share."""
+        return self.after is not None or self.before is not None
+
+    @property
+    def looks_at(self) -> list[str]:
+        """All columns it needs, besides those of whole rows."""
+        return [*self.columns, *([] if self.stratify is None else [self.stratify])]
 
     @property
     def columns(self) -> list[str]:
@@ -143,6 +185,12 @@ class DataSpec(Section):
     that is left out is counted in a warning."""
     validation: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Cross-validation: the rows of `train` that are not test rows are dealt into so many folds, and one of them is validation.
+    `penstock run FILE --folds` trains once for each. `validation` then says only how they are dealt: `by`, `pattern` or
+    `stratify`."""
+    fold: NonNegativeInt = 0
+    """Which fold is validation, from 0."""
     test: HeldOut | None = None
     """A rule that takes rows from `train`, or a URI of its own."""
     label: str | None = None
@@ -151,7 +199,7 @@ class DataSpec(Section):
     """Prepare only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
-    missing_columns: Literal["error", "null"] = "error"
+    missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda said: said or "null")] = "error"
     """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, which
     `imputer` or `null_mask` may fill. In JSON a missing key is always null."""
     invalid: Literal["error", "drop", "quarantine"] = "error"
@@ -170,6 +218,27 @@ class DataSpec(Section):
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _deals_folds_by_rows(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("folds") is not None and given.get("validation") is None:
+            return {**given, "validation": {}}
+        return given
+
+    @model_validator(mode="after")
+    def _says_how_much_is_held_out(self) -> DataSpec:
+        dealt = self.validation if self.folds is not None else None
+        if self.folds is not None and (not isinstance(dealt, SplitRule) or dealt.fraction is not None or dealt.is_by_time):
+            raise ValueError(
+                "with folds, validation says only how they are dealt: leave it out, or give by, pattern or stratify"
+            )
+        for split, rule in split_rules(self).items():
+            if rule is not dealt and rule.fraction is None and not rule.is_by_time:
+                raise ValueError(f"{split} needs a fraction, or after or before")
+        if self.fold >= (self.folds or 1):
+            raise ValueError(f"fold {self.fold} of {self.folds or 'no'} folds; they are counted from 0")
+        return self
+
     @model_validator(mode="after")
     def _has_a_quarantine_for_its_budget(self) -> DataSpec:
         if self.quarantine != QuarantineSpec() and self.invalid != "quarantine":
@@ -180,14 +249,16 @@ class DataSpec(Section):
     def may_share_rows(self) -> bool:
         """Whether equal rows can come to lie in two splits: rules that go by whole rows keep them together."""
         held_out = (self.validation, self.test)
-        return any(isinstance(rule, str) or (rule is not None and rule.by != "row") for rule in held_out)
+        return any(
+            isinstance(rule, str) or (rule is not None and (rule.by != "row" or rule.stratify is not None)) for rule in held_out
+        )
 
     @property
     def read_columns(self) -> list[str] | None:
         """`columns`, and those that rules go by besides; None if all are read."""
         if self.columns is None:
             return None
-        by = (name for rule in split_rules(self).values() for name in rule.columns)
+        by = (name for rule in split_rules(self).values() for name in rule.looks_at)
         return list(dict.fromkeys([*self.columns, *by]))
 
 
@@ -284,14 +355,23 @@ def check_split_rules(data: DataSpec) -> None:
     """Refuse rules that leave nothing to train on.
 
     Raises:
-        SpecError: the fractions add up to 1 or more.
+        SpecError: the fractions add up to 1 or more, or strata are dealt in two ways.
     """
-    fractions = {split: rule.fraction for split, rule in split_rules(data).items()}
+    rules = split_rules(data)
+    if len(rules) == 2 and any(rule.stratify for rule in rules.values()):
+        test, validation = rules["test"], rules["validation"]
+        if not test.is_by_time and (test.by, test.stratify) != (validation.by, validation.stratify):
+            raise SpecError(
+                "data.validation and data.test must go by the same `by` and `stratify`, where one of them has stratify",
+                next_step="give both the same, or take test rows by time or from files of their own",
+            )
+    fractions = {split: rule.fraction for split, rule in rules.items() if rule.fraction is not None}
     if sum(fractions.values()) >= 1.0:
         said = " and ".join(f"data.{split}.fraction: {fraction}" for split, fraction in fractions.items())
         raise SpecError(f"{said} add up to 1 or more: no rows are left to train on", next_step="lower them")
 
 
 def split_rules(data: DataSpec) -> dict[str, SplitRule]:
+    """The rules that take rows from the train files, by split."""
     found = {"test": data.test, "validation": data.validation}
     return {split: rule for split, rule in found.items() if isinstance(rule, SplitRule)}

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.ingest.formats.registry import format_named
+from penstock.ingest.ray_tasks import ray_map
+from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.strata import with_strata
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 
@@ -12,8 +16,12 @@ __all__ = ["STAGE"]
 
 
 def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
-    snapshot = read_source(ctx.project.source, ctx.project.files, ctx.reporter.progress("read"))
-    return snapshot.model_dump(mode="json"), "ran"
+    data, files = ctx.project.source, ctx.project.files
+    parallel = ray_map if is_much(data, files) else None
+    if parallel is not None:
+        ctx.need_ray()
+    snapshot = read_source(data, files, ctx.reporter.progress("read"), parallel=parallel)
+    return with_strata(data, snapshot).model_dump(mode="json"), "ran"
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
@@ -24,7 +32,13 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 def _facts(output: dict[str, Any]) -> Facts:
     snapshot = SourceSnapshot.model_validate(output)
     size = sum(file.size_bytes for file in snapshot.files)
+    # Of a table with versions the one that was read is the folder that its rows were written to.
+    kept = format_named(snapshot.format).is_kept
+    versions = sorted(
+        {file.name.partition("/")[0].replace("-", " ", 1) for file in snapshot.files if kept and "/" in file.name}
+    )
     return (
+        *((snapshot.format, version) for version in versions),
         ("rows", f"{snapshot.rows:,}"),
         ("files", f"{len(snapshot.files):,}"),
         ("size", f"{size / 1e6:,.1f} MB"),

@@ -77,7 +77,7 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     elif (train.batch_rows // train.workers) % train.accumulate:
         share = train.batch_rows // train.workers
         problems.append(("train.accumulate", f"{train.accumulate} does not divide a worker's {share} rows of a step"))
-    fractions = sum(rule.fraction for rule in (spec.data.validation, spec.data.test) if isinstance(rule, SplitRule))
+    fractions = sum(rule.fraction or 0.0 for rule in (spec.data.validation, spec.data.test) if isinstance(rule, SplitRule))
     if fractions >= 1:
         problems.append(
             ("data.validation.fraction", f"validation and test together take {fractions:g} of the rows; leave some to train")

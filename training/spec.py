@@ -40,8 +40,8 @@ class TrainSpec(Section):
     """What is trained, and on what."""
 
     framework: str = "torch"
-    """The training framework: `torch`, `xgboost` or `lightgbm` (docs/boosted.md), `lightning`
-    (docs/lightning.md), or the name that an installed package adds
+    """The training framework: `torch`, `xgboost` or `lightgbm` (docs/boosted.md), `lightning` (docs/lightning.md),
+    `transformers` (docs/transformers.md), `keras` (docs/keras.md), or the name that an installed package adds
     (docs/extend/framework.md)."""
     recipe: Annotated[str | None, OnResume.WARN] = None
     """`path/to/file.py:Name` or `package.module:Name`: the user's class (see docs/recipe.md). Boosted trees need none; for them

@@ -50,7 +50,7 @@ def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None, *, o
     """Send one batch of real rows through the transforms and the framework, which does with it what training will do.
 
     Args:
-        snapshot: the source if it was read already; without it only the first train file is read.
+        snapshot: the source if it was read already; without it only the first train file is read, the beginning of a large one.
         on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
 
     Returns:
@@ -72,7 +72,7 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         # Spark and Dask write parts without rows; one of half the mean size or more has some.
         half = sum(file.size_bytes for file in files) / len(files) / 2
         files = _spread(files, SAMPLE_ROWS) if a_row_each else [next(file for file in files if file.size_bytes >= half)]
-        snapshot = read_source(project.source, files, silent)
+        snapshot = read_source(project.source, files, silent, only_heads=True)
     filled = [file for file in snapshot.files if file.location == "train" and file.rows]
     files = _spread(filled, SAMPLE_ROWS if a_row_each else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))

@@ -30,6 +30,7 @@ from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
 from penstock.flows.tune.board import Board, short
 from penstock.flows.tune.driver import Driver
+from penstock.flows.tune.folds import finish_folds, with_folds
 from penstock.flows.tune.slots import trials_at_once
 from penstock.flows.tune.space import check_space, tune_spec
 from penstock.flows.tune.trial import Hears, Sweep
@@ -56,6 +57,7 @@ class TuneRequest(BaseModel):
     file: str = Field(description="Path of the pipeline file.")
     overrides: list[str] = Field(default_factory=list, description="Changes of single values, such as `tune.trials=20`.")
     fresh: bool = Field(default=False, description="Start a new sweep instead of continuing the last one.")
+    folds: bool = Field(default=False, description="Train once for each of `data.folds` instead of the section `tune`.")
 
 
 def best_file(loaded: LoadedSpec) -> Path:
@@ -69,6 +71,7 @@ def tune(request: TuneRequest) -> State[Any]:
     telemetry_off()
     reporter = make_reporter()
     loaded = load_spec(request.file, request.overrides)
+    loaded = with_folds(loaded) if request.folds else loaded
     tune_section = tune_spec(loaded)
     check_space(loaded)
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
@@ -83,7 +86,8 @@ def tune(request: TuneRequest) -> State[Any]:
         need_ray = RayOnDemand(loaded, project, reporter, stopping, ray_stack)
         ctx = _open_sweep(request, loaded, project, reporter, stopping, need_ray)
         try:
-            result = _sweep(ctx, loaded, tune_section, need_ray, ray_stack)
+            trials = _trials(ctx, loaded, tune_section, need_ray)
+            result = finish_folds(ctx, trials) if request.folds else _keep_best(ctx, loaded, tune_section, trials, ray_stack)
         except BaseException as error:
             if stopping.lost is not None:  # the records are another process's now
                 ctx.tracker.close(None)
@@ -142,10 +146,8 @@ def _identity(section: TuneSpec, keys: dict[str, StageKey]) -> str:
     return digest_of([shared, inputs])
 
 
-def _sweep(
-    ctx: RunContext, loaded: LoadedSpec, section: TuneSpec, need_ray: RayOnDemand, ray_stack: contextlib.ExitStack
-) -> dict[str, Any]:
-    """Perform the trials, then the run of the best. Returns what `penstock tune --json` prints, and a `summary`."""
+def _trials(ctx: RunContext, loaded: LoadedSpec, section: TuneSpec, need_ray: RayOnDemand) -> list[Trial]:
+    """Prepare the rows once, and perform all trials."""
     introduce(ctx)
     for stage in ALL_STAGES:
         ctx.stopping.check()
@@ -159,7 +161,13 @@ def _sweep(
         need_ray()
         with board.shown():
             driver.run(_concurrent(ctx, loaded.spec, section, need_ray))
-    trials = driver.trials
+    return driver.trials
+
+
+def _keep_best(
+    ctx: RunContext, loaded: LoadedSpec, section: TuneSpec, trials: list[Trial], ray_stack: contextlib.ExitStack
+) -> dict[str, Any]:
+    """Write and run the spec of the best. Returns what `penstock tune --json` prints, and a `summary`."""
     best = _best(section, trials)
     file = best_file(loaded)
     file.write_text(_head(loaded, ctx, section, best) + with_values(loaded, best.values), encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.flows.servers.services import prefect_api, telemetry_off
 from penstock.flows.spec_file import load_spec
+from penstock.flows.tune.folds import with_folds
 from penstock.flows.verbs.run import interrupts_once_stopped, load_ahead
 from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
@@ -19,19 +20,21 @@ from penstock.tasks.records.ledger import sweep_lease_path
 __all__ = ["tune"]
 
 
-def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False) -> dict[str, Any]:
+def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False, folds: bool = False) -> dict[str, Any]:
     """Make or continue the sweep of a pipeline in this process and return what `penstock tune --json` prints.
 
     Args:
         file: the pipeline file, or its folder.
         overrides: changes of single values, such as `tune.trials=20`.
         fresh: start a new sweep instead of continuing the last one.
+        folds: train once for each of `data.folds`, as `penstock run --folds` does, instead of the section `tune`.
 
     Raises:
         PenstockError: what stopped the sweep.
     """
     telemetry_off()
     loaded = load_spec(Path(file), list(overrides))
+    loaded = with_folds(loaded) if folds else loaded
     if is_local(loaded.spec.storage):
         refuse_if_held(Storage(loaded.spec.storage), sweep_lease_path(loaded.spec.name))
     load_ahead(loaded)
@@ -43,5 +46,5 @@ def tune(file: Path | str, overrides: Sequence[str] = (), *, fresh: bool = False
         from penstock.flows.tune.flow import TuneRequest
         from penstock.flows.tune.flow import tune as tune_flow
 
-        request = TuneRequest(file=str(loaded.file), overrides=list(overrides), fresh=fresh)
+        request = TuneRequest(file=str(loaded.file), overrides=list(overrides), fresh=fresh, folds=folds)
         return flow_result(lambda: tune_flow(request, return_state=True))

@@ -31,7 +31,7 @@ from penstock.messages import counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 
-__all__ = ["Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
+__all__ = ["Cut", "Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
 
 
 _OTHERS_FOLDERS = (
@@ -46,10 +46,13 @@ _OTHERS_FOLDERS = (
 )
 
 _TABLE_FORMATS = {
-    "Delta": ("_delta_log/*", "deltalake: DeltaTable(path).to_pyarrow_table()"),
-    "Iceberg": ("metadata/*.metadata.json", "pyiceberg: table.scan().to_arrow()"),
-    "Hudi": (".hoodie/*", "Spark: spark.read.format('hudi').load(path)"),
-    "Lance": ("_versions/*.manifest", "lance.dataset(path).to_table()"),
+    "Delta": ("_delta_log/*", "data.format: delta"),
+    "Iceberg": ("metadata/*.metadata.json", "data.format: iceberg, data.train: namespace.table"),
+    "Hudi": (
+        ".hoodie/*",
+        "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",
+    ),
+    "Lance": ("_versions/*.manifest", "data.format: lance"),
 }
 """Tables whose log says which of their files count: the names in the log, and what reads the rows."""
 
@@ -66,6 +69,8 @@ _OTHER_FORMATS = {
     ".avro": "set data.format: avro",
     ".orc": "set data.format: orc",
     ".wav .flac .ogg": "set data.format: audio",
+    ".tfrecord .tfrecords": "set data.format: tfrecord",
+    ".db .sqlite .sqlite3": "set data.format: sql",
     ".h5 .hdf5 .mat .pkl .pickle .pt .sav .dta .sas7bdat .rds": "read them in a function: data.format: python",
     ".heic .avif .dcm .svg": "convert them to PNG, or read them in a function: data.format: python",
     ".xz .zip .7z .rar": "unpack them; .gz, .bz2, .zst and .lz4 are read as they are",
@@ -86,6 +91,17 @@ _DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
 """penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
 
 
+class Cut(NamedTuple):
+    """Where a large file can be read from."""
+
+    row: int
+    """The first row from here on, from 0."""
+    at: int
+    """The byte that it begins at; of an Arrow file, the record batch."""
+    line: int
+    """Its line, from 1, in a file that has lines."""
+
+
 class SourceFile(Section):
     """One file of the source."""
 
@@ -93,6 +109,8 @@ class SourceFile(Section):
     """Absolute path or URL, as a user may paste it."""
     name: str
     """Path relative to the location's root, with `/`."""
+    strata: dict[str, tuple[float, ...]] | None = None
+    """Where rules have `stratify`: for each class of the file, where its splits or folds end (penstock.ingest.read.strata)."""
     location: Split
     """Which of `data.train`, `data.validation`, `data.test` the file was found under."""
     size_bytes: int
@@ -100,6 +118,8 @@ class SourceFile(Section):
     """Changes with the content: its digest, the etag on object stores, the modification time in ns where that is too much."""
     rows: int | None = None
     """None until the file was read."""
+    cuts: tuple[Cut, ...] = ()
+    """Where it can be read from besides its beginning, which is the first of them; empty of most files."""
     lacks: tuple[str, ...] = ()
     """Columns of the source that this file does not have, and that are null in its rows (`data.missing_columns`)."""
 
@@ -254,7 +274,7 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
         raise DataError(
             f"{called}: {uri} is a {format} table, or a part of one ({log}): its log says which of its files count, "
             "and read by their names they would give deleted rows too",
-            next_step=f"export its rows as Parquet to a folder outside the table ({_TABLE_FORMATS[format][1]})",
+            next_step=_TABLE_FORMATS[format][1],
         )
 
 

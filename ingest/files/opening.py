@@ -28,7 +28,10 @@ from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
 __all__ = [
     "COMPRESSED",
     "bucket_is_missing",
+    "can_be_cut",
+    "line_starts",
     "open_input",
+    "open_span",
     "open_stream",
     "probe_endpoint",
     "read_blocks",
@@ -42,6 +45,9 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _PROBE_S = 2.0
 
 _STREAM_BYTES = 1 << 20
+
+_WINDOW_BYTES = 1 << 20
+"""A longer line is not begun within."""
 
 _AWS_ENDPOINTS = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}
 
@@ -93,6 +99,27 @@ class _Counted(io.RawIOBase):
 
 def _counted(uri: str, file: pa.NativeFile) -> pa.NativeFile:
     return file if running_clock() is None or is_local(uri) else pa.PythonFile(_Counted(file), mode="r")
+
+
+def open_span(uri: str, begin: int, end: int) -> pa.NativeFile:
+    """Open the bytes from `begin` to `end` of a file that is not compressed, for reading from start to end."""
+    return open_input(uri).get_stream(begin, end - begin)
+
+
+def can_be_cut(uri: str) -> bool:
+    """Whether reading may begin within the file: not where it is compressed."""
+    return posixpath.splitext(uri.lower())[1] not in COMPRESSED
+
+
+def line_starts(uri: str, size_bytes: int, part_bytes: int) -> list[int]:
+    """Bytes at which lines begin, about `part_bytes` apart, from 0 on."""
+    starts = [0]
+    with open_input(uri) as source:
+        for near in range(part_bytes, size_bytes - part_bytes // 2, part_bytes):
+            source.seek(near)
+            found = source.read(_WINDOW_BYTES).find(b"\n") + 1
+            starts += [near + found] if found else []
+    return starts
 
 
 def read_bytes(uri: str) -> bytes:

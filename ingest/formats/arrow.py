@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, last_cut, not_readable, rows_between
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["ArrowFormat", "ArrowReader"]
+
+
+_CUT_BYTES = 64 << 20
 
 
 class ArrowFormat(Format):
@@ -35,28 +39,43 @@ class ArrowReader(Reader):
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read every batch, since only the batches know their row counts."""
         with _open_arrow(file) as (schema, batches):
-            return FileFacts(declared_columns(file, schema), sum(batch.num_rows for batch in batches))
+            rows, held, cuts = 0, 0, [Cut(0, 0, 1)]
+            for number, batch in enumerate(batches):
+                if held >= _CUT_BYTES:
+                    held = 0
+                    cuts.append(Cut(rows, number, 1))
+                rows, held = rows + batch.num_rows, held + batch.nbytes
+        return FileFacts(declared_columns(file, schema), rows, cuts=tuple(cuts) if len(cuts) > 1 else ())
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, a record batch at a time."""
-        first_row = 0
-        with _open_arrow(file) as (_, batches):
-            for batch in batches:
-                yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
-                first_row += batch.num_rows
+        yield from _tables(file, schema, Cut(0, 0, 1))
+
+    def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
+        """Begin at the last cut before the row."""
+        cut = last_cut(file, first_row)
+        yield from rows_between(_tables(file, schema, cut), cut.row, first_row, end)
+
+
+def _tables(file: SourceFile, schema: pa.Schema, begin: Cut) -> Iterator[pa.Table]:
+    first_row = begin.row
+    with _open_arrow(file, begin.at) as (_, batches):
+        for batch in batches:
+            yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
+            first_row += batch.num_rows
 
 
 @contextmanager
-def _open_arrow(file: SourceFile) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+def _open_arrow(file: SourceFile, first_batch: int = 0) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     try:
         with open_input(file.uri) as source:
             is_file = source.read(6) == b"ARROW1"
             source.seek(0)
             if is_file:
                 reader = ipc.open_file(source)
-                yield reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches))
+                yield reader.schema, (reader.get_batch(index) for index in range(first_batch, reader.num_record_batches))
             else:
                 stream = ipc.open_stream(source)
-                yield stream.schema, iter(stream)
+                yield stream.schema, islice(stream, first_batch, None)
     except (OSError, pa.ArrowException) as error:
         raise not_readable(file, "Arrow", error) from error

@@ -10,7 +10,8 @@ import contextlib
 import functools
 import io
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,13 +20,14 @@ import pyarrow.csv as arrow_csv
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
-from penstock.ingest.files.listing import SourceFile, capped
-from penstock.ingest.files.opening import read_problem
+from penstock.ingest.files.listing import Cut, SourceFile, capped
+from penstock.ingest.files.opening import open_input, open_span, read_problem
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
-from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, rounds
+from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, joined_types, rounds
+from penstock.ingest.formats.cells.quotes import QuoteCheck, record_start
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, Reader, looks_like
+from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import bad_utf8
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -34,6 +36,9 @@ __all__ = ["CsvFormat", "CsvReader"]
 
 
 _BLOCK_BYTES = 4 << 20
+
+_WINDOW_BYTES = 1 << 20
+"""Where a record begins is looked for in so many bytes."""
 
 
 class CsvFormat(Format):
@@ -63,21 +68,65 @@ class CsvReader(Reader):
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""
         header = self._header(file)
-        wanted = [name for name in header if self._columns is None or name in self._columns]
+        wanted = self._wanted(header)
         cells = {name: CellTypes(self._null_words) for name in wanted}
         rows = 0
         stream = self._form.open(file)
         lines = _LineCounter(stream)
         for batch in self._text_batches(file, lines, header, wanted):
-            for name in wanted:
-                if name not in self._types:
-                    cells[name].see(self._form.pointed(batch.column(name)), rows)
+            self._see(cells, batch, rows)
             rows += batch.num_rows
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
         no_rows = self._before_rows + (stream.raw.emptied if isinstance(stream, io.BufferedReader) else 0)
         if lines.count != rows + no_rows and (problems := self._broken_records(file, len(header))):
             raise _broken(file, problems)
-        columns = {name: cells[name].kind for name in wanted}
+        return self._facts(file, cells, rows)
+
+    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
+        """Lines that have as many fields as the header, `part_bytes` apart."""
+        if not self._form.can_be_cut(file):
+            return []
+        fields, starts = len(self._header(file)), [0]
+        with open_input(file.uri) as source:
+            for near in range(part_bytes, file.size_bytes - part_bytes // 2, part_bytes):
+                source.seek(near)
+                found = record_start(source.read(_WINDOW_BYTES), fields, self._form.delimiter(file), self._form.options.quote)
+                starts += [near + found] if found is not None else []
+        return starts
+
+    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
+        """As `inspect`; None unless it is sure that the next part begins with a record."""
+        header = self._header(file)
+        wanted = self._wanted(header)
+        cells = {name: CellTypes(self._null_words) for name in wanted}
+        quotes, rows = QuoteCheck(self._form.delimiter(file), self._form.options.quote), 0
+        lines = _LineCounter(open_span(file.uri, begin, end), quotes.see)
+        for batch in self._raw_batches(file, lines, header, wanted, is_first=begin == 0):
+            self._see(cells, batch, rows)
+            rows += batch.num_rows
+        quotes.see(b"")
+        return PartFacts(rows, lines.count, cells) if quotes.is_sure else None
+
+    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
+        """Join the types of all parts, unless they have none in common."""
+        begins = [0, *accumulate(part.rows for part in parts)]
+        cells = {
+            name: joined_types([(row, part.found[name]) for row, part in zip(begins, parts, strict=False)], self._null_words)
+            for name in parts[0].found
+        }
+        known = {name: seen for name, seen in cells.items() if seen is not None}
+        return self._facts(file, known, begins[-1]) if len(known) == len(cells) else None
+
+    def _wanted(self, header: list[str]) -> list[str]:
+        return [name for name in header if self._columns is None or name in self._columns]
+
+    def _see(self, cells: dict[str, CellTypes], batch: pa.RecordBatch, first_row: int) -> None:
+        for name, seen in cells.items():
+            if name not in self._types:
+                seen.see(self._form.pointed(batch.column(name)), first_row)
+
+    def _facts(self, file: SourceFile, cells: dict[str, CellTypes], rows: int) -> FileFacts:
+        columns = {name: seen.kind for name, seen in cells.items()}
         evidence = {
             name: MostlyNumbers(seen.numbers, seen.values, self._place(file, seen.first_text_row, self._shown(seen.first_text)))
             for name, seen in cells.items()
@@ -88,9 +137,21 @@ class CsvReader(Reader):
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""
         header = self._header(file)
-        rows = 0
+        yield from self._tables(file, self._form.open(file), header, schema, Cut(0, 0, 1))
+
+    def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
+        """Begin at the last cut before the row."""
+        cut, header = last_cut(file, first_row), self._header(file)
+        stream = open_span(file.uri, cut.at, file.size_bytes)
+        yield from rows_between(self._tables(file, stream, header, schema, cut), cut.row, first_row, end)
+
+    def _tables(
+        self, file: SourceFile, stream: pa.NativeFile, header: list[str], schema: pa.Schema, begin: Cut
+    ) -> Iterator[pa.Table]:
+        rows = begin.row
         fields = [field for field in schema if field.name != UNREADABLE]
-        for batch in self._text_batches(file, self._form.open(file), header, [field.name for field in fields]):
+        names = [field.name for field in fields]
+        for batch in self._text_batches(file, stream, header, names, is_first=begin.at == 0):
             columns = []
             marks = Unreadable(batch.num_rows) if UNREADABLE in schema.names else None
             for field in fields:
@@ -174,38 +235,47 @@ class CsvReader(Reader):
             )
         return header
 
-    def _text_batches(
-        self, file: SourceFile, stream: pa.NativeFile | _LineCounter, header: list[str], wanted: list[str]
+    def _raw_batches(
+        self, file: SourceFile, stream: pa.NativeFile | _LineCounter, header: list[str], wanted: list[str], *, is_first: bool
     ) -> Iterator[pa.RecordBatch]:
         """All cells as text. An empty cell is null, an empty pair of quotes is empty text."""
+        batches = arrow_csv.open_csv(
+            stream,
+            read_options=arrow_csv.ReadOptions(
+                block_size=_BLOCK_BYTES, use_threads=False, column_names=self._form.options.header if is_first else header
+            ),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=self._form.delimiter(file),
+                quote_char=self._form.options.quote,
+                escape_char=self._form.options.escape or False,
+                newlines_in_values=True,
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()),
+                include_columns=wanted,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+        for batch in batches:
+            if self._form.options.nulls is not None:
+                columns = [self._form.without_nulls(column) for column in batch.columns]
+                batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+            yield batch
+
+    def _text_batches(
+        self,
+        file: SourceFile,
+        stream: pa.NativeFile | _LineCounter,
+        header: list[str],
+        wanted: list[str],
+        *,
+        is_first: bool = True,
+    ) -> Iterator[pa.RecordBatch]:
+        """As `_raw_batches`; what is wrong is named by its line."""
         try:
-            batches = arrow_csv.open_csv(
-                stream,
-                read_options=arrow_csv.ReadOptions(
-                    block_size=_BLOCK_BYTES, use_threads=False, column_names=self._form.options.header
-                ),
-                parse_options=arrow_csv.ParseOptions(
-                    delimiter=self._form.delimiter(file),
-                    quote_char=self._form.options.quote,
-                    escape_char=self._form.options.escape or False,
-                    newlines_in_values=True,
-                ),
-                convert_options=arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(header, pa.string()),
-                    include_columns=wanted,
-                    null_values=[""],
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                ),
-            )
-            for batch in batches:
-                yield (
-                    batch
-                    if self._form.options.nulls is None
-                    else pa.RecordBatch.from_arrays(
-                        [self._form.without_nulls(column) for column in batch.columns], names=batch.schema.names
-                    )
-                )
+            yield from self._raw_batches(file, stream, header, wanted, is_first=is_first)
         except UnicodeError as error:
             raise self._not_of_encoding(file, error) from error
         except pa.ArrowInvalid as error:
@@ -265,10 +335,11 @@ def _broken(file: SourceFile, problems: list[str]) -> DataError:
 
 
 class _LineCounter:
-    """A stream that counts the lines read through it."""
+    """A stream that counts the lines read through it; `see` sees all of its bytes."""
 
-    def __init__(self, stream: pa.NativeFile) -> None:
+    def __init__(self, stream: pa.NativeFile, see: Callable[[bytes], None] = lambda _block: None) -> None:
         self._stream = stream
+        self._see = see
         self._ends = 0
         self._last = b"\n"
         self.closed = False
@@ -283,6 +354,8 @@ class _LineCounter:
         block = bytes(self._stream.read(size if size >= 0 else None))
         self._ends += block.count(b"\n")
         self._last = block[-1:] or self._last
+        if block:
+            self._see(block)
         return block
 
     def close(self) -> None:

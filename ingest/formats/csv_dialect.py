@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt, field_validator
 
 from penstock.config import Section
 from penstock.ingest.files.listing import SourceFile, extension_of
-from penstock.ingest.files.opening import open_stream, read_blocks
+from penstock.ingest.files.opening import can_be_cut, open_stream, read_blocks
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS
 
 __all__ = ["CsvOptions", "Dialect"]
@@ -74,6 +74,12 @@ class Dialect:
     def delimiter(self, file: SourceFile) -> str:
         """What separates the fields of `file`."""
         return self.options.delimiter or ("\t" if extension_of(file.name) in (".tsv", ".tab") else ",")
+
+    def can_be_cut(self, file: SourceFile) -> bool:
+        """Whether reading may begin at any record: what is around one tells where it begins, and its bytes are the text's."""
+        of = self.options
+        plain = of.escape is None and of.comment is None and not of.skip_rows
+        return plain and codecs.lookup(of.encoding).name == "utf-8" and can_be_cut(file.uri)
 
     def open(self, file: SourceFile) -> Any:
         """Open as a binary stream of UTF-8. Reading raises UnicodeError where bytes are not of the encoding."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +19,11 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD, Unreadable
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, open_stream, read_blocks, read_problem
 from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
-from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
+from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -59,9 +59,38 @@ class JsonReader(Reader):
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
-        rows = 0
+        facts, _ = self._seen(file, self._blocks(file))
+        return facts
+
+    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
+        """Lines, `part_bytes` apart, where each is an object."""
+        with open_stream(file.uri) as stream:
+            if not can_be_cut(file.uri) or spans_lines(_head(stream)):
+                return []
+        return line_starts(file.uri, file.size_bytes, part_bytes)
+
+    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
+        """As `inspect`."""
+        with open_span(file.uri, begin, end) as stream:
+            facts, lines = self._seen(file, _line_blocks(file, stream))
+        return PartFacts(facts.rows, lines, facts.columns)
+
+    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
+        """Join the types of all parts, unless they have none in common."""
         columns: dict[str, pa.DataType] = {}
-        for block in self._blocks(file):
+        for part in parts:
+            for name, found in part.found.items():
+                kind = promote(columns.get(name, pa.null()), found)
+                if kind is None:
+                    return None
+                columns[name] = kind
+        return FileFacts(columns, sum(part.rows for part in parts))
+
+    def _seen(self, file: SourceFile, blocks: Iterator[Block]) -> tuple[FileFacts, int]:
+        """What the blocks tell, and how many lines they have."""
+        rows = lines = 0
+        columns: dict[str, pa.DataType] = {}
+        for block in blocks:
             for field in self._parse(file, block, None).schema:
                 seen = columns.get(field.name, pa.null())
                 kind = promote(seen, _without_times(canonical_type(field.type)))
@@ -73,12 +102,20 @@ class JsonReader(Reader):
                     )
                 columns[field.name] = kind
             rows += block.rows
-        return FileFacts(columns, rows)
+            lines = block.lines[-1] - 1
+        return FileFacts(columns, rows), lines
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""
         for block in self._blocks(file):
             yield self._parse(file, block, schema)
+
+    def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
+        """Begin at the last cut before the row."""
+        cut = last_cut(file, first_row)
+        with open_span(file.uri, cut.at, file.size_bytes) as stream:
+            tables = (self._parse(file, block, schema) for block in _line_blocks(file, stream, b"", cut.line, cut.at))
+            yield from rows_between(tables, cut.row, first_row, end)
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
         """Say on which line the first value is that is of another kind."""
@@ -111,16 +148,7 @@ class JsonReader(Reader):
                 if spans_lines(head):
                     yield from object_lines(file.uri, head, stream, _BLOCK_BYTES)
                     return
-                line, offset = 1, 0
-                for block in read_blocks(stream, _BLOCK_BYTES, head):
-                    _, problem = decode_block(block, line, offset)
-                    if problem:
-                        raise DataError(f"{file.uri}: {problem}")
-                    num_rows, num_ends = count_lines(block)
-                    if num_rows:
-                        yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows)
-                    line += num_ends
-                    offset += len(block)
+                yield from _line_blocks(file, stream, head)
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
 
@@ -180,6 +208,19 @@ class JsonReader(Reader):
         if marks is not None and not infer:
             columns[UNREADABLE] = marks.array()
         return pa.table(columns)
+
+
+def _line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line: int = 1, offset: int = 0) -> Iterator[Block]:
+    """The rest of a file of lines, whose next line is `line` and begins at byte `offset`."""
+    for block in read_blocks(stream, _BLOCK_BYTES, head):
+        _, problem = decode_block(block, line, offset)
+        if problem:
+            raise DataError(f"{file.uri}: {problem}")
+        num_rows, num_ends = count_lines(block)
+        if num_rows:
+            yield Block(block.removeprefix(b"\xef\xbb\xbf"), range(line, line + num_ends + 1), num_rows)
+        line += num_ends
+        offset += len(block)
 
 
 def _parse_block(block: bytes, given: pa.Schema, *, infer: bool) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, not_readable
+from penstock.ingest.formats.reader import FileFacts, Reader, conform, declared_columns, not_readable, rows_between
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["ParquetFormat", "ParquetReader"]
@@ -32,6 +33,7 @@ class ParquetFormat(Format):
 class ParquetReader(Reader):
     """Parquet files, one row group after the other."""
 
+    inspects_rows = False
     marks_unreadable = True
 
     def inspect(self, file: SourceFile) -> FileFacts:
@@ -41,7 +43,7 @@ class ParquetReader(Reader):
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, a batch at a time within each row group."""
-        yield from self.piece(file, schema, batch_rows, 0, -1)
+        yield from self._rows(file, schema, batch_rows, 0)
 
     def pieces(self, file: SourceFile, piece_bytes: int) -> list[tuple[int, int]]:
         """Row groups together, up to `piece_bytes` of them as they lie in the file."""
@@ -58,14 +60,25 @@ class ParquetReader(Reader):
         return [*found, (first_row, end)] if end > first_row else found
 
     def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
-        """Yield the rows of the row groups from `first_row` on; -1 is the end of the file."""
-        begun, wanted = 0, first_row
+        """Begin at the row group that holds the row."""
+        starts = self._group_starts(file)
+        at_row = max(start for start in starts if start <= first_row)
+        yield from rows_between(self._rows(file, schema, batch_rows, at_row), at_row, first_row, end)
+
+    def _group_starts(self, file: SourceFile) -> list[int]:
+        with _open_parquet(file) as parquet:
+            sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+        return [0, *accumulate(sizes)]
+
+    def _rows(self, file: SourceFile, schema: pa.Schema, batch_rows: int, begin: int) -> Iterator[pa.Table]:
+        """The rows of the row groups that begin at row `begin` and after it."""
+        end = 0
         names = [name for name in schema.names if name != UNREADABLE]
         with _open_parquet(file) as parquet:
             for group in range(parquet.num_row_groups):
-                start, rows = begun, parquet.metadata.row_group(group).num_rows
-                begun += rows
-                if start < wanted or 0 <= end <= start:
+                start, rows = end, parquet.metadata.row_group(group).num_rows
+                end += rows
+                if start < begin:
                     continue
                 first_row = start
                 try:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
-from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.messages import shorten
 
-__all__ = ["FileFacts", "MostlyNumbers", "Reader", "conform", "looks_like"]
+__all__ = ["FileFacts", "MostlyNumbers", "PartFacts", "Reader", "conform", "last_cut", "looks_like", "rows_between"]
 
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
@@ -60,19 +61,33 @@ class FileFacts(NamedTuple):
     rows: int
     mostly_numbers: Mapping[str, MostlyNumbers] = {}
     """Only of text columns of formats that have no types of their own."""
+    cuts: tuple[Cut, ...] = ()
+    """Where the file can be read from, if that is known."""
+
+
+class PartFacts(NamedTuple):
+    """What one look through a part of a file tells."""
+
+    rows: int
+    lines: int
+    """Line ends, in a file that has lines."""
+    found: Any
+    """For `Reader.joined`; pickles."""
 
 
 class Reader(Protocol):
     """Reads the files of one pipeline in one format. Derive from it, so that what you leave out has its default.
 
-    A reader holds no open file, and is used by several threads at once. The driver inspects every file once; Ray workers make
-    readers of their own, and read each file once for every pass over the rows.
+    A reader holds no open file, and is used by several threads at once. Every file is inspected once, in Ray workers where
+    there is much to read; they make readers of their own, and read each file once for every pass over the rows.
     """
 
     one_row_per_file: bool = False
     """Whether each file is one row: then rows of many files are read together."""
     missing_is_null: bool = False
     """Whether a column that a file does not have is null there, rather than an error."""
+    inspects_rows: bool = True
+    """Whether `inspect` reads all of a file."""
     marks_unreadable: bool = False
     """Whether `tables` and `piece` mark rows that do not read where the schema asks for it (`data.invalid: quarantine`,
     penstock.ingest.columns.unreadable). A reader that does not is not asked, and refuses such rows."""
@@ -85,6 +100,26 @@ class Reader(Protocol):
                 problems all are reported.
             ServiceError: a store stopped answering (`read_problem` of penstock.ingest.files.opening tells which it is).
         """
+
+    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
+        """Bytes at which parts of about `part_bytes` begin that can be inspected apart, from 0 on; empty: it cannot be cut.
+
+        Raises:
+            Exception: whatever; the file is then inspected as a whole, which tells what is wrong with it.
+        """
+        return []
+
+    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
+        """Look through the bytes from `begin` to `end`, which `part_starts` gave. None: the whole file tells more.
+
+        Raises:
+            Exception: as `part_starts`.
+        """
+        return None
+
+    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
+        """What `inspect` would tell of the whole file, or None if the parts do not tell it."""
+        return None
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield all rows in the order of the file, the same each time, in bounded memory.
@@ -103,10 +138,13 @@ class Reader(Protocol):
 
         Empty where it can only be read from its beginning.
         """
-        return []
+        return [(cut.row, following.row) for cut, following in pairwise((*file.cuts, Cut(file.rows or 0, 0, 0)))]
 
     def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
-        """As `tables`, of one of the file's `pieces`: not called where there are none."""
+        """As `tables`, of the rows from `first_row` to `end`: not called where there are no `pieces`.
+
+        The rows may begin and end anywhere; it is quick where they begin with a piece, or soon after.
+        """
         return iter(())
 
     def misfit(self, file: SourceFile, column: str, kind: pa.DataType) -> str:
@@ -119,6 +157,24 @@ class Reader(Protocol):
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
         """Row, from 0 -> the line, from 1, that it begins at. Empty where the file has no lines."""
         return {}
+
+
+def last_cut(file: SourceFile, row: int) -> Cut:
+    """Where reading begins for `row`."""
+    return max((cut for cut in file.cuts if cut.row <= row), default=Cut(0, 0, 1))
+
+
+def rows_between(tables: Iterator[pa.Table], at_row: int, first_row: int, end: int) -> Iterator[pa.Table]:
+    """The rows from `first_row` to `end` of tables whose first row is `at_row`; no table is read that holds none of them."""
+    if end <= first_row:
+        return
+    for table in tables:
+        if at_row + table.num_rows > first_row:
+            skipped = max(0, first_row - at_row)
+            yield table.slice(skipped, end - at_row - skipped)
+        at_row += table.num_rows
+        if at_row >= end:
+            return
 
 
 def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int) -> pa.Table:

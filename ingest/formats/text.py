@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -11,9 +11,9 @@ from pydantic import PositiveInt
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import open_stream, read_blocks, read_problem
+from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, open_stream, read_blocks, read_problem
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, Reader, looks_like
+from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 
@@ -61,19 +61,35 @@ class TextReader(Reader):
             )
         return FileFacts({"text": pa.string()}, rows)
 
+    def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
+        """Lines, `part_bytes` apart, where they are the rows."""
+        is_cut = self._options.rows == "line" and can_be_cut(file.uri)
+        return line_starts(file.uri, file.size_bytes, part_bytes) if is_cut else []
+
+    def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
+        """As `inspect`."""
+        with open_span(file.uri, begin, end) as stream:
+            rows = sum(len(lines) for lines in _lines(_blocks(file, stream, 1, begin)))
+        return PartFacts(rows, rows, None)
+
+    def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
+        """Add up the rows."""
+        return FileFacts({"text": pa.string()}, sum(part.rows for part in parts))
+
+    def piece(self, file: SourceFile, schema: pa.Schema, batch_rows: int, first_row: int, end: int) -> Iterator[pa.Table]:
+        """Begin at the last cut before the row."""
+        cut = last_cut(file, first_row)
+        with open_span(file.uri, cut.at, file.size_bytes) as stream:
+            tables = _tables(_lines(_blocks(file, stream, cut.line, cut.at)), schema)
+            yield from rows_between(tables, cut.row, first_row, end)
+
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""
-        kinds = [field.type for field in schema]
-        for texts in self._rows(file):
-            yield pa.table([pa.array(texts, kind) for kind in kinds], schema=schema)
+        yield from _tables(self._rows(file), schema)
 
     def _rows(self, file: SourceFile) -> Iterator[list[str]]:
         if self._options.rows == "line":
-            for text in self._texts(file):
-                lines = text.split("\n")
-                if not lines[-1]:
-                    lines.pop()
-                yield [line.removesuffix("\r") for line in lines]
+            yield from _lines(self._texts(file))
         elif self._options.rows == "file":
             yield ["".join(self._texts(file))]
         else:
@@ -89,18 +105,36 @@ class TextReader(Reader):
                 yield [text[start : start + size] for start in range(0, whole, size)]
 
     def _texts(self, file: SourceFile) -> Iterator[str]:
-        line, offset = 1, 0
         try:
             with open_stream(file.uri) as stream:
-                for block in read_blocks(stream, _BLOCK_BYTES):
-                    if offset == 0 and b"\0" in block[:512]:
-                        raise DataError(f"{file.uri}: this is {looks_like(file)}, not UTF-8 text")
-                    text, problem = decode_block(block, line, offset)
-                    if problem:
-                        what = looks_like(file) if offset == 0 else ""
-                        raise DataError(f"{file.uri}: this is {what}, not UTF-8 text" if what else f"{file.uri}: {problem}")
-                    yield text.removeprefix("\ufeff") if offset == 0 else text
-                    line += block.count(b"\n")
-                    offset += len(block)
+                yield from _blocks(file, stream, 1, 0)
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
+
+
+def _tables(rows: Iterator[list[str]], schema: pa.Schema) -> Iterator[pa.Table]:
+    kinds = [field.type for field in schema]
+    for texts in rows:
+        yield pa.table([pa.array(texts, kind) for kind in kinds], schema=schema)
+
+
+def _lines(texts: Iterator[str]) -> Iterator[list[str]]:
+    for text in texts:
+        lines = text.split("\n")
+        if not lines[-1]:
+            lines.pop()
+        yield [line.removesuffix("\r") for line in lines]
+
+
+def _blocks(file: SourceFile, stream: pa.NativeFile, line: int, offset: int) -> Iterator[str]:
+    """The rest of a file, whose next line is `line` and begins at byte `offset`."""
+    for block in read_blocks(stream, _BLOCK_BYTES):
+        if offset == 0 and b"\0" in block[:512]:
+            raise DataError(f"{file.uri}: this is {looks_like(file)}, not UTF-8 text")
+        text, problem = decode_block(block, line, offset)
+        if problem:
+            what = looks_like(file) if offset == 0 else ""
+            raise DataError(f"{file.uri}: this is {what}, not UTF-8 text" if what else f"{file.uri}: {problem}")
+        yield text.removeprefix("\ufeff") if offset == 0 else text
+        line += block.count(b"\n")
+        offset += len(block)

@@ -18,7 +18,7 @@ from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
-from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path, unit_path
 from penstock.ingest.materialize.in_use import use_units
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.quarantine import (
@@ -43,6 +43,8 @@ from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.read.inspection import PART_BYTES
+from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import Progress
@@ -62,6 +64,7 @@ def materialize(
     storage: Storage,
     progress: Progress,
     parallel: ParallelMap = ray_map,
+    piece_bytes: int | None = PART_BYTES,
 ) -> DatasetManifest:
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
@@ -71,6 +74,7 @@ def materialize(
 
     Args:
         key: the materialize stage's key, which names the dataset.
+        piece_bytes: a file of twice as much is prepared in units of about this size, if it can be read so; None: in one.
 
     Raises:
         DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
@@ -78,7 +82,7 @@ def materialize(
             step or column that is wrong, or a damaged unit that came out differently.
     """
     data, fitted = preparation.data, preparation.fitted
-    jobs = _plan(preparation, spec, storage)
+    jobs = _plan(preparation, spec, storage, piece_bytes)
     use_units(storage, key, [job.key for job in jobs], progress)
     damaged = _damaged_before(storage, key)
     distrusted = {shard.unit for shard in damaged}
@@ -88,10 +92,10 @@ def materialize(
         if record is not None and not (storage.is_local and any(map(partial(_has_changed, storage), record.shards))):
             results[job.key] = UnitResult(record=record)
     todo = [job for job in jobs if job.key not in results]
-    total = sum(file.rows or 0 for job in jobs for file in job.files)
-    done = total - sum(file.rows or 0 for job in todo for file in job.files)
+    total = sum(job.rows for job in jobs)
+    done = total - sum(job.rows for job in todo)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
-    rows_of = {job.key: sum(file.rows or 0 for file in job.files) for job in todo}
+    rows_of = {job.key: job.rows for job in todo}
     set_aside = sum(_set_aside(result) for result in results.values())
     for unit, result in parallel(_build, todo):
         results[unit] = result
@@ -171,12 +175,25 @@ def _build(job: UnitJob) -> tuple[str, UnitResult]:
     return job.key, build_unit(job)
 
 
-def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage) -> list[UnitJob]:
+def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int | None) -> list[UnitJob]:
     jobs = []
-    limit = preparation.data.quarantine.limit(preparation.snapshot.rows)
-    for files in plan_units(preparation.snapshot.files, spec.unit_bytes):
-        job = UnitJob("", preparation.only(files), spec.shard_bytes, storage, limit)
-        jobs.append(replace(job, key=unit_key(job)))
+    data, snapshot = preparation.data, preparation.snapshot
+    limit = data.quarantine.limit(snapshot.rows)
+
+    def add(part: Preparation) -> UnitJob:
+        job = UnitJob("", part, spec.shard_bytes, storage, limit)
+        return replace(job, key=unit_key(job))
+
+    for files in plan_units(snapshot.files, spec.unit_bytes):
+        whole = add(preparation.only(files))
+        pieces: Sequence[Piece] = ()
+        if len(files) == 1 and piece_bytes is not None:
+            pieces = pieces_of(data, snapshot.format, files[0], preparation.rows_at_once, piece_bytes)
+        # What an older penstock made of the whole file stays, with the digest that runs know it by.
+        if pieces and not storage.sizes(unit_path(whole.key)):
+            jobs += [add(replace(whole.preparation, piece=piece)) for piece in pieces]
+        else:
+            jobs.append(whole)
     return jobs
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import PIL
@@ -25,7 +25,7 @@ from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.formats.registry import format_origin
+from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.materialize.profile import Profile, Profiler
 from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path, write_part
@@ -34,7 +34,7 @@ from penstock.ingest.preprocess.chain import Preparation, decodes_images
 from penstock.ingest.preprocess.problems import RowProblem, SetAside, joined
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.schema import SPLITS, ColumnInfo, Split
-from penstock.ingest.spec import SplitRule
+from penstock.ingest.spec import split_rules
 from penstock.storage import Storage
 
 __all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "hashes_path", "unit_key"]
@@ -115,6 +115,12 @@ class UnitJob:
         """The unit's files."""
         return self.preparation.snapshot.files
 
+    @property
+    def rows(self) -> int:
+        """Of the source."""
+        first_row, end = self.preparation.piece or (0, sum(file.rows or 0 for file in self.files))
+        return end - first_row
+
 
 def unit_key(job: UnitJob) -> str:
     """Digest of all that the unit's shards depend on. Equal units of different datasets are shared.
@@ -123,21 +129,30 @@ def unit_key(job: UnitJob) -> str:
     """
     of = job.preparation
     data = of.data
-    rules = {name: value.model_dump() for name in ("validation", "test") if isinstance(value := getattr(data, name), SplitRule)}
+    rules: dict[str, Any] = {
+        name: rule.model_dump(mode="json", exclude={"after", "before", "stratify"})
+        | rule.model_dump(mode="json", exclude_none=True)
+        for name, rule in split_rules(data).items()
+    }
+    if data.folds is not None:
+        rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
+    if data.images.fit == "resize":
+        del read["images"]["fit"]  # as it was before there was another
     return digest_of(
         {
             "format": FORMAT,
             "pyarrow": pa.__version__.split(".")[0],
             "files": [[file.location, file.name, file.size_bytes, file.fingerprint] for file in of.snapshot.files],
             "schema": [[column.name, column.type] for column in of.snapshot.columns],
-            "read": read | ({"version": version} if (version := format_origin(data)) else {}),
+            "read": read | ({"version": version} if (version := format_origin(data)) else {}) | format_versions(data),
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
             "pillow": PIL.__version__ if decodes_images(data, of.snapshot.arrow_schema(), of.steps) else "",
             "shard_bytes": job.shard_bytes,
             **({"hashed": True} if data.may_share_rows else {}),
+            **({"piece": of.piece} if of.piece else {}),
         }
     )
 
@@ -264,7 +279,7 @@ class _UnitMaker:
             files=tuple(file.name for file in self._job.files),
             shards=tuple(shard for split in SPLITS for shard in self._shards[split]),
             columns=columns_of(self._schema[0]) if self._schema else (),
-            rows_read=sum(file.rows or 0 for file in self._job.files),
+            rows_read=self._job.rows,
             dropped=dict(dropped),
             quarantined=self.num_set_aside,
             problems=tuple(joined(self.problems)) if self._set_aside else (),

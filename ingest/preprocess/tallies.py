@@ -38,26 +38,32 @@ class Tally:
     """All of them, where quantiles are asked for: an approximation would differ from run to run."""
     counts: Counter[Category] = field(default_factory=Counter)
 
-    def see(self, question: Question, column: pa.ChunkedArray) -> None:
-        """Take in more rows."""
+    @classmethod
+    def of(cls, question: Question, column: pa.ChunkedArray) -> Tally:
+        """What these rows say."""
         if question.about == "categories":
             if pa.types.is_float16(column.type):
                 column = column.cast(pa.float32())  # exact; Arrow counts no float16
             if pa.types.is_floating(column.type):
                 column = column.filter(pc.is_finite(column))
             found = pc.value_counts(column.drop_null())
-            self.counts.update(dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)))
-            return
+            pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)
+            return cls(counts=Counter(dict(pairs)))
         values = _finite(column)
-        if len(values):
-            low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
-            values = values.astype(np.float64)
-            mean = float(values.mean())
-            held = [values.copy()] if question.quantiles else []
-            # Not a dot product: BLAS rounds by the processor and its threads.
-            values -= mean
-            squares = float(np.square(values, out=values).sum())
-            self.add(Tally(len(values), mean, squares, low, high, held))
+        if not len(values):
+            return cls()
+        low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
+        values = values.astype(np.float64)
+        mean = float(values.mean())
+        held = [values.copy()] if question.quantiles else []
+        # Not a dot product: BLAS rounds by the processor and its threads.
+        values -= mean
+        squares = float(np.square(values, out=values).sum())
+        return cls(len(values), mean, squares, low, high, held)
+
+    def see(self, question: Question, column: pa.ChunkedArray) -> None:
+        """Take in more rows."""
+        self.add(Tally.of(question, column))
 
     def add(self, other: Tally) -> None:
         """Take in what other rows say. The order of additions decides the last bit of a mean."""
@@ -89,33 +95,49 @@ class Unit(Protocol):
         """Yield the rows."""
 
 
-def ask(questions: Sequence[Question], units: Sequence[Unit], parallel: ParallelMap) -> list[ColumnFacts | None]:
-    """Answer `questions` from the rows of all units, read wherever `parallel` runs.
+def ask(questions: Sequence[Question], units: Sequence[Sequence[Unit]], parallel: ParallelMap) -> list[ColumnFacts | None]:
+    """Answer `questions` from the rows of all units, each of one part or more, read wherever `parallel` runs.
 
-    The answer depends on the units alone, not on where they are read: their tallies are added in order. It is None for a column
-    without values.
+    The answer depends on the units alone, not on their parts or on where they are read: tallies are added in the order of the
+    rows, first those of a unit's batches, then those of the units. It is None for a column without values.
     """
     whole = [Tally() for _ in questions]
-    early: dict[int, list[Tally]] = {}
+    of_unit = [Tally() for _ in questions]
+    parts = [(part, place == len(unit) - 1, len(unit) > 1) for unit in units for place, part in enumerate(unit)]
+    asked = [(number, part, in_parts) for number, (part, _, in_parts) in enumerate(parts)]
+    early: dict[int, list[list[Tally]]] = {}
     added = 0
-    for number, parts in parallel(functools.partial(_tally, questions), list(enumerate(units))):
-        early[number] = parts
+    for number, batches in parallel(functools.partial(_tally, questions), asked):
+        early[number] = batches
         while added in early:
-            for tally, part in zip(whole, early.pop(added), strict=True):
-                tally.add(part)
+            _, is_last, in_parts = parts[added]
+            for tallies in early.pop(added):
+                _add(of_unit if in_parts else whole, tallies)
+            if in_parts and is_last:
+                _add(whole, of_unit)
+                of_unit = [Tally() for _ in questions]
             added += 1
     return [_facts(question, tally) for question, tally in zip(questions, whole, strict=True)]
 
 
-def _tally(questions: Sequence[Question], unit: tuple[int, Unit]) -> tuple[int, list[Tally]]:
-    """The unit's number, and a tally of its rows for each question. Runs in a worker."""
+def _add(tallies: Sequence[Tally], others: Sequence[Tally]) -> None:
+    for tally, other in zip(tallies, others, strict=True):
+        tally.add(other)
+
+
+def _tally(questions: Sequence[Question], unit: tuple[int, Unit, bool]) -> tuple[int, list[list[Tally]]]:
+    """The number, and a tally of the rows for each question; of a part of a unit those of each batch. Runs in a worker."""
     keep_freed_memory()
-    number, rows = unit
-    tallies = [Tally() for _ in questions]
+    number, rows, in_parts = unit
+    if in_parts:  # adding rounds, so it is done where the batches before are known
+        return number, [
+            [Tally.of(question, table.column(question.column)) for question in questions] for table in rows.tables()
+        ]
+    whole = [Tally() for _ in questions]
     for table in rows.tables():
-        for question, tally in zip(questions, tallies, strict=True):
+        for question, tally in zip(questions, whole, strict=True):
             tally.see(question, table.column(question.column))
-    return number, tallies
+    return number, [whole]
 
 
 def _facts(question: Question, tally: Tally) -> ColumnFacts | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Literal, NamedTuple
@@ -23,21 +21,18 @@ from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.phases import phase, timed
+from penstock.ingest.ray_tasks import ParallelMap
+from penstock.ingest.read.inspection import PART_BYTES, inspect_files, inspect_head, threads_for
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import counted
 from penstock.progress import Progress
-from penstock.stores import is_local
 
-__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "inspect_file", "iterate_rows", "read_source"]
+__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
 
-
-_REMOTE_THREADS = 16
 
 _GROUP_BYTES = 64 << 20
-
-_QUEUED_FILES = 4096
 
 
 class SourceColumn(Section):
@@ -96,8 +91,21 @@ class RowBatch(NamedTuple):
         return f"{self.file.uri}, row {self.first_row + row} (from 0)"
 
 
-def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> SourceSnapshot:
+def read_source(
+    data: DataSpec,
+    files: list[SourceFile],
+    progress: Progress,
+    *,
+    parallel: ParallelMap | None = None,
+    part_bytes: int = PART_BYTES,
+    only_heads: bool = False,
+) -> SourceSnapshot:
     """Open every file, check it, and settle on one schema.
+
+    Args:
+        parallel: where the files are looked through; None for threads of this process.
+        part_bytes: a file of twice as much is looked through in parts of this size, if it can be cut.
+        only_heads: look at the beginning of large files only, for a sample of the rows there.
 
     Raises:
         SpecError: `data` names a column or type that does not exist.
@@ -108,8 +116,11 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     reader = reader_of(data)
     facts: list[FileFacts] = []
     problems: list[DataError] = []
-    for done, result in enumerate(_inspections(reader, files), start=1):
-        progress(done, len(files), "files")
+    if only_heads:
+        looked = [inspect_head(reader, file) for file in files]
+    else:
+        looked = inspect_files(data, files, progress, parallel, part_bytes)
+    for result in looked:
         if isinstance(result, DataError):
             problems.append(result)
         elif isinstance(result, PenstockError):
@@ -126,7 +137,13 @@ def read_source(data: DataSpec, files: list[SourceFile], progress: Progress) -> 
     return SourceSnapshot(
         format=data.format,
         files=tuple(
-            file.model_copy(update={"rows": fact.rows, "lacks": tuple(name for name in in_files if name not in fact.columns)})
+            file.model_copy(
+                update={
+                    "rows": fact.rows,
+                    "cuts": fact.cuts,
+                    "lacks": tuple(name for name in in_files if name not in fact.columns),
+                }
+            )
             for file, fact in zip(files, facts, strict=True)
         ),
         columns=tuple(SourceColumn(name=name, type=type_text(kind), from_folder=folder) for name, kind, folder in columns),
@@ -204,36 +221,6 @@ def _without_marks(table: pa.Table) -> tuple[pa.Table, pa.Array | None]:
         return table, None
     marks = single_chunk(table.column(UNREADABLE))
     return table.drop_columns([UNREADABLE]), marks if marks.null_count < len(marks) else None
-
-
-def _threads(files: Sequence[SourceFile]) -> int:
-    remote = any(not is_local(file.uri) for file in files[:1])
-    return max(1, min(len(files), _REMOTE_THREADS if remote else (os.cpu_count() or 1)))
-
-
-def _inspections(reader: Reader, files: Sequence[SourceFile]) -> Iterator[FileFacts | PenstockError]:
-    pool = ThreadPoolExecutor(_threads(files))
-    try:
-        # In parts, because a million images would otherwise wait as a million futures.
-        for start in range(0, len(files), _QUEUED_FILES):
-            yield from pool.map(functools.partial(inspect_file, reader), files[start : start + _QUEUED_FILES])
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def inspect_file(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
-    """Look through one file; problems are returned, so that one bad file does not hide the others."""
-    if file.size_bytes == 0:
-        return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
-    try:
-        # A file of one row tells nothing but that it can be read; asking a store once more for each would take as long again.
-        with unchanged(() if reader.one_row_per_file else (file,)):
-            facts = reader.inspect(file)
-    except PenstockError as error:
-        return error
-    except Exception as error:  # whatever a damaged file makes a parser raise
-        return DataError(f"{file.uri}: cannot be read: {type(error).__name__}: {error}")
-    return facts
 
 
 def _joined(problems: list[DataError], num_files: int) -> DataError:
@@ -314,7 +301,7 @@ def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table
 def _grouped(
     reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, *, marked: bool
 ) -> Iterator[RowBatch]:
-    with ThreadPoolExecutor(_threads(files) if files else 1) as pool:
+    with ThreadPoolExecutor(threads_for(files) if files else 1) as pool:
         group: list[SourceFile] = []
         num_bytes = 0
         for file in files:

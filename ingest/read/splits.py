@@ -1,16 +1,19 @@
-"""Which split does a row belong to? A hash of the row (or of its group) decides: no other row, no added file ever moves it."""
+"""Which split does a row belong to? A hash of the row (or of its group) decides, or its time: no added file ever moves it."""
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DataError
-from penstock.ingest.columns.fixed_shape import is_text
+from penstock.ingest.columns.fixed_shape import is_number, is_text, single_chunk
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.read.row_hash import hash_columns, unit_interval
@@ -18,25 +21,27 @@ from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import PATH, DataSpec, SplitRule, check_split_rules, split_rules
 from penstock.messages import shorten
 
-__all__ = ["row_hashes", "split_codes"]
+__all__ = ["Deal", "class_hashes", "deals", "row_hashes", "split_codes", "whole_row_positions"]
 
 
-_VALIDATION, _TEST = (np.uint8(SPLITS.index(split)) for split in ("validation", "test"))
+_TRAIN, _VALIDATION, _TEST = (SPLITS.index(split) for split in ("train", "validation", "test"))
 
 
 def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
     """Say where each row of `table` goes: uint8 [rows], index into SPLITS.
 
     Only rows under `data.train` are split. Test rows are carved out first: with u the row's hash in [0, 1), u < f_test is test
-    and f_test <= u < f_test + f_validation is validation. Where the two rules hash different columns, validation takes its
-    share of what test has left, by its own hash.
+    and f_test <= u < f_test + f_validation is validation. Where the two rules hash different columns, or test goes by time,
+    validation takes its share of what test has left, by its own hash. Of `data.folds` each is an equal part of what test has
+    left. With `stratify` the ends of these ranges are those of the row's file and class (`SourceFile.strata`).
 
     Args:
         files: of one location: the file of all rows, or the file of each (`RowBatch.files`).
 
     Raises:
         SpecError: the fractions add up to 1 or more.
-        DataError: a column that groups rows is not there, has nulls or no match of the pattern, or cannot be hashed.
+        DataError: a column that a rule goes by is not there, has nulls, no match of the pattern or another type than the
+            rule's, or cannot be hashed.
     """
     check_split_rules(data)
     location = files[0].location
@@ -44,17 +49,107 @@ def split_codes(data: DataSpec, table: pa.Table, files: Sequence[SourceFile]) ->
     rules = split_rules(data)
     if location != "train" or not rules or not table.num_rows:
         return codes
-    test, validation = rules.get("test"), rules.get("validation")
-    below = test.fraction if test else 0.0
-    if validation:
-        u = _positions(data, table, files, "validation", validation)
-        if test is None or (test.by, test.pattern) == (validation.by, validation.pattern):
-            codes[(u >= below) & (u < below + validation.fraction)] = _VALIDATION
-        else:
-            codes[u < validation.fraction / (1.0 - below)] = _VALIDATION
-    if test:
-        codes[_positions(data, table, files, "test", test) < below] = _TEST
+    for split in ("validation", "test"):  # what both hold out is test
+        if split in rules and rules[split].is_by_time:
+            codes[_in_time(table, files, split, rules[split])] = SPLITS.index(split)
+        for deal in deals(data):
+            if deal.split == split:
+                held = np.array(deal.codes, np.uint8)[_parts(data, deal, table, files)]
+                codes = np.where(held == _TRAIN, codes, held)
     return codes
+
+
+class Deal(NamedTuple):
+    """How rows are dealt to splits by a hash: the range [0, 1) of hashes in parts."""
+
+    split: str
+    """Whose rule it is."""
+    rule: SplitRule
+    ends: tuple[float, ...]
+    """Where each part but the last ends, rising."""
+    codes: tuple[int, ...]
+    """Split of each part, index into SPLITS; one more than `ends`."""
+
+
+def deals(data: DataSpec) -> list[Deal]:
+    """What the rules that go by hashes deal: one deal for both splits where they hash the same."""
+    found: list[Deal] = []
+    hashed = {split: rule for split, rule in split_rules(data).items() if not rule.is_by_time}
+    test, validation = hashed.get("test"), hashed.get("validation")
+    below = 0.0 if test is None or test.fraction is None else test.fraction
+    together = test is not None and validation is not None and (test.by, test.pattern) == (validation.by, validation.pattern)
+    if validation is not None:
+        ends, codes, start = ([below], [_TEST], below) if together else ([], [], 0.0)
+        if data.folds is None:
+            share = validation.fraction or 0.0
+            ends.append(start + (share if together else share / (1.0 - below)))
+            codes.append(_VALIDATION)
+        else:
+            # The last end is no sum: it must not fall below 1.
+            ends += [*(start + (1.0 - start) * fold / data.folds for fold in range(1, data.folds)), 1.0]
+            codes += [_VALIDATION if fold == data.fold else _TRAIN for fold in range(data.folds)]
+        found.append(Deal("validation", validation, tuple(ends), (*codes, _TRAIN)))
+    if test is not None and not together:
+        found.append(Deal("test", test, (below,), (_TEST, _TRAIN)))
+    return found
+
+
+def _parts(data: DataSpec, deal: Deal, table: pa.Table, files: Sequence[SourceFile]) -> np.ndarray:
+    """Which part of the deal each row is in: int64 [rows]."""
+    u = _positions(data, table, files, deal.split, deal.rule)
+    strata = files[0].strata if len(files) == 1 else None
+    if deal.rule.stratify is None or strata is None:  # or each file is one row
+        return np.searchsorted(deal.ends, u, side="right")
+    classes, parts = class_hashes(data, table, deal.rule.stratify), np.zeros(len(u), np.int64)
+    for value in np.unique(classes).tolist():
+        rows = classes == value
+        parts[rows] = np.searchsorted(strata[str(value)], u[rows], side="left")  # an end is the hash of its last row
+    return parts
+
+
+def class_hashes(data: DataSpec, table: pa.Table, column: str) -> np.ndarray:
+    """What tells the values of a column apart: uint64 [rows]. Raises DataError if it cannot be hashed."""
+    try:
+        return _hashes(data, table.select([column]))
+    except TypeError as error:
+        raise DataError(f"stratify: {column}: {error}", next_step="stratify by a column of classes") from error
+
+
+def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: SplitRule) -> np.ndarray:
+    """Which rows lie at or after `after` and before `before`: bool [rows]."""
+    (name,) = rule.columns
+    column = _group(table, files, split, name, None)
+    column = single_chunk(column) if isinstance(column, pa.ChunkedArray) else column
+    limit = rule.after if rule.after is not None else rule.before
+    times = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
+    if times != isinstance(limit, dt.datetime) or not (times or is_number(column.type)):
+        wanted = "times" if isinstance(limit, dt.datetime) else "numbers"
+        raise DataError(
+            f"data.{split}: after and before are {wanted}, and column {name!r} is {column.type}",
+            next_step=f"say its type (data.types: {{{name}: {'timestamp[us]' if wanted == 'times' else 'float64'}}}), "
+            f"or correct data.{split}",
+        )
+    if pa.types.is_date(column.type):
+        column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
+    values = (column.cast(pa.int64()) if times else column).to_numpy(zero_copy_only=False)
+    if np.isnan(values).any() if values.dtype.kind == "f" else False:
+        raise DataError(f"data.{split}.by: {name!r} holds NaN in {files[0].uri}", next_step="correct the rows in the source")
+    inside = np.ones(len(values), np.bool_)
+    if rule.after is not None:
+        inside &= values >= _on_scale(rule.after, column.type, values.dtype)
+    if rule.before is not None:
+        inside &= values < _on_scale(rule.before, column.type, values.dtype)
+    return inside
+
+
+def _on_scale(moment: dt.datetime | float, kind: pa.DataType, dtype: np.dtype) -> float:
+    """The smallest value of the column, as a number, that is not before the moment. Exact: no float stands for a time."""
+    if not isinstance(moment, dt.datetime):
+        return moment if dtype.kind == "f" else math.ceil(moment)
+    utc = moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment
+    microseconds = (utc - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    per_second = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[kind.unit]
+    return -(-microseconds * per_second // 1_000_000)
 
 
 def row_hashes(data: DataSpec, table: pa.Table) -> np.ndarray:
@@ -75,6 +170,11 @@ def row_hashes(data: DataSpec, table: pa.Table) -> np.ndarray:
 def _whole_rows(data: DataSpec, table: pa.Table) -> pa.Table:
     names = table.column_names if data.columns is None else data.columns
     return table.select([name for name in format_of(data).identity if name in names] or names)
+
+
+def whole_row_positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], deal: Deal) -> np.ndarray:
+    """The hashes that a deal goes by: float64 [rows] in [0, 1). Raises as `split_codes`."""
+    return _positions(data, table, files, deal.split, deal.rule)
 
 
 def _positions(data: DataSpec, table: pa.Table, files: Sequence[SourceFile], split: str, rule: SplitRule) -> np.ndarray:

@@ -119,7 +119,7 @@ def _check_names(data: DataSpec, present: list[str]) -> None:
     for split in ("validation", "test"):
         rule = getattr(data, split)
         if isinstance(rule, SplitRule):
-            named += [(f"data.{split}.by", name) for name in rule.columns if name != PATH or name in present]
+            named += [(f"data.{split}.by", name) for name in rule.looks_at if name != PATH or name in present]
     lower = {name.lower(): name for name in present}
     problems = []
     for where, name in named:
@@ -196,4 +196,7 @@ def _cure(to_set: dict[str, str]) -> str:
             "file lacks one: data.missing_columns: null"
         )
     types = ", ".join(f"{name}: {kind}" for name, kind in to_set.items())
-    return f"repair the rows named above, or read the columns as text: data.types: {{{types}}}"
+    return (
+        f"repair the rows named above, or read the columns as text: data.types: {{{types}}}; or give such columns their type "
+        "there and set the rows aside (data.invalid: quarantine)"
+    )

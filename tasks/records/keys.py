@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from penstock.config import Section
 from penstock.digest import digest_of
-from penstock.ingest.formats.registry import format_origin
+from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.project import Project
@@ -146,9 +146,13 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "invalid",
         "duplicates",
         "missing_columns",
+        "fold",
         *(split for split in SPLITS if isinstance(getattr(data, split), str)),
     }
-    read = {f"data.{k}": v for k, v in _leaves(data) if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
+    # Options that came later are no input where they are not used, so that keys stay what they were.
+    unused = {"folds", *(f"{split}.{name}" for split in SPLITS for name in ("stratify", "after", "before"))}
+    leaves = {k: v for k, v in _leaves(data) if v is not None or k not in unused}
+    read = {f"data.{k}": v for k, v in leaves.items() if not k.startswith(("images.", "quarantine.")) and k not in elsewhere}
     return {
         "read": {
             **read,
@@ -156,13 +160,15 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
             "version.pyarrow": _version("pyarrow"),
             **({"version.format": added} if (added := format_origin(data)) else {}),
+            **{f"version.{n}": v for n, v in format_versions(data).items()},
         },
         "preprocess": {
             "data.label": data.label,
+            **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
             # Steps do not learn from rows that are certain to be left out.
             **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),
-            **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
+            **{f"data.{k}": v for k, v in leaves.items() if k.startswith("images.") and (k, v) != ("images.fit", "resize")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
             **code,

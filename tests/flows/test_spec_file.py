@@ -75,14 +75,22 @@ def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: 
     found = problems_of(write(tmp_path, GOOD), "data.validation=3", "data.test.part=0.1")
     assert [problem.split(": ", 1)[1] for problem in found] == [
         "data.validation: 3: input should be a valid string",
-        "data.test.fraction: missing; this key is needed",
-        "data.test.part: unknown key; known here: by, fraction, pattern",
+        "data.test.part: unknown key; known here: after, before, by, fraction, pattern, stratify",
     ]
+    (found,) = problems_of(write(tmp_path, GOOD), "data.test={by: row}")
+    assert "test needs a fraction, or after or before" in found
 
 
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "train.batch_rows=500", "train.workers=3")
     assert found == ["--set train.batch_rows: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
+
+
+def test_a_bare_name_for_columns_is_one_problem(tmp_path: Path) -> None:
+    found = problems_of(write(tmp_path, GOOD), "preprocess=[{imputer: {columns: age}}]")
+    assert found == [
+        "--set preprocess: preprocess.0.imputer.columns: 'age': columns are a list, such as [age], or '*' for all of them"
+    ]
 
 
 def test_a_missing_key_is_named_where_it_would_stand(tmp_path: Path) -> None:

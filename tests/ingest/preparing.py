@@ -20,6 +20,7 @@ from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.ray_tasks import ParallelMap, local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.ingest.read.strata import with_strata
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import silent
@@ -54,7 +55,7 @@ class Source:
         return {target: capture(target, self.folder) for target in targets if target is not None}
 
     def snapshot(self) -> SourceSnapshot:
-        return read_source(self.data, listed(self.data, self.folder), silent)
+        return with_strata(self.data, read_source(self.data, listed(self.data, self.folder), silent))
 
     def fit(self, parallel: ParallelMap = local_map) -> FittedPreprocess:
         return fit_preprocess(self.data, self.steps, self.snapshot(), self.code, silent, parallel=parallel)

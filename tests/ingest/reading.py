@@ -13,6 +13,7 @@ from penstock.ingest.files.listing import SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.ingest.read.strata import with_strata
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
 
@@ -40,7 +41,7 @@ def read_snapshot(folder: Path, format: str, **options: Any) -> tuple[DataSpec, 
     """List and check the files of `folder`, or of `train=` below it."""
     section = {"format": format, "train": ".", **options}
     data = spec_class_for(section).model_validate(section)
-    return data, read_source(data, listed(data, folder), silent)
+    return data, with_strata(data, read_source(data, listed(data, folder), silent))
 
 
 def read_rows(folder: Path, format: str, batch_rows: int = 4096, **options: Any) -> pa.Table:

@@ -175,7 +175,7 @@ def test_a_column_that_a_file_lacks_is_refused_or_null_there(tmp_path: Path, for
     assert read_rows(tmp_path, format, missing_columns="null").to_pydict() == everything
     only = read_rows(tmp_path, format, missing_columns="null", columns=["y"])
     assert only.to_pydict() == {"y": everything["y"]}
-    data = {"format": format, "train": ".", "missing_columns": "null"}
+    data = {"format": format, "train": ".", "missing_columns": None}  # what YAML reads of `missing_columns: null`
     source = Source.of(tmp_path, {}, [{"null_mask": {"columns": ["x", "y"]}}], **data)
     assert source.materialize().rows["train"] == 5
 

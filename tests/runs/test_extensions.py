@@ -169,7 +169,9 @@ def test_a_framework_that_is_not_installed_is_named_with_what_is_meant(tmp_path:
     refused = Command("check", str(file), "--json").finish(code=2)
     (problem,) = refused["error"]["problems"]
     assert problem.startswith("pipeline.yaml:")
-    assert "there is no training framework 'nearest-mean'; there are lightning, ray_train, torch, " in problem
+    assert (
+        "there is no training framework 'nearest-mean'; there are keras, lightning, ray_train, torch, transformers, " in problem
+    )
     wrong = Command("check", str(file), "--json", "--set", "train.framework=torhc").finish(code=2)
     assert "did you mean 'torch'?" in str(wrong["error"]["problems"])
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from penstock.flows.verbs.init import create_project
 from tests.drills.project import Command
-from tests.runs.test_boosted import newest_step, run_folder, workers
+from tests.runs.killed import calm_and_killed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
@@ -26,16 +24,6 @@ def test_the_tumours_are_told_apart_by_a_lightning_module(tmp_path: Path) -> Non
 @pytest.mark.drill
 def test_a_killed_worker_and_a_killed_driver_change_no_bit(tmp_path: Path) -> None:
     settings = ["train.checkpoint={every_steps: 7, every_epoch: false}", "train.epochs=120"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    calm = Command("run", str(create_project(tmp_path / "calm", "lightning")[0]), "--json", *words).finish()
-    file = create_project(tmp_path / "killed", "lightning")[0]
-    command = Command("run", str(file), "--json", *words)
-    command.wait_for("a run", lambda: any((file.parent / ".penstock" / "runs").glob("*/checkpoints/*/manifest.json")))
-    folder = run_folder(file)
-    os.kill(workers(folder)["1"], signal.SIGKILL)
-    first = newest_step(folder)
-    command.wait_for("the workers to go on", lambda: newest_step(folder) >= first + 14)
-    command.kill()
-    ended = Command("run", str(file), "--json", *words).finish()
+    calm, ended = calm_and_killed(tmp_path, lambda folder: create_project(folder, "lightning")[0], settings)
     assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]

@@ -81,3 +81,20 @@ def test_the_same_command_again_trains_nothing(swept: tuple[Path, dict[str, Any]
     assert again["trials"] == said["trials"]
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert again["model_uri"] == said["model_uri"]
+
+
+@pytest.mark.drill
+def test_folds_are_trained_once_each_and_end_in_one_table(tmp_path: Path) -> None:
+    file = create_project(tmp_path / "project", "tabular")[0].with_name("pipeline.yaml")
+    changes = ("data.folds=3", "data.validation={stratify: diagnosis}", "train.workers=1", "train.epochs=2")
+    command = ("run", str(file), "--folds", "--json", *(word for text in changes for word in ("--set", text)))
+    said = Command(*command).finish()
+    assert [fold["fold"] for fold in said["folds"]] == [0, 1, 2]
+    losses = [fold["metrics"]["val/loss"] for fold in said["folds"]]
+    assert len(set(losses)) == 3
+    assert said["metrics"]["val/loss"] == pytest.approx(sum(losses) / 3)
+    tracked = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db").get_run(said["mlflow_run_id"])
+    assert tracked.data.metrics["val/loss_std"] == pytest.approx(said["metrics"]["val/loss_std"])
+    assert len(list(file.parent.glob(".penstock/stages/read/*.json"))) == 1, "read once for all folds"
+    again = Command(*command).finish()
+    assert [fold["run"] for fold in again["folds"]] == [fold["run"] for fold in said["folds"]]

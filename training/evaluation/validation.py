@@ -16,7 +16,7 @@ from penstock.training.recipe import Recipe, RecipeModel
 from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.step.learner import Learner
 
-__all__ = ["run_over", "validate"]
+__all__ = ["measured", "run_over", "validate"]
 
 
 BatchObserver = Callable[[Batch, Tensor], None]
@@ -34,15 +34,21 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
     learner.model.eval()
     try:
         with learner.callbacks.showing(learner.model), learner.autocast(), collecting(OwnValues(group, "val")) as own:
-            loss, rows = run_over(RecipeModel(recipe, learner.callee, group.device), feed, metrics)
-        total, count = group.sum([loss, float(rows)])
-        values = {"loss": total / max(count, 1.0), **metrics.compute()}
+            values = measured(RecipeModel(recipe, learner.callee, group.device), feed, metrics, group)
         logged = own.totals()
     finally:
         learner.model.train()
         # How often one validates must not change the weights, so a predict() that draws random numbers draws them for free.
         restore_rng(rng, group.device)
-    return {**logged, **{f"val/{name}": value for name, value in values.items()}}
+    return {**logged, **values}
+
+
+def measured(model: TrainedModel, feed: Feed, metrics: MetricSet, group: Group) -> dict[str, float]:
+    """`val/loss` and `val/<metric>` of a model in eval mode, over all ranks' rows. A collective; the same on every rank."""
+    loss, rows = run_over(model, feed, metrics)
+    total, count = group.sum([loss, float(rows)])
+    values = {"loss": total / max(count, 1.0), **metrics.compute()}
+    return {f"val/{name}": value for name, value in values.items()}
 
 
 @torch.no_grad()

@@ -15,9 +15,11 @@ FRAMEWORKS: Plugins[Framework] = Plugins(
     "training framework",
     "penstock.frameworks",
     {
+        "keras": "penstock.training.frameworks.keras.framework:KERAS",
         "lightning": "penstock.training.frameworks.lightning.framework:LIGHTNING",
         "ray_train": "penstock.training.frameworks.ray_train.framework:RAY_TRAIN",
         "torch": "penstock.training.frameworks.torch.framework:TORCH",
+        "transformers": "penstock.training.frameworks.transformers.framework:TRANSFORMERS",
         "xgboost": "penstock.training.frameworks.xgboost.framework:XGBOOST",
         "lightgbm": "penstock.training.frameworks.lightgbm.framework:LIGHTGBM",
     },

@@ -28,7 +28,8 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
 from penstock.ingest.malloc import keep_freed_memory
-from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, inspect_file, iterate_rows
+from penstock.ingest.read.inspection import inspect_file
+from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name

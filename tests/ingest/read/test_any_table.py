@@ -116,9 +116,16 @@ CELLS = {
 }
 
 
-def _split_of(folder: Path, format: str) -> dict[int, str]:
+RULES: dict[str, dict[str, Any]] = {
+    "by rows": {"validation": {"fraction": 0.3}, "test": {"fraction": 0.3}},
+    "stratified": {"validation": {"fraction": 0.3, "stratify": "p"}, "test": {"fraction": 0.3, "stratify": "p"}},
+    "folds": {"folds": 3, "fold": 1, "test": {"by": "id", "after": 20}},
+}
+
+
+def _split_of(folder: Path, format: str, rules: str) -> dict[int, str]:
     """The split of each row of file `m`."""
-    data, snapshot = read_snapshot(folder, format, validation={"fraction": 0.3}, test={"fraction": 0.3})
+    data, snapshot = read_snapshot(folder, format, **RULES[rules])
     return {
         int(row): split
         for split, _, origin in split_rows(data, snapshot, snapshot.files, 4096)
@@ -142,16 +149,17 @@ def test_an_added_file_of_any_cells_moves_no_row_of_another(extension: str, data
             lines = [json.dumps({"id": row, "p": p, "q": q}) for row, (p, q) in enumerate(cells)]
         write_files(folder, {f"{name}.{extension}": "".join(f"{line}\n" for line in lines)})
 
+    rules = data.draw(st.sampled_from(list(RULES)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, "m", 30)
         try:
-            before = _split_of(folder, format)
+            before = _split_of(folder, format, rules)
         except DataError:
             reject()
         write(folder, "b", 2)
         try:
-            after = _split_of(folder, format)
+            after = _split_of(folder, format, rules)
         except DataError:
             return
         assert after == before

@@ -173,11 +173,14 @@ def test_columns_that_are_only_in_folders_names_have_a_value_in_every_row(tmp_pa
     assert found == ["cat"] * 3 + ["dog"] * 5
 
 
-def test_progress_counts_files(tmp_path: Path) -> None:
-    heard: list[tuple[float, float | None, str]] = []
+def test_progress_counts_bytes_and_files(tmp_path: Path) -> None:
+    heard: list[tuple[float, float | None, str, str]] = []
     data = DataSpec(format="parquet", train=".")
-    read_source(data, listed(data, source(tmp_path)), lambda done, total, unit, note="": heard.append((done, total, unit)))
-    assert heard == [(1, 3, "files"), (2, 3, "files"), (3, 3, "files")]
+    files = listed(data, source(tmp_path))
+    read_source(data, files, lambda done, total, unit, note="": heard.append((done, total, unit, note)))
+    total = sum(file.size_bytes for file in files) / 1e6
+    assert [note for *_, note in heard] == ["1 of 3 files", "2 of 3 files", "3 of 3 files"]
+    assert heard[-1][:3] == (total, total, "MB")
 
 
 def test_columns_come_in_the_order_asked_for(tmp_path: Path) -> None:

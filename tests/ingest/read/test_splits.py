@@ -331,3 +331,123 @@ def test_fractions_must_leave_rows_to_train_on() -> None:
     data = spec(validation={"fraction": 0.6}, test={"fraction": 0.4})
     with pytest.raises(SpecError, match="add up to 1 or more"):
         split_codes(data, pa.table({"g": [1]}), TRAIN)
+
+
+def codes_of(folder: Path, format: str = "parquet", **options: Any) -> dict[str, list[int]]:
+    """The split of each row, by file."""
+    data, snapshot = read_snapshot(folder, format, **options)
+    found: dict[str, list[int]] = {}
+    for batch in iterate_rows(data, snapshot, snapshot.files, 100):
+        found.setdefault(batch.file.name, []).extend(split_codes(data, batch.table, batch.files).tolist())
+    return found
+
+
+def rare(rows: int, start: int) -> pa.Table:
+    ids = np.arange(start, start + rows)
+    return pa.table({"id": ids, "y": np.where(ids % 20 == 0, "rare", np.where(ids % 3 == 0, "some", "many"))})
+
+
+def test_strata_have_their_exact_share_in_each_file_and_an_added_file_moves_no_row(tmp_path: Path) -> None:
+    rules = {split: {"fraction": share, "stratify": "y"} for split, share in (("validation", 0.2), ("test", 0.1))}
+    write_files(tmp_path, {"a.parquet": rare(1000, 0), "b.parquet": rare(333, 5000)})
+    before = codes_of(tmp_path, **rules)
+    for name, table in (("a.parquet", rare(1000, 0)), ("b.parquet", rare(333, 5000))):
+        codes, classes = np.array(before[name]), np.array(table.column("y"))
+        for value in ("rare", "some", "many"):
+            shares = np.bincount(codes[classes == value], minlength=3) - np.array([0.7, 0.2, 0.1]) * (classes == value).sum()
+            assert np.abs(shares).max() < 1, f"{value} in {name}"
+    write_files(tmp_path, {"0.parquet": rare(500, 9000)})
+    assert {name: codes for name, codes in codes_of(tmp_path, **rules).items() if name != "0.parquet"} == before
+
+
+def test_strata_leave_equal_rows_of_a_file_together_and_say_what_is_no_class(tmp_path: Path) -> None:
+    table = rare(200, 0)
+    write_files(tmp_path, {"a.parquet": pa.concat_tables([table, table])})
+    codes = codes_of(tmp_path, validation={"fraction": 0.3, "stratify": "y"})["a.parquet"]
+    assert codes[:200] == codes[200:] and 1 in codes
+    many = tmp_path / "many"
+    write_files(many, {"a.parquet": pa.table({"y": np.arange(10_001)})})
+    with pytest.raises(DataError, match=r"10,001 values of 'y', which is no column of classes"):
+        codes_of(many, validation={"fraction": 0.3, "stratify": "y"})
+    with pytest.raises(SpecError, match="same `by` and `stratify`"):
+        codes_of(tmp_path, validation={"fraction": 0.3, "stratify": "y"}, test={"fraction": 0.3})
+
+
+def test_a_picture_has_its_stratum_by_its_own_hash() -> None:
+    table = pa.table({"image": [b"%d" % n for n in range(500)], "label": ["a", "b"] * 250, "path": ["x"] * 500})
+    plain, by_class = (spec(format="images", test={"fraction": 0.3, **more}) for more in ({}, {"stratify": "label"}))
+    files = [TRAIN[0]] * 500
+    assert split_codes(plain, table, files).tolist() == split_codes(by_class, table, files).tolist()
+
+
+@pytest.mark.parametrize("unit", ["s", "ns"])
+def test_rows_are_held_out_by_time(unit: str) -> None:
+    midnight = np.datetime64("2026-01-01", "s")
+    times = (midnight + np.arange(-3, 3)).astype(f"datetime64[{unit}]")
+    rules = {"validation": {"by": "t", "after": "2026-01-01"}, "test": {"by": "t", "after": "2026-01-01T00:00:01.5"}}
+    assert split_codes(spec(**rules), pa.table({"t": times}), TRAIN).tolist() == [0, 0, 0, 1, 1, 2]
+    zoned = {"validation": {"by": "t", "after": "2026-01-01T01:00:00+01:00", "before": "2026-01-01T00:00:01Z"}}
+    table = pa.table({"t": pa.array(times).cast(pa.timestamp(unit, "America/New_York"))})
+    assert split_codes(spec(**zoned), table, TRAIN).tolist() == [0, 0, 0, 1, 0, 0]
+    days = pa.table({"t": pa.array([20453, 20454, 20455], pa.date32())})  # 2025-12-31 is day 20453
+    assert split_codes(spec(validation={"by": "t", "after": "2026-01-01"}), days, TRAIN).tolist() == [0, 1, 1]
+
+
+def test_numbers_are_split_where_they_lie_and_the_rest_by_a_share() -> None:
+    table = pa.table({"t": np.arange(20_000), "x": np.arange(20_000)})
+    codes = split_codes(spec(test={"by": "t", "after": 9999.5}, validation={"fraction": 0.2}), table, TRAIN)
+    assert (codes[10_000:] == 2).all() and not (codes[:10_000] == 2).any()
+    assert (codes[:10_000] == 1).mean() == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("values", "rule", "said"),
+    [
+        (["2026-01-01"], {"after": "2026-01-01"}, r"after and before are times, and column 't' is string"),
+        ([1, None], {"after": 1}, "is null in 1 of 2 rows"),
+        ([1.0, float("nan")], {"before": 1}, "'t' holds NaN"),
+        ([1, 2], {"after": "2026-01-01"}, "are times, and column 't' is int64"),
+    ],
+)
+def test_what_has_no_place_in_time_is_an_error(values: list[Any], rule: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        split_codes(spec(validation={"by": "t", **rule}), pa.table({"t": values}), TRAIN)
+
+
+@pytest.mark.parametrize("how", [{}, {"by": "g"}, {"stratify": "y"}])
+@pytest.mark.parametrize("test", [None, 0.2])
+def test_each_row_is_validation_in_one_fold_and_groups_and_classes_are_kept(
+    how: dict[str, str], test: float | None, tmp_path: Path
+) -> None:
+    ids = np.arange(600)
+    write_files(tmp_path, {"a.parquet": pa.table({"id": ids, "g": ids // 4, "y": ids % 7 == 0})})
+    held_out = {} if test is None else {"test": {"fraction": test, **how}}
+    codes = np.array([codes_of(tmp_path, folds=5, fold=fold, validation=how, **held_out)["a.parquet"] for fold in range(5)])
+    is_test = (codes == 2).all(axis=0)
+    assert ((codes == 2).any(axis=0) == is_test).all(), "the same in all folds"
+    assert ((codes == 1).sum(axis=0) == np.where(is_test, 0, 1)).all()
+    sizes = (codes == 1).sum(axis=1)
+    assert sizes.min() > 0.5 * sizes.mean()
+    if how.get("by"):
+        groups = (codes == 1).reshape(5, -1, 4)
+        assert (groups.all(axis=2) == groups.any(axis=2)).all()
+    if how.get("stratify"):
+        of_class = (codes[:, ids % 7 == 0] == 1).sum(axis=1)
+        assert of_class.max() - of_class.min() <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"validation": {}}, "validation needs a fraction, or after or before"),
+        ({"validation": {"fraction": 0.1, "after": 1, "by": "t"}}, "after and before go with `by` alone"),
+        ({"validation": {"after": 1}}, "need a column of times or numbers"),
+        ({"validation": {"fraction": 0.1, "by": "g", "stratify": "y"}}, "stratify goes with by: row"),
+        ({"folds": 3, "validation": {"fraction": 0.1}}, "validation says only how they are dealt"),
+        ({"folds": 3, "validation": "other"}, "validation says only how they are dealt"),
+        ({"folds": 3, "fold": 3}, "fold 3 of 3 folds"),
+    ],
+)
+def test_rules_that_say_nothing_clear_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        spec(**options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +10,14 @@ from typing import Any
 import torch
 
 from penstock.digest import bytes_digest
-from penstock.errors import PreflightError, SpecError, TrainingError
+from penstock.errors import PreflightError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.lightning.library import DISTRIBUTIONS, make_module
 from penstock.training.frameworks.lightning.loading import WEIGHTS, LightningModel
-from penstock.training.frameworks.ray_train.folder import FOLDER_FILE
+from penstock.training.frameworks.own_trainer import installed, refuse_unread
 from penstock.training.frameworks.ray_train.rank import run_session
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.loop.event_sender import MailboxClient
@@ -52,12 +51,12 @@ class LightningFramework:
     """See `penstock.training.frameworks.framework.Framework`."""
 
     loader = "penstock.training.frameworks.lightning.loading:load"
-    model_files = (FOLDER_FILE,)
+    model_files = (WEIGHTS,)
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """Torch and the Lightning that is installed."""
-        there = tuple(name for name in DISTRIBUTIONS if _is_installed(name))
+        there = installed(*DISTRIBUTIONS)
         if not there:
             raise PreflightError("train.framework: lightning is not installed", next_step='pip install "penstock[lightning]"')
         return ("torch", *there)
@@ -65,16 +64,7 @@ class LightningFramework:
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Construct the module; refuse settings that only penstock's own loop reads."""
         _ = self.libraries
-        fields = TrainSpec.model_fields
-        problems = [
-            f"train.{name} is not read; {instead}"
-            for name, instead in _THE_MODULES.items()
-            if getattr(spec, name) != fields[name].get_default(call_default_factory=True)
-        ]
-        if problems:
-            raise SpecError(
-                "train does not fit lightning", problems=problems, next_step="correct the train section; see docs/lightning.md"
-            )
+        refuse_unread(spec, _THE_MODULES)
         return LightningModel(make_module(code, spec.params), code.target)
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
@@ -136,16 +126,9 @@ def run_lightning_rank(
         stop=stop,
         restart=restart,
         digest=lambda files: bytes_digest(files[WEIGHTS]),
+        apart=(WEIGHTS,),
         restores_all=True,
     )
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 LIGHTNING = LightningFramework()

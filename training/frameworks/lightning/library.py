@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import SpecError
+from penstock.training.frameworks.own_trainer import blaming_the_build
 from penstock.usercode.capture import UserCode
 
 __all__ = ["DISTRIBUTIONS", "lightning_of", "make_module"]
@@ -41,11 +42,4 @@ def make_module(code: UserCode, params: Mapping[str, Any]) -> Any:
     if not isinstance(kind, type):
         raise SpecError(f"train.recipe: {code.target} is a {type(kind).__name__}, not a class")
     lightning_of(kind)
-    try:
-        return kind(**code.located(dict(params)))
-    except TypeError as error:
-        raise SpecError(
-            f"train.params do not fit {code.target}: {error}", next_step="compare train.params with __init__"
-        ) from error
-    except (Exception, SystemExit) as error:  # the user's code
-        raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {type(error).__name__}: {error}") from error
+    return blaming_the_build(code, lambda: kind(**code.located(dict(params))))

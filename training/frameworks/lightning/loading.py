@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -14,13 +12,12 @@ from torch import Tensor
 from penstock.errors import CheckpointError, TrainingError
 from penstock.storage import Storage
 from penstock.training.frameworks.lightning.library import lightning_of, make_module
-from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, unpack_folder
 from penstock.training.model import ClassScores, ModelSpec, TrainedModel
 
 __all__ = ["TRAINER", "WEIGHTS", "LightningModel", "load"]
 
 WEIGHTS, TRAINER = "model.safetensors", "trainer.ckpt"
-"""In a checkpoint's folder: the module's state_dict, and the Trainer's own checkpoint."""
+"""In a checkpoint: the module's state_dict, and the Trainer's own checkpoint. The first alone is registered."""
 
 
 class LightningModel(TrainedModel):
@@ -71,12 +68,10 @@ def load(spec: ModelSpec, files: Storage) -> LightningModel:
         CheckpointError: the weights do not fit the module.
     """
     module = make_module(spec.code, spec.params)
-    with tempfile.TemporaryDirectory(prefix="penstock-lightning-") as folder:
-        unpack_folder(files.read_bytes(FOLDER_FILE), Path(folder))
-        weights = safetensors.torch.load_file(Path(folder) / WEIGHTS)
+    weights = safetensors.torch.load(files.read_bytes(WEIGHTS))
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"the weights in {files.uri(FOLDER_FILE)} do not fit {spec.code.target}: {error}") from error
+        raise CheckpointError(f"the weights in {files.uri(WEIGHTS)} do not fit {spec.code.target}: {error}") from error
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return LightningModel(module.to(device).eval(), spec.code.target)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from penstock.errors import SpecError
 from penstock.training.frameworks.lightning.library import lightning_of, make_module
 from penstock.training.frameworks.lightning.loading import TRAINER, WEIGHTS
+from penstock.training.frameworks.ray_train.epochs import train_epochs, validation_epochs
+from penstock.training.frameworks.ray_train.save_plan import REPORT_EVERY, SavePlan
 from penstock.training.frameworks.ray_train.session import Session
-from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import not_a_number
 from penstock.training.ranks import Group
@@ -32,9 +29,6 @@ from penstock.training.ranks import Group
 __all__ = ["PRECISION", "fit"]
 
 PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-
-_REPORT_EVERY = 10
-"""Steps between points of what the module logs."""
 
 
 def fit(job: TrainJob, group: Group, session: Session) -> None:
@@ -74,53 +68,11 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
         )
         trainer.fit(
             module,
-            _Rows(session.shard("train"), job, group, _train_steps(job, group)),
-            _Rows(session.shard("validation"), job, group, _steps(job.manifest.rows["validation"], job, group))
-            if job.manifest.rows.get("validation")
-            else None,
+            train_epochs(job, group, session),
+            validation_epochs(job, group, session),
             ckpt_path=Path(newest.path) / TRAINER if newest is not None else None,
             weights_only=True,
         )
-
-
-def _train_steps(job: TrainJob, group: Group) -> int:
-    steps = replace(job, spec=job.spec.model_copy(update={"epochs": 1, "max_steps": None})).total_steps
-    if steps is None:
-        raise SpecError(
-            "shuffle.by_length does not fit lightning, which counts an epoch's steps before it", next_step="take it out"
-        )
-    rest = job.order.epoch_rows % job.spec.batch_rows
-    if 0 < rest < group.world_size:
-        raise SpecError(
-            f"the last step of an epoch has {rest} rows, and there are {group.world_size} workers",
-            next_step="take another train.batch_rows",
-        )
-    return steps
-
-
-def _steps(rows: int, job: TrainJob, group: Group) -> int:
-    whole, rest = divmod(rows, job.spec.batch_rows)
-    return whole + (rest >= group.world_size)
-
-
-class _Rows:
-    """What the Trainer takes for a data loader: an epoch of batches each time it is asked."""
-
-    def __init__(self, shard: Shard, job: TrainJob, group: Group, steps: int) -> None:
-        self._shard, self._rows, self._steps = shard, job.spec.batch_rows // group.world_size, steps
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        return self._shard.iter_torch_batches(batch_size=self._rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the session keeps the place. With it the Trainer knows that an epoch goes on in its middle."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `state_dict`."""
 
 
 def _environment(pl: Any, group: Group) -> Any:
@@ -159,7 +111,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
         """Reports what was measured, and saves when `train.checkpoint` says so; at an epoch's end behind its validation."""
 
         def __init__(self) -> None:
-            self._saved_s = time.monotonic()
+            self._plan = SavePlan(job, group, session)
             self._of_validation: set[str] = set()
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -168,12 +120,9 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
                 raise not_a_number(f"the training loss is {value} at step {trainer.global_step:,}")
             if trainer.is_last_batch or trainer.global_step == trainer.max_steps:
                 return  # the epoch's end saves it
-            every = spec.checkpoint.every_steps
-            planned = every is not None and trainer.global_step % every == 0
-            over = spec.checkpoint.every_s is not None and time.monotonic() - self._saved_s >= spec.checkpoint.every_s
-            if group.from_first(planned or over or session.stop_wanted):
+            if self._plan.due_in_epoch(trainer.global_step):
                 self._report(trainer, module, save=True)
-            elif trainer.global_step % _REPORT_EVERY == 0:
+            elif trainer.global_step % REPORT_EVERY == 0:
                 self._report(trainer, module, save=False)
 
         def on_validation_start(self, trainer: Any, module: Any) -> None:
@@ -184,9 +133,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
             last = trainer.should_stop or trainer.current_epoch + 1 >= spec.epochs or trainer.global_step == trainer.max_steps
-            wanted = spec.checkpoint.every_epoch or spec.checkpoint.best is not None or last
-            save = bool(group.from_first(wanted or session.stop_wanted))
-            self._report(trainer, module, save=save, validated=True)
+            self._report(trainer, module, save=self._plan.due_at_epochs_end(last=last), validated=True)
 
         def _report(self, trainer: Any, module: Any, *, save: bool, validated: bool = False) -> None:
             # Of the last validation, and not of these weights, is what it measured until the next one.
@@ -203,7 +150,7 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
                     safetensors.torch.save_file(weights, Path(folder) / WEIGHTS)
                     checkpoint = ray.train.Checkpoint.from_directory(folder)
                 session.report(values, checkpoint)
-            self._saved_s = time.monotonic()
+            self._plan.saved()
 
     return Saving()
 

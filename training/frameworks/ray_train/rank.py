@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
@@ -61,13 +61,14 @@ def run_session(
     stop: bool = False,
     restart: int = 0,
     digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
+    apart: Collection[str] = (),
     restores_all: bool = False,
 ) -> RankResult:
     """Run a loop that reports to a session, as one rank of `group`. A collective.
 
     Args:
         loop: trains; its errors are those of the user's code.
-        digest: of the weights in a reported folder, by its files.
+        digest, apart: as of `Session`.
         restores_all: the loop puts back all that a checkpoint holds, so that what goes on from one may be bit-exact.
 
     Raises:
@@ -113,7 +114,7 @@ def run_session(
                     Resumed(step=state.step, checkpoint=checkpoint.name, exactness=exactness, warnings=tuple(warnings))
                 )
         own = closes.enter_context(collecting(OwnValues(group, "train")))
-        session = closes.enter_context(closing(Session(job, group, facts, checkpoint, own, courier, writer, digest)))
+        session = closes.enter_context(closing(Session(job, group, facts, checkpoint, own, courier, writer, digest, apart)))
         _answer_with(session, closes)
         seed_rng(job.seed)  # weights begin alike on every rank, as in a recipe
         finished = _to_its_end(job, loop, session)

@@ -9,7 +9,7 @@ import math
 import numbers
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         own: what user code logs between reports.
         courier, writer: on rank 0, news for the driver and the way to the checkpoints.
         digest: of the weights in a reported folder, by its files.
+        apart: files of a reported folder that a checkpoint holds as files of their own, so that a registry can keep them alone.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         courier: Courier | None,
         writer: CheckpointWriter | None,
         digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
+        apart: Collection[str] = (),
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
-        self._courier, self._writer, self._digest = courier, writer, digest
+        self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """Where the newest checkpoint stands."""
         self.asked_for_checkpoint = False
@@ -90,6 +92,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         if checkpoint is not None:
             folder = Path(self._temporary.name)
             unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
+            for name in set(apart) & checkpoint.manifest.files.keys():
+                (folder / name).write_bytes(checkpoint.storage.read_bytes(name))
             self._newest = ray.train.Checkpoint.from_directory(str(folder))
             there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
             self._step = int(there["batches"])
@@ -244,7 +248,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         }
         facts = self._facts.model_copy(update=update)
         saved = {
-            FOLDER_FILE: SavedBytes(packed_folder(files)),
+            **{name: SavedBytes(content) for name, content in files.items() if name in self._apart},
+            FOLDER_FILE: SavedBytes(packed_folder({n: content for n, content in files.items() if n not in self._apart})),
             GENERATORS: SavedBytes(
                 safetensors.torch.save({"ranks": generators().contiguous(), "batches": torch.tensor(self._step)})
             ),

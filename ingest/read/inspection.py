@@ -1,0 +1,205 @@
+"""What do the files of a source say of themselves? Every file is looked through once: by Ray where there is much to read.
+
+A large file is looked through in parts. Where the parts do not tell what the whole would, because of types that disagree or of
+a quote that reaches over a cut, the file is looked through as a whole, and that is what counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from penstock.errors import DataError, PenstockError
+from penstock.ingest.files.listing import Cut, SourceFile
+from penstock.ingest.files.unchanged import unchanged
+from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader
+from penstock.ingest.formats.registry import format_of, reader_of
+from penstock.ingest.ray_tasks import ParallelMap
+from penstock.ingest.spec import DataSpec
+from penstock.progress import Progress
+from penstock.stores import is_local
+
+__all__ = ["PART_BYTES", "inspect_file", "inspect_files", "inspect_head", "is_much", "threads_for"]
+
+PART_BYTES = 64 << 20
+"""Of a file of twice as much or more that can be cut."""
+
+MUCH_BYTES = 256 << 20
+"""What one machine's threads read before a cluster would have begun."""
+
+_REMOTE_THREADS = 16
+
+_TASK_FILES = 256
+
+_QUEUED = 4096
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one task looks through: some files, or a part of one."""
+
+    files: tuple[tuple[int, SourceFile], ...]
+    """Each with its number."""
+    span: tuple[int, int] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.span[1] - self.span[0] if self.span else sum(file.size_bytes for _, file in self.files)
+
+
+_Found = tuple[_Look, list[FileFacts | PenstockError | PartFacts | None]]
+
+
+def is_much(data: DataSpec, files: Sequence[SourceFile]) -> bool:
+    """Whether looking through the files is worth a cluster."""
+    of_files = not format_of(data).is_kept and reader_of(data).inspects_rows
+    return of_files and sum(file.size_bytes for file in files) >= MUCH_BYTES
+
+
+def inspect_files(
+    data: DataSpec,
+    files: Sequence[SourceFile],
+    progress: Progress,
+    parallel: ParallelMap | None = None,
+    part_bytes: int = PART_BYTES,
+) -> list[FileFacts | PenstockError]:
+    """Look through every file: its facts, or what is wrong with it.
+
+    Args:
+        parallel: where that is done; None for threads of this process.
+    """
+    reader = reader_of(data)
+    spans = _spans(reader, files, part_bytes)
+    looks = list(_looks(files, spans, None if parallel is None else part_bytes))
+    whole: dict[int, FileFacts | PenstockError] = {}
+    parts: dict[int, dict[int, PartFacts | None]] = {}
+    done, total = 0, sum(file.size_bytes for file in files)
+    for look, found in _run(partial(_look, data), looks, files, parallel):
+        for (number, _), facts in zip(look.files, found, strict=True):
+            if look.span is not None:
+                parts.setdefault(number, {})[look.span[0]] = facts  # type: ignore[assignment]
+            else:
+                whole[number] = facts  # type: ignore[assignment]
+        done += look.num_bytes
+        progress(done / 1e6, total / 1e6, "MB", f"{len(whole)} of {len(files)} files")
+    for number, found_parts in parts.items():
+        joined = _joined(reader, files[number], found_parts)
+        if joined is not None:
+            whole[number] = joined
+    again = [_Look(((number, files[number]),)) for number in parts if number not in whole]
+    for look, found in _run(partial(_look, data), again, files, parallel):
+        whole[look.files[0][0]] = found[0]  # type: ignore[assignment]
+        progress(total / 1e6, total / 1e6, "MB", f"{len(whole)} of {len(files)} files")
+    return [whole[number] for number in range(len(files))]
+
+
+def inspect_head(reader: Reader, file: SourceFile, head_bytes: int = PART_BYTES // 4) -> FileFacts | PenstockError:
+    """Look through the beginning of a large file only, where that can be done: `rows` are those of the beginning."""
+    try:
+        starts = reader.part_starts(file, head_bytes) if file.size_bytes >= 2 * head_bytes else []
+        part = reader.inspect_part(file, 0, starts[1]) if len(starts) > 1 else None
+        head = reader.joined(file, [part]) if part is not None else None
+    except Exception:  # the whole file tells more of it
+        head = None
+    return head or inspect_file(reader, file)
+
+
+def inspect_file(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
+    """Look through one file; problems are returned, so that one bad file does not hide the others."""
+    if file.size_bytes == 0:
+        return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
+    try:
+        # A file of one row tells nothing but that it can be read; asking a store once more for each would take as long again.
+        with unchanged(() if reader.one_row_per_file else (file,)):
+            facts = reader.inspect(file)
+    except PenstockError as error:
+        return error
+    except Exception as error:  # whatever a damaged file makes a parser raise
+        return DataError(f"{file.uri}: cannot be read: {type(error).__name__}: {error}")
+    return facts
+
+
+def threads_for(files: Sequence[SourceFile]) -> int:
+    """How many threads read `files` at once."""
+    remote = any(not is_local(file.uri) for file in files[:1])
+    return max(1, min(len(files), _REMOTE_THREADS if remote else (os.cpu_count() or 1)))
+
+
+def _spans(reader: Reader, files: Sequence[SourceFile], part_bytes: int) -> dict[int, list[tuple[int, int]]]:
+    """Where large files are cut, by their numbers."""
+    large = [(number, file) for number, file in enumerate(files) if file.size_bytes >= 2 * part_bytes]
+    if reader.one_row_per_file or not large:
+        return {}
+
+    def spans(file: SourceFile) -> list[tuple[int, int]]:
+        try:
+            starts = reader.part_starts(file, part_bytes)
+        except Exception:  # looking through it tells what is wrong
+            return []
+        return list(pairwise([*starts, file.size_bytes])) if len(starts) > 1 else []
+
+    with ThreadPoolExecutor(threads_for(files)) as pool:
+        found = pool.map(spans, [file for _, file in large])
+        return {number: cut for (number, _), cut in zip(large, found, strict=True) if cut}
+
+
+def _looks(files: Sequence[SourceFile], spans: dict[int, list[tuple[int, int]]], task_bytes: int | None) -> Iterator[_Look]:
+    """What is looked through at once: parts of large files, and small files together where each is a task's work."""
+    for number, cut in spans.items():
+        yield from (_Look(((number, files[number]),), span) for span in cut)
+    held: list[tuple[int, SourceFile]] = []
+    held_bytes = 0
+    for number, file in enumerate(files):
+        if number not in spans:
+            held.append((number, file))
+            held_bytes += file.size_bytes
+            if task_bytes is None or held_bytes >= task_bytes or len(held) >= _TASK_FILES:
+                yield _Look(tuple(held))
+                held, held_bytes = [], 0
+    if held:
+        yield _Look(tuple(held))
+
+
+def _run(
+    look: Callable[[_Look], _Found], looks: Sequence[_Look], files: Sequence[SourceFile], parallel: ParallelMap | None
+) -> Iterator[_Found]:
+    if parallel is not None:
+        yield from parallel(look, looks)
+        return
+    pool = ThreadPoolExecutor(max(1, min(len(looks), threads_for(files) if len(files) > 1 else os.cpu_count() or 1)))
+    try:
+        # In parts, because a million images would otherwise wait as a million futures.
+        for start in range(0, len(looks), _QUEUED):
+            yield from pool.map(look, looks[start : start + _QUEUED])
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _look(data: DataSpec, look: _Look) -> _Found:
+    """Runs anywhere."""
+    reader = reader_of(data)
+    if look.span is None:
+        return look, [inspect_file(reader, file) for _, file in look.files]
+    file = look.files[0][1]
+    try:
+        with unchanged((file,)):
+            return look, [reader.inspect_part(file, *look.span)]
+    except Exception:  # the whole file is looked through then, and told of
+        return look, [None]
+
+
+def _joined(reader: Reader, file: SourceFile, found: dict[int, PartFacts | None]) -> FileFacts | None:
+    """What the parts tell of the file, and where it can be read from; None if that takes another look."""
+    parts = [part for _, part in sorted(found.items()) if part is not None]
+    facts = reader.joined(file, parts) if len(parts) == len(found) else None
+    if facts is None:
+        return None
+    cuts, row, line = list[Cut](), 0, 1
+    for begin, part in zip(sorted(found), parts, strict=True):
+        cuts.append(Cut(row, begin, line))
+        row, line = row + part.rows, line + part.lines
+    return facts._replace(cuts=tuple(cuts))

@@ -1,0 +1,38 @@
+"""One pipeline twice: undisturbed, and with a worker and then the command killed. What both ended with."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.drills.project import Command
+from tests.runs.test_boosted import newest_step, run_folder, workers
+
+__all__ = ["calm_and_killed"]
+
+
+def calm_and_killed(
+    folder: Path, make: Callable[[Path], Path], settings: Sequence[str], *, victim: str = "1", ahead: int = 14
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run what `make` makes in two folders below `folder`; returns the results of the undisturbed and of the killed run.
+
+    Args:
+        make: folder -> pipeline file.
+        settings: of the command, as `train.epochs=3`.
+        victim: rank of the worker that is killed.
+        ahead: steps that it goes on after that before the command is killed.
+    """
+    words = [word for setting in settings for word in ("--set", setting)]
+    calm = Command("run", str(make(folder / "calm")), "--json", *words).finish()
+    file = make(folder / "killed")
+    command = Command("run", str(file), "--json", *words)
+    command.wait_for("a run", lambda: any((file.parent / ".penstock" / "runs").glob("*/checkpoints/*/manifest.json")))
+    folder = run_folder(file)
+    os.kill(workers(folder)[victim], signal.SIGKILL)
+    first = newest_step(folder)
+    command.wait_for("the workers to go on", lambda: newest_step(folder) >= first + ahead)
+    command.kill()
+    return calm, Command("run", str(file), "--json", *words).finish()

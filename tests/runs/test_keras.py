@@ -1,0 +1,41 @@
+"""The Keras model of docs/keras.md in whole runs: killed twice, then asked by its registered version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+import penstock
+from penstock.flows.verbs.init import create_project
+from penstock.training.frameworks.own_trainer import installed
+from tests import ROOT
+from tests.runs.killed import calm_and_killed
+
+if not installed("keras"):  # to import it would choose its backend
+    pytest.skip('pip install "penstock[keras]"', allow_module_level=True)
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
+
+
+def make(folder: Path) -> Path:
+    """The tumours of the template, told apart by what the page has."""
+    file = create_project(folder, "lightning")[0]
+    page = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
+    spec = yaml.safe_load(file.read_text()) | yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    file.write_text(yaml.safe_dump(spec))
+    (folder / "model.py").write_text(page.split("```python\n")[1].split("```")[0])
+    return file
+
+
+def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp_path: Path) -> None:
+    settings = ["train.checkpoint={every_steps: 7, every_epoch: false}", "train.epochs=60"]
+    calm, ended = calm_and_killed(tmp_path, make, settings, victim="0")
+    assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
+    assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
+    assert ended["metrics"]["test/accuracy"] >= 0.93 and ended["metrics"]["test/auroc"] >= 0.98
+    rows = pd.read_csv(tmp_path / "killed" / "data" / "breast_cancer.csv").head(50)
+    store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
+    answers = penstock.load_model("models:/diagnosis@candidate", store).predict(rows.drop(columns="diagnosis"))
+    assert (answers["prediction"].to_numpy() == rows["diagnosis"].to_numpy()).mean() > 0.9

@@ -1,0 +1,42 @@
+"""The Hugging Face model of docs/transformers.md in whole runs: killed twice, then asked by its registered version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow.artifacts
+import pandas as pd
+import pytest
+import yaml
+
+import penstock
+from penstock.flows.verbs.init import create_project
+from tests import ROOT
+from tests.runs.killed import calm_and_killed
+
+transformers = pytest.importorskip("transformers", reason='pip install "penstock[transformers]"; `make frameworks` does')
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
+
+
+def make(folder: Path) -> Path:
+    """The digits of the template, told apart by what the page has."""
+    file = create_project(folder, "images")[0]
+    page = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
+    spec = yaml.safe_load(file.read_text()) | yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    file.write_text(yaml.safe_dump(spec))
+    (folder / "model.py").write_text(page.split("```python\n")[1].split("```")[0])
+    return file
+
+
+def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp_path: Path) -> None:
+    calm, ended = calm_and_killed(tmp_path, make, ["train.checkpoint={every_steps: 5}"])
+    assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
+    assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
+    assert ended["metrics"]["test/accuracy"] > 0.5, "a guess is right in a tenth"
+    store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
+    rows = pd.concat(map(pd.read_parquet, (tmp_path / "killed" / "data" / "test").glob("*.parquet"))).head(50)
+    answers = penstock.load_model("models:/digits@candidate", store).predict(rows)
+    assert (answers["prediction"].astype(int).to_numpy() == rows["label"].to_numpy()).mean() > 0.5
+    mlflow.set_tracking_uri(store)
+    folder = Path(mlflow.artifacts.download_artifacts("models:/digits@candidate"), "artifacts")
+    assert transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True).config.num_labels == 10

@@ -1,0 +1,23 @@
+"""A compiled Keras model with chance in it, for digits."""
+
+import keras
+
+
+def digits(schema, hidden: int = 32):
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8), name="image"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(hidden, activation="relu"),
+            keras.layers.BatchNormalization(momentum=0.8),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(schema.num_classes, activation="softmax"),
+        ]
+    )
+    rate = keras.optimizers.schedules.CosineDecay(0.02, 60)
+    model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def not_compiled(schema):
+    return keras.Sequential([keras.Input((8, 8)), keras.layers.Flatten(), keras.layers.Dense(10)])

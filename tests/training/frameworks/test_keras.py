@@ -1,0 +1,114 @@
+"""Does a Keras model go on to the same weights, from the middle and the end of an epoch, with each backend that is here?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import SpecError
+from penstock.ingest.feed.batch import Batch
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.evaluation.evaluate import evaluate
+from penstock.training.frameworks.keras.framework import KERAS, run_keras_rank
+from penstock.training.frameworks.own_trainer import installed
+from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, load_model
+from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import capture
+from tests import ROOT
+from tests.training.digits import CPU, SCHEMA, ListClient, make_job
+
+if not installed("keras"):  # to import it would choose its backend
+    pytest.skip('pip install "penstock[keras]"', allow_module_level=True)
+
+BACKENDS = [
+    "torch",
+    pytest.param(
+        "tensorflow",
+        marks=pytest.mark.skipif(
+            not installed("tensorflow", "tensorflow-cpu"), reason="TensorFlow is 600 MB; `make frameworks` installs it"
+        ),
+    ),
+]
+EVERY = {"every_s": None, "every_steps": 4, "keep": 100, "best": {"metric": "val/accuracy", "mode": "max"}}
+
+
+def keras_job(folder: Path, run: str, target: str = "digits", attempt: int = 1, **spec: Any) -> TrainJob:
+    job = make_job(folder, run=run, attempt=attempt)
+    given = {"framework": "keras", "recipe": f"keras_models.py:{target}", "epochs": 3, "batch_rows": 32, "checkpoint": EVERY}
+    code = capture(str(given["recipe"]), Path(__file__).parent)
+    return replace(job, spec=TrainSpec.model_validate({**given, **spec}), code=code)
+
+
+def train(folder: Path, run: str, attempt: int = 1) -> None:
+    """In a process of its own, as after a kill: what chooses Keras' backend is the first import."""
+    result = run_keras_rank(keras_job(folder, run, attempt=attempt), Group(0, 1, CPU), ListClient())
+    print(result.status, result.state.step, result.resumed_from_step, result.exactness)
+
+
+def in_a_process(backend: str, *arguments: object) -> list[str]:
+    call = f"import pathlib; from {__name__} import train; train(pathlib.Path({arguments[0]!r}), *{arguments[1:]!r})"
+    command = [sys.executable, "-c", call]
+    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+@pytest.mark.drill
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path, backend: str) -> None:
+    assert in_a_process(backend, str(tmp_path), "whole", 1) == ["finished", "33", "None", "bit-exact"]
+    whole = keras_job(tmp_path, "whole")
+    there = job_checkpoints(whole).committed()
+    assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
+    for step in (8, 11):  # in the middle of an epoch, and at its end
+        shutil.copytree(tmp_path / "whole", tmp_path / f"from-{step}")
+        for item in there:
+            if item.manifest.step > step:
+                shutil.rmtree(tmp_path / f"from-{step}" / "checkpoints" / item.name)
+        assert in_a_process(backend, str(tmp_path), f"from-{step}", 2) == ["finished", "33", str(step), "bit-exact"]
+        newest = job_checkpoints(keras_job(tmp_path, f"from-{step}")).committed()[0]
+        assert newest.manifest.weights_digest == there[0].manifest.weights_digest
+        assert newest.manifest.metrics == there[0].manifest.metrics
+    assert there[0].manifest.metrics["val/accuracy"] > 0.5, "a guess is right in a tenth"
+
+
+def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    job = keras_job(tmp_path, "run", epochs=1)
+    run_keras_rank(job, Group(0, 1, CPU), ListClient())
+    newest = job_checkpoints(job).committed()[0]
+    spec = ModelSpec(code=job.code, params={}, feed_schema=SCHEMA, loader=KERAS.loader)
+    model = load_model(spec, newest.storage)
+    found = evaluate(job, model, splits=["validation"], figures=False)
+    assert found.metrics["validation/loss"] == pytest.approx(newest.manifest.metrics["val/loss"], rel=1e-5)
+    import keras
+
+    whole = keras.models.load_model(newest.storage.local_path("model.keras"))
+    image = torch.rand(3, 8, 8)
+    theirs = keras.ops.convert_to_numpy(whole(image.numpy()))
+    assert torch.allclose(model.predict({"image": image}, 3), torch.from_numpy(np.array(theirs)))
+
+    batch = Batch({"image": torch.rand(4, 8, 8), "label": torch.arange(4)}, np.arange(4), 4, 4, 0, 4)
+    assert KERAS.try_batch(job.code, job.spec, SCHEMA, batch, 17).predict_shape == [4, 10]
+    bare = keras_job(tmp_path, "run", target="not_compiled")
+    with pytest.raises(SpecError, match="is not compiled"):
+        KERAS.try_batch(bare.code, bare.spec, SCHEMA, batch, 17)
+    with pytest.raises(SpecError, match="MultiWorkerMirroredStrategy"):
+        KERAS.check(job.code, job.spec.model_copy(update={"workers": 2}))
+    with pytest.raises(SpecError, match=r"(?s)train\.learning_rate is not read.*train\.compile is not read"):
+        KERAS.check(job.code, job.spec.model_copy(update={"learning_rate": 0.5, "compile": True}))

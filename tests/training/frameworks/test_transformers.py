@@ -1,0 +1,106 @@
+"""Does a Hugging Face model go on to the same weights, on two ranks, from the middle and the end of an epoch?"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import SpecError, TrainingError
+from penstock.ingest.feed.batch import Batch
+from penstock.training.checkpoint.outcome import job_checkpoints
+from penstock.training.evaluation.evaluate import evaluate
+from penstock.training.frameworks.transformers.framework import TRANSFORMERS, run_transformers_rank
+from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, load_model
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import capture
+from tests.training.digits import SCHEMA, ListClient, make_job
+from tests.training.ranks import run_ranks
+
+transformers = pytest.importorskip("transformers", reason='pip install "penstock[transformers]"; `make frameworks` does')
+
+EVERY = {"every_s": None, "every_steps": 4, "keep": 100, "best": {"metric": "val/accuracy", "mode": "max"}}
+PARAMS = {"hidden_size": 32, "learning_rate": 0.02, "warmup_steps": 2}
+
+
+def hf_job(folder: Path, run: str, target: str = "Vision", attempt: int = 1, **spec: Any) -> TrainJob:
+    job = make_job(folder, run=run, attempt=attempt)
+    given = {"framework": "transformers", "recipe": f"hf_models.py:{target}", "params": PARAMS, "epochs": 3, "batch_rows": 32}
+    code = capture(given["recipe"], Path(__file__).parent)
+    return replace(job, spec=TrainSpec.model_validate({"checkpoint": EVERY, "workers": 2, **given, **spec}), code=code)
+
+
+def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
+    return [run_transformers_rank(job, group, ListClient()) for job in jobs]
+
+
+@pytest.mark.slow
+def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole = hf_job(tmp_path, "whole")
+    (first,) = run_ranks(train, 2, [whole])[0]
+    assert (first.status, first.state.step, first.state.epoch) == ("finished", 33, 3)
+    there = job_checkpoints(whole).committed()
+    assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
+    jobs = []
+    for step in (8, 11):  # in the middle of an epoch, and at its end
+        job = hf_job(tmp_path, f"from-{step}", attempt=2)
+        shutil.copytree(whole.run_storage.local_path("."), job.run_storage.local_path("."), dirs_exist_ok=True)
+        for item in there:
+            if item.manifest.step > step:
+                shutil.rmtree(job.run_storage.local_path(f"checkpoints/{item.name}"))
+        jobs.append(job)
+    for step, job in zip((8, 11), jobs, strict=True):
+        (result,) = run_ranks(train, 2, [job])[0]  # in processes of its own, as after a kill
+        assert (result.resumed_from_step, result.state.step, result.exactness) == (step, 33, "bit-exact")
+        newest = job_checkpoints(job).committed()[0]
+        assert newest.manifest.weights_digest == there[0].manifest.weights_digest
+        assert newest.manifest.metrics == there[0].manifest.metrics
+    spec = ModelSpec(code=whole.code, params=PARAMS, feed_schema=SCHEMA, loader=TRANSFORMERS.loader)
+    found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
+    assert found.metrics["test/accuracy"] > 0.25, "a guess is right in a tenth"
+    logged = there[0].manifest.metrics
+    assert found.metrics["validation/loss"] == pytest.approx(logged["val/loss"], rel=1e-5)
+    assert found.metrics["validation/accuracy"] == pytest.approx(logged["val/accuracy"])
+    folder = there[0].storage.local_path(".")
+    assert {"model.safetensors", "config.json"} <= {file.name for file in folder.iterdir()}
+    theirs = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)
+    assert theirs(torch.zeros(2, 1, 8, 8)).logits.shape == (2, 10)
+
+
+def test_one_rank_alone_goes_on_where_it_ended_when_epochs_are_added(tmp_path: Path) -> None:
+    alone = Group(0, 1, torch.device("cpu"))
+    (first,) = train(alone, [hf_job(tmp_path, "run", workers=1, epochs=1, checkpoint={"every_s": None})])
+    (second,) = train(alone, [hf_job(tmp_path, "run", workers=1, epochs=2, attempt=2)])
+    assert (first.state.step, second.resumed_from_step, second.state.step) == (11, 11, 22)
+
+
+def test_a_batch_is_tried_and_a_model_that_takes_no_column_says_what_it_takes(tmp_path: Path) -> None:
+    batch = Batch({"image": torch.rand(4, 8, 8), "label": torch.arange(4)}, np.arange(4), 4, 4, 0, 4)
+    job = hf_job(tmp_path, "run")
+    tried = TRANSFORMERS.try_batch(job.code, job.spec, SCHEMA, batch, 17)
+    assert tried.predict_shape == [4, 10] and tried.loss is not None and tried.loss > 1
+    job = hf_job(tmp_path, "run", target="vision")
+    with pytest.raises(TrainingError, match=r"ViTForImageClassification takes none of the columns 'image'\n.*pixel_values"):
+        TRANSFORMERS.try_batch(job.code, job.spec, SCHEMA, batch, 17)
+
+
+def test_params_are_sorted_by_name_and_what_nobody_reads_is_refused(tmp_path: Path) -> None:
+    params = {"hidden": 8, "per_device_train_batch_size": 4, "learning_rat": 0.1, "logging_dir": "x"}
+    job = hf_job(tmp_path, "run", target="vision", params=params)
+    with pytest.raises(SpecError, match="does not fit transformers") as refused:
+        TRANSFORMERS.check(job.code, job.spec)
+    told = str(refused.value)
+    assert "did you mean hidden_size?" in told and "say it in train.batch_rows" in told
+    assert "did you mean learning_rate?" in told
+    job = hf_job(tmp_path, "run", learning_rate=0.5, clip_norm=1.0)
+    with pytest.raises(SpecError, match="does not fit transformers") as refused:
+        TRANSFORMERS.check(job.code, job.spec)
+    assert "params.learning_rate" in str(refused.value) and "params.max_grad_norm" in str(refused.value)

@@ -1,0 +1,80 @@
+"""What does the user's code say of a Keras model, and how does one take a batch of the feed? Without Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from penstock.errors import SpecError, TrainingError
+from penstock.ingest.schema import FeedSchema
+from penstock.training.frameworks.own_trainer import blaming_the_build, installed
+from penstock.usercode.capture import UserCode
+
+__all__ = ["TENSORFLOW", "backend", "build", "choose_backend", "import_keras", "inputs_of"]
+
+TENSORFLOW = ("tensorflow", "tensorflow-cpu")
+"""Distributions that bring it."""
+
+
+def backend() -> str:
+    """What Keras computes with: KERAS_BACKEND, else TensorFlow where it is installed, else torch."""
+    return os.environ.get("KERAS_BACKEND") or ("tensorflow" if installed(*TENSORFLOW) else "torch")
+
+
+def choose_backend() -> None:
+    """Let whoever imports Keras in this process get that backend; the user's file may be the first that does."""
+    os.environ["KERAS_BACKEND"] = backend()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else its start is four lines on every worker
+
+
+def import_keras() -> Any:
+    """Keras, on CPUs."""
+    choose_backend()
+    import keras
+
+    if backend() == "tensorflow":
+        import tensorflow
+
+        tensorflow.config.set_visible_devices([], "GPU")
+    return keras
+
+
+def build(code: UserCode, params: Mapping[str, Any], schema: FeedSchema) -> Any:
+    """The compiled model that the user's function makes of (schema, **params).
+
+    Raises:
+        SpecError: it makes something else, or `train.params` do not fit.
+    """
+    keras = import_keras()
+    function = code.load()
+    model = blaming_the_build(code, lambda: function(schema, **code.located(dict(params))))
+    if not isinstance(model, keras.Model):
+        raise SpecError(f"train.recipe: {code.target} made a {type(model).__name__}, not a keras.Model")
+    if not model.compiled:
+        raise SpecError(
+            f"train.recipe: the model of {code.target} is not compiled", next_step="call model.compile(optimizer, loss) in it"
+        )
+    return model
+
+
+def inputs_of(model: Any, batch: Mapping[str, Tensor], schema: FeedSchema, target: str) -> Any:
+    """What the model is called with: the only column, or the columns that its inputs are named by. NumPy arrays.
+
+    Raises:
+        TrainingError: no column has an input's name.
+    """
+    columns = {name: column.cpu().numpy() for name, column in batch.items() if name != schema.label}
+    if len(columns) == 1:
+        return next(iter(columns.values()))
+    names = [str(one.name) for one in model.inputs] if model.built and model.inputs else []
+    absent = [name for name in names if name not in columns]
+    if not names or absent:
+        raise TrainingError(
+            f"{target}: the model's inputs are {', '.join(map(repr, names)) or 'not named'}, "
+            f"and the rows have {', '.join(map(repr, columns))}",
+            next_step="name each keras.Input like the column that it takes, or make one column of them (concatenator)",
+        )
+    return columns[names[0]] if len(names) == 1 else {name: columns[name] for name in names}

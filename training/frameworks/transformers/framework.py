@@ -1,0 +1,122 @@
+"""What does transformers do for the pipeline? Its Trainer trains the user's model in penstock's ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from penstock.digest import bytes_digest
+from penstock.errors import TrainingError
+from penstock.ingest.feed.batch import Batch
+from penstock.ingest.schema import FeedSchema
+from penstock.training.events import Event
+from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.own_trainer import must_have, refuse_unread
+from penstock.training.frameworks.ray_train.rank import run_session
+from penstock.training.frameworks.transformers.library import UsersModel
+from penstock.training.frameworks.transformers.loading import CONFIG, WEIGHTS, TransformersModel
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.loop.event_sender import MailboxClient
+from penstock.training.model import Predicts
+from penstock.training.on_ray import trainer
+from penstock.training.on_ray.worker import RankResult
+from penstock.training.ranks import Group
+from penstock.training.rng import seed_rng
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import UserCode
+
+__all__ = ["TRANSFORMERS", "TransformersFramework", "run_transformers_rank"]
+
+_THE_TRAINERS = {
+    "learning_rate": "give params.learning_rate, a TrainingArgument",
+    "clip_norm": "give params.max_grad_norm, which is 1.0 unless you say otherwise",
+    "accumulate": "raise train.batch_rows",
+    "compile": "call torch.compile where the model is built",
+    "callbacks": "name a Trainer of your own: trainer = MyTrainer in the recipe's class",
+    "last_batch": "the last batch of an epoch is kept",
+}
+"""Field that is not read -> what does instead."""
+
+
+class TransformersFramework:
+    """See `penstock.training.frameworks.framework.Framework`."""
+
+    loader = "penstock.training.frameworks.transformers.loading:load"
+    model_files = (WEIGHTS, CONFIG)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Torch, and what the Trainer is made of."""
+        return ("torch", *must_have("transformers", "transformers", "accelerate"))
+
+    def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
+        """Import the user's code and sort `train.params`; refuse settings that only penstock's own loop reads."""
+        _ = self.libraries
+        refuse_unread(spec, _THE_TRAINERS)
+        return TransformersModel(UsersModel(code, spec.params), None, None, code.target)
+
+    def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
+        """Forward, loss, backward, predict."""
+        seed_rng(seed)
+        users = UsersModel(code, spec.params)
+        module = users.build(schema)
+        model = TransformersModel(users, module, schema, code.target)
+        found = model.loss(dict(batch.columns))
+        value = float(found.detach())
+        if not torch.isfinite(found) or not found.requires_grad:
+            raise TrainingError(
+                f"{code.target}: the loss of the first batch is {value}",
+                next_step="look at the columns' values, and at what the model's loss needs: as a rule a label (data.label)",
+            )
+        found.backward()  # type: ignore[no-untyped-call]
+        module.eval()
+        shape = None
+        if schema.label is not None:
+            with torch.no_grad():
+                shape = list(model.predict(dict(batch.columns), batch.rows).shape)
+        parameters = sum(parameter.numel() for parameter in module.parameters())
+        return TriedBatch(
+            loss=value,
+            parameters=parameters,
+            weights_bytes=parameters * 4,
+            checkpoint_bytes=parameters * 12,
+            predict_shape=shape,
+        )
+
+    def train(
+        self,
+        job: TrainJob,
+        *,
+        stop: threading.Event,
+        listener: Callable[[list[Event]], None],
+        own_cluster: bool = False,
+    ) -> TrainOutcome:
+        """Run the Trainer on Ray Train workers."""
+        work: Any = run_transformers_rank
+        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work)
+
+
+def run_transformers_rank(
+    job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0
+) -> RankResult:
+    """Train as one rank of `group`. A collective; arguments as of on_ray/worker.py's `run_rank`."""
+    from penstock.training.frameworks.transformers.loop import fit  # the library takes seconds to load
+
+    return run_session(
+        job,
+        group,
+        client,
+        partial(fit, job, group),
+        stop=stop,
+        restart=restart,
+        digest=lambda files: bytes_digest(files[WEIGHTS]),
+        apart=(WEIGHTS, CONFIG),
+        restores_all=True,
+    )
+
+
+TRANSFORMERS = TransformersFramework()

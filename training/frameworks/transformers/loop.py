@@ -1,0 +1,199 @@
+"""How does the transformers Trainer run on penstock's rows and in its ranks, and when does it save?
+
+The Trainer writes its own checkpoint (weights, optimizer, schedule, its state), which is read with `weights_only`. The place in
+the rows and the random generators are the session's (ray_train/session.py), so the Trainer neither skips rows nor draws them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+import transformers
+
+from penstock.training.checkpoint.start_from import load_matching, start_weights
+from penstock.training.evaluation.metrics import validation_metrics
+from penstock.training.evaluation.validation import measured
+from penstock.training.frameworks.ray_train.epochs import Epochs, train_epochs
+from penstock.training.frameworks.ray_train.save_plan import REPORT_EVERY, SavePlan
+from penstock.training.frameworks.ray_train.session import Session
+from penstock.training.frameworks.transformers.library import UsersModel
+from penstock.training.frameworks.transformers.loading import TransformersModel
+from penstock.training.job import TrainJob
+from penstock.training.not_a_number import not_a_number
+from penstock.training.open_feeds import open_job_feed
+from penstock.training.ranks import Group
+from penstock.training.rng import capture_rng, restore_rng, seed_rng
+
+__all__ = ["fit"]
+
+_NOT_KEPT = ("training_args.bin", "rng_state*.pth")
+"""A pickle, and what the session keeps for all ranks."""
+
+
+def fit(job: TrainJob, group: Group, session: Session) -> None:
+    """Train one rank's model to the end of the spec.
+
+    Raises:
+        SpecError: an epoch's last step has fewer rows than there are workers, or its steps cannot be counted.
+        StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+    """
+    spec = job.spec
+    users = UsersModel(job.code, spec.params)
+    rows = train_epochs(job, group, session)
+    model = users.build(job.manifest.feed_schema)
+    newest = session.get_checkpoint()
+    if newest is None and spec.start_from is not None:
+        print(load_matching(model, start_weights(job.run_storage), spec.start_from))
+    transformers.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory(prefix="penstock-transformers-") as folder, _as_rank(group):
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            num_train_epochs=spec.epochs,
+            max_steps=(job.total_steps or -1) if spec.max_steps is not None else -1,
+            per_device_train_batch_size=spec.batch_rows // group.world_size,
+            seed=job.seed,
+            use_cpu=group.device.type != "cuda",
+            bf16=spec.precision == "bf16",
+            fp16=spec.precision == "fp16",
+            ignore_data_skip=True,
+            logging_nan_inf_filter=False,
+            disable_tqdm=True,
+            report_to="none",
+            **dict.fromkeys(("save_strategy", "eval_strategy", "logging_strategy"), "no"),
+            **users.arguments,
+        )
+        trainer = _trainer(users, rows, job)(model=model, args=arguments, callbacks=[])
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.add_callback(_Saving(trainer, users, rows, job, group, session))
+        seed_rng(job.seed, group.rank)  # what is drawn while training differs per rank
+        trainer.train(resume_from_checkpoint=str(newest.path) if newest is not None else None)
+
+
+@contextmanager
+def _as_rank(group: Group) -> Iterator[None]:
+    """What accelerate reads of the environment says that this is one of the ranks that there are; or the only one."""
+    ours = {
+        "RANK": str(group.rank),
+        "WORLD_SIZE": str(group.world_size),
+        "LOCAL_RANK": str(group.device.index or 0) if group.device.type == "cuda" else str(group.rank),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),  # else it takes all cores of the machine
+    }
+    names = [*ours, "LOCAL_WORLD_SIZE"]
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    for name in names:
+        os.environ.pop(name, None)
+    if group.world_size > 1:
+        os.environ.update(ours, LOCAL_WORLD_SIZE=str(group.world_size))
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def _trainer(users: UsersModel, rows: Epochs, job: TrainJob) -> Any:
+    base: Any = users.trainer or transformers.Trainer
+    label = job.manifest.feed_schema.label
+
+    class OnRows(base):  # type: ignore[misc]  # the user's class
+        """The Trainer, on the ranks' own rows."""
+
+        last_loss = math.nan
+
+        def get_train_dataloader(self) -> Any:
+            return rows
+
+        def training_step(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+            loss = super().training_step(model, users.inputs(self.model, inputs, label), *more, **options)
+            self.last_loss = loss.item()
+            if job.spec.on_nan == "stop" and not math.isfinite(self.last_loss):
+                raise not_a_number(f"the training loss is {self.last_loss} at step {self.state.global_step + 1:,}")
+            return loss
+
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+            if not isinstance(self.model, transformers.PreTrainedModel):
+                super().save_model(output_dir, _internal_call)
+            elif self.args.should_save:
+                # By the names that the model has here: of others, the Trainer restores none, and says so in a warning only.
+                self.model.save_pretrained(output_dir, save_original_format=False)
+
+        def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+            named = [users.inputs(self.model, batch, label) for batch in batch_samples]
+            return super()._get_num_items_in_batch(named, device)
+
+    return OnRows
+
+
+class _Saving(transformers.TrainerCallback):
+    """Validates, reports what was measured, and saves when `train.checkpoint` says so; at an epoch's end after validation."""
+
+    def __init__(self, trainer: Any, users: UsersModel, rows: Epochs, job: TrainJob, group: Group, session: Session) -> None:
+        self._trainer, self._rows, self._group, self._session = trainer, rows, group, session
+        schema = job.manifest.feed_schema
+        self._model = TransformersModel(users, trainer.model, schema, job.code.target)
+        self._metrics = validation_metrics(job.spec.checkpoint.best, schema, self._model).to(group.device)
+        there = job.manifest.rows.get("validation")
+        self._feed = open_job_feed(job, "validation", group.rank, group.world_size, group.device) if there else None
+        self._plan = SavePlan(job, group, session)
+        self._values: dict[str, float] = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Save in the middle of an epoch."""
+        state.epoch = state.global_step / len(self._rows)  # it counts from 0 where an epoch goes on in its middle
+        step = state.global_step
+        if step % len(self._rows) == 0 or step >= state.max_steps:
+            return  # the epoch's end saves it
+        validates = self._plan.validates(step)
+        if step % REPORT_EVERY == 0 or validates:
+            self._measure(validates)
+        control.should_save = self._plan.due_in_epoch(step)
+        if self._values and not control.should_save:
+            self._report()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Validate; save as a rule."""
+        self._measure(True)
+        control.should_save = self._plan.due_at_epochs_end(last=state.global_step >= state.max_steps)
+        if not control.should_save:
+            self._report()
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Hand over what the Trainer has written: the first rank all of it, the others their generators, which go."""
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        for pattern in _NOT_KEPT:
+            for file in folder.glob(pattern):
+                file.unlink()
+        if not self._values:
+            self._measure(False)
+        try:
+            self._report(ray.train.Checkpoint.from_directory(folder) if self._group.is_first else None)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._plan.saved()
+
+    def _measure(self, validates: bool) -> None:
+        loss = self._group.sum([self._trainer.last_loss])[0] / self._group.world_size
+        rate = self._trainer.lr_scheduler.get_last_lr()[0]
+        self._values = {"train/loss": loss, "train/learning_rate": float(rate)}
+        if not validates or self._feed is None:
+            return
+        rng, model = capture_rng(self._group.device), self._trainer.model
+        model.eval()
+        with self._trainer.compute_loss_context_manager():
+            self._values |= measured(self._model, self._feed, self._metrics, self._group)
+        model.train()
+        restore_rng(rng, self._group.device)
+
+    def _report(self, checkpoint: ray.train.Checkpoint | None = None) -> None:
+        values, self._values = self._values, {}
+        self._session.report(values, checkpoint)
