@@ -107,10 +107,11 @@ def _mail_url(receiver: str) -> str:
         )
     user = f"{parts.username}:{parts.password or ''}@" if parts.username else ""
     secure = parts.scheme == "smtps"
-    sender = parts.username if parts.username and "@" in urllib.parse.unquote(parts.username) else f"penstock@{host}"
+    account = urllib.parse.unquote(parts.username or "")
+    sender = account if _MAIL.fullmatch(account) else f"penstock@{receiver.partition('@')[2]}"
     query = {
         "to": receiver,
-        "from": urllib.parse.unquote(sender),
+        "from": sender,
         "mode": "starttls" if secure else "insecure",
         "format": "text",
     }

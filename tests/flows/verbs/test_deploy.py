@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.blocks.notifications import SlackWebhook
 from prefect.cli.deploy import _models as known
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from penstock.errors import ServiceError, SpecError
@@ -15,6 +17,7 @@ from penstock.flows.cli import app
 from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline, deploy_predictions
 from penstock.flows.verbs.deploy.notify import notify_of
 from tests.drills.project import make_project
+from tests.runs.receivers import Mailbox
 from tests.runs.servers import ROOT, free_port
 
 NIGHTLY = "0 3 * * *"
@@ -79,6 +82,17 @@ def test_an_address_for_messages_is_checked_and_shown_without_its_secret(monkeyp
     with pytest.raises(SpecError) as unknown:
         notify_of("ops@example.org", NIGHTLY, None)
     assert "s3cret" not in str(unknown.value)
+
+
+def test_mail_arrives_through_the_block_that_prefect_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Mailbox() as mailbox:
+        monkeypatch.setenv("PENSTOCK_SMTP", mailbox.url)
+        block = SlackWebhook(url=SecretStr(notify_of("ops@example.org", NIGHTLY, None).url))
+        with block.raise_on_failure():
+            block.notify(subject="drill: a run failed", body="the disk is full\nNext: df -h")
+    (mail,) = mailbox.received
+    assert "Subject: drill: a run failed" in mail and "To: ops@example.org" in mail
+    assert "penstock@example.org" in mail and "the disk is full" in mail and "Next: df -h" in mail
 
 
 def test_addresses_are_stored_and_secrets_are_not() -> None:
