@@ -35,7 +35,9 @@ class _CheckedSpec(DataSpec):
         try:
             format_named(name)
         except SpecError as error:
-            raise ValueError(error.message) from error
+            own = (each for each in FORMATS.names if FORMATS.origin(each) is None)
+            reads = next((each for each in own if f".{name.lower().strip('.')}" in format_named(each).extensions), None)
+            raise ValueError(error.message + (f"; `{reads}` reads such files" if reads else "")) from error
         return name
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.digest import digest_of, file_digest
+from penstock.digest import digest_of
 from penstock.errors import DataError
+from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path, unit_path
@@ -87,10 +88,9 @@ def materialize(
     damaged = _damaged_before(storage, key)
     distrusted = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}
-    for job in jobs:
-        record = committed(storage, job.key) if job.key not in distrusted else None
-        if record is not None and not (storage.is_local and any(map(partial(_has_changed, storage), record.shards))):
-            results[job.key] = UnitResult(record=record)
+    there = _committed(storage, [job.key for job in jobs if job.key not in distrusted])
+    changed = {shard.unit for shard in _changed(storage, [shard for record in there for shard in record.shards])}
+    results |= {record.key: UnitResult(record=record) for record in there if record.key not in changed}
     todo = [job for job in jobs if job.key not in results]
     total = sum(job.rows for job in jobs)
     done = total - sum(job.rows for job in todo)
@@ -149,25 +149,34 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
     unit's record with it (penstock.ingest.feed.node_cache).
 
     Args:
-        deep: on a local disk, read the shards too, and list those whose content has changed.
+        deep: on a local disk, list those whose content has changed, too. It is read where this machine has not written or read
+            it before, or where its times are others since.
     """
     units: dict[str, list[ShardInfo]] = {}
     for shard in manifest.shards:
         units.setdefault(shard.unit, []).append(shard)
 
-    def damaged(unit: str) -> list[ShardInfo]:
-        incomplete = incomplete_shards(storage, unit, units[unit])
-        if not (deep and storage.is_local):
-            return incomplete
-        return [shard for shard in units[unit] if shard in incomplete or _has_changed(storage, shard)]
-
     with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
-        return [shard for found in pool.map(damaged, units) for shard in found]
+        incomplete = pool.map(lambda unit: incomplete_shards(storage, unit, units[unit]), units)
+        damaged = {shard.path for found in incomplete for shard in found}
+    if deep:
+        whole = [shard for shard in manifest.shards if shard.path not in damaged]
+        damaged |= {shard.path for shard in _changed(storage, whole)}
+    return [shard for of_unit in units.values() for shard in of_unit if shard.path in damaged]
 
 
-def _has_changed(storage: Storage, shard: ShardInfo) -> bool:
-    with storage.open(shard.path) as handle:
-        return file_digest(handle) != shard.digest
+def _committed(storage: Storage, keys: Sequence[str]) -> list[UnitRecord]:
+    """The records of those units that are committed."""
+    with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
+        return [record for record in pool.map(partial(committed, storage), keys) if record is not None]
+
+
+def _changed(storage: Storage, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
+    """Those of a local disk's shards that hold something else than was written; from a store it shows when they are fetched."""
+    if not storage.is_local:
+        return []
+    found = content_digests([str(storage.local_path(shard.path)) for shard in shards])
+    return [shard for shard, digest in zip(shards, found, strict=True) if digest != shard.digest]
 
 
 def _build(job: UnitJob) -> tuple[str, UnitResult]:

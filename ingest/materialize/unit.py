@@ -24,6 +24,7 @@ from penstock.config import Section
 from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
+from penstock.ingest.files.content_digests import remember_digests
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
@@ -206,6 +207,8 @@ def build_unit(job: UnitJob) -> UnitResult:
             return UnitResult(record=None, problems=tuple(joined(maker.problems)))
         record = maker.finish(started)
     job.storage.write_json(unit_path(job.key, UNIT_RECORD), record.model_dump(mode="json"))
+    if job.storage.is_local:  # they were hashed as they were written
+        remember_digests({str(job.storage.local_path(shard.path)): shard.digest for shard in record.shards})
     return UnitResult(record=record)
 
 

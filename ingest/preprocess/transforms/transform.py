@@ -131,6 +131,11 @@ class Transform(Generic[O]):
         return False
 
     @property
+    def libraries(self) -> Sequence[str]:
+        """Distributions beside penstock's smallest set that applying it needs: a registered model requires them."""
+        return ()
+
+    @property
     def function(self) -> str | None:
         """Target of the user's function that it calls, as `file.py:name`: captured with the code that it reaches."""
         return None

@@ -20,6 +20,7 @@ from penstock.ingest.formats.sources.kept import keep_object, keep_rows
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage
+from penstock.store_settings import StoreSpec, object_store_options, use_stores
 from penstock.tasks.read import STAGE
 from tests.ingest.reading import read_rows, write_files
 
@@ -156,3 +157,11 @@ def test_types_of_a_database_are_kept(tmp_path: Path) -> None:
     uri = keep_object(rows, Storage(str(tmp_path)), "rows")
     table = read_rows(Path(uri), "arrow")
     assert table.schema.types == [pa.decimal128(3, 2), pa.timestamp("us"), pa.bool_()]
+
+
+def test_a_delta_table_is_read_from_a_store_of_its_own(tmp_path: Path, rows_bucket: tuple[str, dict[str, str]]) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    bucket, settings = rows_bucket
+    use_stores({bucket: StoreSpec.model_validate(settings)})
+    deltalake.write_deltalake(f"{bucket}/table", FIRST, storage_options=object_store_options(bucket))
+    assert read(tmp_path, "delta", f"{bucket}/table")[1] == FIRST.to_pylist()
