@@ -141,7 +141,11 @@ def measure_checkpoint(job: TrainJob, model: ModelSpec, files: Storage, **option
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     # In every attempt: a kill right after the stage must not lose its numbers. The tracker drops what is there already.
-    ctx.tracker.log_metrics(output["metrics"], output["step"])
+    last = ctx.output("train")["step"]
+    for name, value in output["metrics"].items():
+        # Validation has been charted while training. A page shows the newest value: let it be that of the model that was kept.
+        after = name.startswith("val/") and output["step"] < last
+        ctx.tracker.log_metrics({name: value}, last + 1 if after else output["step"])
 
 
 def _facts(output: dict[str, Any]) -> Facts:
