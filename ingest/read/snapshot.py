@@ -20,6 +20,7 @@ from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.phases import phase, timed
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.inspection import PART_BYTES, inspect_files, inspect_head, threads_for
 from penstock.ingest.read.unify import given_types, unify
@@ -32,6 +33,9 @@ __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_s
 
 
 _GROUP_BYTES = 64 << 20
+
+BATCH_BYTES = 64 << 20
+"""About as much of rows that are prepared together, by their mean size; a row that is larger is alone."""
 
 
 class SourceColumn(Section):
@@ -204,7 +208,7 @@ def iterate_rows(
         first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
             tables = _tables(reader, file, snapshot, batch_rows, piece, marked=data.invalid == "quarantine")
-            for table in _rebatched(tables, batch_rows):
+            for table in timed("read", _rebatched(tables, batch_rows)):
                 table, unreadable = _without_marks(table)
                 yield RowBatch(table, file, first_row, (file,), unreadable)
                 first_row += table.num_rows
@@ -282,17 +286,21 @@ def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -
 
 
 def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column."""
+    """The same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column.
+
+    Such a table is cut where it would be of more than `BATCH_BYTES`; the one after it begins where it would have begun.
+    """
     held: list[pa.Table] = []
-    num_held = 0
+    held_bytes, left = 0, batch_rows
     for table in tables:
-        while num_held + table.num_rows >= batch_rows:
-            take = batch_rows - num_held
-            yield pa.concat_tables([*held, table.slice(0, take)]).combine_chunks()
-            table, held, num_held = table.slice(take), [], 0
-        if table.num_rows:
-            held.append(table)
-            num_held += table.num_rows
+        row_bytes = max(1, table.nbytes // max(1, table.num_rows))
+        while table.num_rows:
+            take = min(left, max(1, (BATCH_BYTES - held_bytes) // row_bytes), table.num_rows)
+            held.append(table.slice(0, take))
+            table, left, held_bytes = table.slice(take), left - take, held_bytes + take * row_bytes
+            if not left or held_bytes + row_bytes > BATCH_BYTES:
+                yield pa.concat_tables(held).combine_chunks()
+                held, held_bytes, left = [], 0, left or batch_rows
     if held:
         yield pa.concat_tables(held).combine_chunks()
 
@@ -315,7 +323,7 @@ def _grouped(
 
 
 def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor, marked: bool) -> RowBatch:
-    with unchanged(group, pool.map):
+    with unchanged(group, pool.map), phase("read"):
         tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1, marked=marked)), group))
     table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
     return RowBatch(table, group[0], 0, tuple(group), unreadable)

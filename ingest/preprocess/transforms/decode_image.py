@@ -15,6 +15,7 @@ from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import DeepImage, Fit, ImageMode, decode_image, holds_images
+from penstock.ingest.phases import phase
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
@@ -107,9 +108,9 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
             next_step="leave the step out if the column holds pixels already",
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
-    pixels, errors = _decode_all(
-        rows, name, [value.as_buffer() for value in column if value.is_valid], images, "mask" if is_mask else images.mode
-    )
+    encoded, mode = [value.as_buffer() for value in column if value.is_valid], "mask" if is_mask else images.mode
+    with phase("decode"):
+        pixels, errors = _decode_all(rows, name, encoded, images, mode, keeps=keep != "encoded")
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
     if keep == "sizes":
@@ -149,13 +150,14 @@ def _put_sizes(rows: Rows, name: str, pixels: list[np.ndarray]) -> None:
 
 
 def _decode_all(
-    rows: Rows, name: str, contents: list[Any], images: ImagesOptions, mode: ImageMode
+    rows: Rows, name: str, contents: list[Any], images: ImagesOptions, mode: ImageMode, *, keeps: bool
 ) -> tuple[list[np.ndarray | None], list[str]]:
     pixels: list[np.ndarray | None] = []
     errors: list[str] = []
     for content in contents:
         try:
-            pixels.append(decode_image(content, images.size, mode, images.range, images.fit))
+            image = decode_image(content, images.size, mode, images.range, images.fit)
+            pixels.append(image if keeps else np.broadcast_to(np.uint8(0), image.shape))  # of which only the shape takes room
             errors.append("")
         except DeepImage as error:
             raise DataError(
