@@ -22,6 +22,7 @@ from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Printed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
+from penstock.training.frameworks.ray_train.old_names import refuse_old_names
 from penstock.training.frameworks.ray_train.rank import run_loop_rank
 from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
@@ -125,6 +126,28 @@ def test_a_loop_without_a_checkpoint_and_settings_it_cannot_read_are_refused(tmp
         RAY_TRAIN.check(loop_job(tmp_path, "Block").code, loop_job(tmp_path, "Block").spec)
     with pytest.raises(ValueError, match="take one"):
         TrainSpec(loop="a.py:f", recipe="b.py:B")
+
+
+def test_names_of_an_older_ray_are_refused_with_todays() -> None:
+    old = """import horovod.torch as hvd
+from ray.air import session
+import ray
+
+def train_func(config):
+    ray.air.session.report({})
+    ray.train.torch.TorchTrainer(train_func, dataset_config={"train": 1})
+
+if __name__ == "__main__":
+    TorchTrainer(train_func, dataset_config=ray.train.DataConfig())
+"""
+    with pytest.raises(SpecError) as refused:
+        refuse_old_names({"loop.py": old, "rows.json": "{}", "fine.py": "import ray.train\nray.train.report({})"})
+    told = refused.value.problems
+    assert [problem.split(": ", 2)[0] for problem in told] == ["loop.py:1", "loop.py:2", "loop.py:6", "loop.py:7"]
+    assert "DistributedDataParallel" in told[0] and "ray.train.report" in told[1] and "ray.train.get_checkpoint" in told[2]
+    assert "train.datasets" in told[3]
+    with pytest.raises(ValueError, match="DDP"):
+        TrainSpec(framework="horovod", recipe="model.py:Net")
 
 
 @pytest.fixture

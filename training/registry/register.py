@@ -27,6 +27,7 @@ from mlflow.tracking import MlflowClient
 from penstock.ingest.columns.images import holds_images
 from penstock.training.model import ModelSpec
 from penstock.training.registry.aliases import give_alias
+from penstock.training.registry.flavors import add_flavors
 from penstock.training.registry.load import MODEL_TAG
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.needed_code import archive_needed_code
@@ -160,6 +161,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             except OSError:
                 shutil.copyfile(file, target)
         _add_entries(work / "model", f"code/{ours.name}", prepared_signature(model.feed_schema, answer))
+        add_flavors(model, work / "model")
         yield work / "model"
 
 

@@ -129,6 +129,6 @@ def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None
 
 
 def test_an_unknown_template_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="boosted, images, lightning, tabular, text"):
+    with pytest.raises(SpecError, match="boosted, images, lightning, ray-loop, tabular, text"):
         create_project(tmp_path / "p", "audio")
     assert not (tmp_path / "p").exists()
