@@ -89,6 +89,16 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
 
 
 @pytest.mark.usefixtures("without_ray")
+def test_a_vision_transformer_with_two_optimizers_continues_in_mid_epoch_to_the_same_bits(tmp_path: Path) -> None:
+    run_alone(loop_job(tmp_path, "vision_transformer", run="whole"))
+    with pytest.raises(TrainingError, match="killed in the middle"):
+        run_alone(loop_job(tmp_path, "vision_transformer", run="parts", dies_after=6))
+    parts = run_alone(loop_job(tmp_path, "vision_transformer", run="parts", attempt=2))
+    assert parts.resumed_from_step in (5, 6) and parts.state.step == 11
+    assert newest(tmp_path, "parts").manifest.weights_digest == newest(tmp_path, "whole").manifest.weights_digest
+
+
+@pytest.mark.usefixtures("without_ray")
 def test_a_loop_over_its_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None:
     result = run_alone(loop_job(tmp_path, "linear_on_items"))
     assert result.status == "finished" and newest(tmp_path).state.step == 3
