@@ -111,6 +111,25 @@ In the pipeline: two workers of one thread. Both measure the training loss after
 end of the first tree to that of the last.
 """
 
+PREDICT = """\
+## Scoring
+
+`penstock predict` on {rows:,} rows of 30 numbers in 16 Parquet files, with the model of the tabular template, beside a loop by
+hand with the same network in two warm processes. Timed is from the first unit that begins to the last that is committed.
+"""
+
+RAW_ROWS = """\
+## Raw rows of a registered model
+
+{rows:,} rows of 30 numbers, the steps of the tabular template, {rounds} rounds, one process. Materialize reads Parquet,
+prepares, hashes and writes shards. A model reads the same files, compares columns and types with those it was trained on, and
+prepares the rows for its network.
+"""
+
+ONE_ROW = """\
+One row of that template, from what a caller gives to what the network takes, median of {requests:,} requests:
+"""
+
 START = """\
 ## Start
 
@@ -144,6 +163,8 @@ def main() -> None:
     lines += _section("gpu", GPU, "rows/s", "rows_per_s", "busy")
     lines += _section("gpu_loop", GPU_LOOP, "rows/s", "rows_per_s", "of none")
     lines += _section("prepare", PREPARE, "rows/s", "rows_per_s", "of by hand") + _memory()
+    lines += _section("predict", PREDICT, "rows/s", "rows_per_s", "of by hand")
+    lines += _section("raw_rows", RAW_ROWS, "rows/s", "rows_per_s", "of materialize") + _one_row()
     for library in ("xgboost", "lightgbm"):
         lines += _section(f"boosted_{library}", BOOSTED, "seconds", "seconds", "by hand = 1")
     lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _first_batch() + _growth()
@@ -176,6 +197,14 @@ def _memory() -> list[str]:
         return []
     rows = [f"| {int(rows):,} | {peak:,.0f} |" for rows, peak in found["peak_mb"].items()]
     return [MEMORY, "| rows of the file | MB |", "|---|---|", *rows, ""]
+
+
+def _one_row() -> list[str]:
+    found = _read("raw_rows")
+    if found is None:
+        return []
+    rows = [f"| {form} | {one['median']:.2f} |" for form, one in found["one_row_ms"].items()]
+    return [ONE_ROW.format(**found), "| given as | ms |", "|---|---|", *rows, ""]
 
 
 def _first_batch() -> list[str]:

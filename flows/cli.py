@@ -172,6 +172,7 @@ def run(
     def work() -> dict[str, Any]:
         if folds:
             return _folds(file, overrides or [], fresh=fresh, until=until)
+        _read_spec(file, overrides)
         from penstock.flows.verbs.run import run as run_pipeline
 
         result = run_pipeline(file, overrides or [], fresh=fresh, until=until)

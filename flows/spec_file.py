@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from penstock.config import Section
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret
-from penstock.store_settings import use_stores
+from penstock.store_settings import StoreSpec, use_stores
 from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, PipelineSpec, cross_check
 from penstock.tasks.tune.spec import TuneSpec
 
-__all__ = ["LoadedSpec", "as_override", "load_spec", "schema_json", "with_values"]
+__all__ = ["LoadedSpec", "as_override", "load_spec", "schema_json", "state_named_in", "with_values"]
 
 Path_ = tuple[str | int, ...]
 
@@ -105,12 +105,31 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
             if any(line.startswith("--set") for line in shown)
             else f"edit {path.name}, then: penstock check {file}",
         )
-    if is_local(spec.storage):
-        storage = Path(spec.storage.removeprefix("file://")).expanduser()
-        spec = spec.model_copy(update={"storage": str((path.parent / storage).resolve())})
+    spec = spec.model_copy(update={"storage": _absolute(spec.storage, path.parent)})
     use_stores(spec.stores)  # from here on every location of the file is reached as it says
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)
+
+
+def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path, str]:
+    """(storage, folder of embedded servers, pipeline's name) of a file that does not hold as a whole, as far as it says them.
+
+    Raises:
+        SpecError: it says no name.
+    """
+    path = (file / "pipeline.yaml" if file.is_dir() else file).expanduser().resolve()
+    data = _parse(path, path.read_text(encoding="utf-8"))[0]
+    for override in overrides:
+        _apply(data, override, {})
+    name, storage = data.get("name"), data.get("storage", PipelineSpec.model_fields["storage"].default)
+    if not isinstance(name, str) or not isinstance(storage, str):
+        raise SpecError(f"{path.name} says no name of a pipeline", next_step=f"penstock check {file}")
+    use_stores(TypeAdapter(dict[str, StoreSpec]).validate_python(data.get("stores", {})))
+    return _absolute(storage, path.parent), path.parent / ".penstock", name
+
+
+def _absolute(storage: str, base_dir: Path) -> str:
+    return str((base_dir / Path(storage.removeprefix("file://")).expanduser()).resolve()) if is_local(storage) else storage
 
 
 def as_override(key: str, value: Any) -> str:

@@ -199,17 +199,18 @@ class DataSpec(Section):
     """Prepare only these columns, not all."""
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
-    missing_columns: Literal["error", "null"] = "error"
+    missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda said: said or "null")] = "error"
     """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, which
     `imputer` or `null_mask` may fill. In JSON a missing key is always null."""
     invalid: Literal["error", "drop", "quarantine"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
     decoded. `error` stops the run; `drop` leaves the row out and counts it. `quarantine` leaves it out too, also where a value
     does not read as its column's type in `types` or in a `cast`, or an integer label is no class index: each such row is in a
-    Parquet table in the storage, with file, row, column and reason, and there may be as many as `data.quarantine` says. Under
-    `error` and `drop` an integer label below 0 stops the run, and in all cases one that is larger than those of the train
-    split. Transforms do not learn from rows that cannot be read, or that lack a label or a value that no step fills; from a
-    row that is found bad later (a broken image, a result of `map_batches`) they have learnt its other values."""
+    Parquet table in the storage, with file, row, column and reason, and there may be as many as `data.quarantine` says. A
+    damaged file, and a line that is no record at all, stop the run. Under `error` and `drop` so does an integer label below 0,
+    and in all cases one that is larger than those of the train split. Transforms do not learn from rows that cannot be read,
+    or that lack a label or a value that no step fills; from a row that is found bad later (a broken image, a result of
+    `map_batches`) they have learnt its other values."""
     quarantine: QuarantineSpec = QuarantineSpec()
     """The budget of `invalid: quarantine`."""
     duplicates: Literal["warn", "refuse"] = "warn"

@@ -45,6 +45,18 @@ class Plugins(Generic[T_co]):
         """All names: penstock's own in their order, then the added ones, sorted."""
         return *self._own, *sorted(self._added)
 
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """All names but those of packages that cannot be imported: these stop only who uses them. Imports the others."""
+        return tuple(name for name in self.names if name in self._own or self._is_usable(name))
+
+    def _is_usable(self, name: str) -> bool:
+        try:
+            self._load(name)
+        except PreflightError:
+            return False
+        return True
+
     def get(self, name: str) -> T_co:
         """The thing of that name, imported on the first call.
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.config import Section
 from penstock.errors import PreflightError
 
-__all__ = ["StoreAddress", "StoreSpec", "settings_of", "use_stores"]
+__all__ = ["StoreAddress", "StoreSpec", "object_store_options", "settings_of", "use_stores"]
 
 _VARIABLE = "PENSTOCK_STORES"
 
@@ -85,6 +85,30 @@ def settings_of(uri: str) -> StoreSpec | None:
     path = f"{uri.split('://', 1)[1].rstrip('/')}/"
     found = _parsed(text)
     return next((spec for address, spec in found if path.startswith(address)), None)
+
+
+def object_store_options(uri: str) -> dict[str, str]:
+    """Settings of an S3 location for libraries on Rust's `object_store`, which finds the rest in the environment.
+
+    Raises:
+        PreflightError: as `StoreSpec.credentials`.
+    """
+    if not uri.startswith(("s3://", "s3a://")):
+        return {}
+    settings = settings_of(uri)
+    of_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = of_environment if settings is None else settings.endpoint
+    options = {"aws_endpoint": endpoint, "allow_http": "true"} if endpoint else {}
+    if settings is None:
+        return options
+    if settings.region is not None:
+        options["aws_region"] = settings.region
+    if settings.anonymous:
+        options["aws_skip_signature"] = "true"
+    if (credentials := settings.credentials()) is not None:
+        names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        options |= {name: value for name, value in zip(names, credentials, strict=True) if value}
+    return options
 
 
 @functools.lru_cache(maxsize=8)

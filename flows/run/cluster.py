@@ -9,6 +9,7 @@ from penstock.errors import PreflightError
 from penstock.flows.run.cpus import workers_refused
 from penstock.flows.servers.nodes import ABSENT, ask_nodes, installed_versions
 from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.formats.registry import format_of
 from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.tasks.project import Project
@@ -65,7 +66,8 @@ def _versions_in_keys(project: Project) -> dict[str, str]:
     What is no installed distribution travels with the user's code, as penstock itself does.
     """
     codes = project.codes
-    names = {*project.framework.libraries, *(name for code in codes for name in code.versions)} - {"penstock"}
+    read_by = format_of(project.spec.data).libraries
+    names = {*project.framework.libraries, *read_by, *(name for code in codes for name in code.versions)} - {"penstock"}
     return {name: found for name, found in installed_versions(sorted(names)).items() if found != ABSENT}
 
 

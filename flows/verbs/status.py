@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, ServiceError, SpecError
+from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.flows.servers.services import prefect_api
-from penstock.flows.spec_file import load_spec
+from penstock.flows.spec_file import load_spec, state_named_in
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
 from penstock.storage import Storage
@@ -25,16 +25,28 @@ __all__ = ["collect_status", "show_status", "state_of"]
 def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage, Path, str | None]:
     """The storage, the folder of embedded servers, and the pipeline's name (None for all) that `file` stands for."""
     if file is not None:
-        loaded = load_spec(file, overrides)
-        return Storage(loaded.spec.storage), loaded.state_dir, loaded.spec.name
+        return _state_said_in(file, overrides)
     if Path("pipeline.yaml").is_file():
-        loaded = load_spec("pipeline.yaml", overrides)
-        return Storage(loaded.spec.storage), loaded.state_dir, None
+        return *_state_said_in(Path("pipeline.yaml"), overrides)[:2], None
     if not Path(".penstock").is_dir():
         raise SpecError(
             "no pipeline.yaml and no .penstock in this folder", next_step="name the pipeline file: penstock status FILE"
         )
     return Storage(".penstock"), Path(".penstock").resolve(), None
+
+
+def _state_said_in(file: Path, overrides: Sequence[str]) -> tuple[Storage, Path, str]:
+    """Of a file that does not hold, too: what has run is no less there where a package that it names is missing."""
+    try:
+        loaded = load_spec(file, overrides)
+    except (PreflightError, SpecError) as error:
+        try:
+            storage, state_dir, name = state_named_in(file, overrides)
+        except (OSError, ValueError, SpecError):
+            raise error from None
+        print(f"warning: {error}", file=sys.stderr)
+        return Storage(storage), state_dir, name
+    return Storage(loaded.spec.storage), loaded.state_dir, loaded.spec.name
 
 
 def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:

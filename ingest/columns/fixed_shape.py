@@ -21,6 +21,7 @@ __all__ = [
     "fixed_shape",
     "is_number",
     "is_text",
+    "is_vector",
     "is_whole",
     "missing_values",
     "numbers",
@@ -44,6 +45,13 @@ def is_number(kind: pa.DataType) -> bool:
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether a row is a list or tensor of numbers; of lists, whether all are of one length shows when rows are looked at."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    return _is_list(kind) and is_number(kind.value_type)
 
 
 def single_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -203,6 +211,8 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
         advice = f"decode_image: {{column: {name}}} if it holds images, map_batches, or {leave}"
     elif pa.types.is_struct(kind):
         advice = f"flatten: {{columns: [{name}]}} makes columns of its fields; or {leave}"
+    elif _is_list(kind) and is_text(kind.value_type):
+        advice = f"multi_hot: {{columns: [{name}]}} makes a vector with a 1 for each of its words; map_batches, or {leave}"
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(f"column {name!r} has type {kind}; after all steps every column must hold numbers", next_step=advice)

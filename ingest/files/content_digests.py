@@ -9,14 +9,14 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.digest import file_digest
 from penstock.machine.cache_dir import cache_folder
 
-__all__ = ["DIGESTED_BYTES", "content_digests"]
+__all__ = ["DIGESTED_BYTES", "content_digests", "remember_digests"]
 
 
 DIGESTED_BYTES = 8 << 30
@@ -33,7 +33,7 @@ _seen: dict[str, str] = {}
 def content_digests(paths: Sequence[str]) -> list[str]:
     """The digest of each file's content, read only where it is not remembered."""
     stats = [os.stat(path) for path in paths]
-    keys = [f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}" for stat in stats]
+    keys = list(map(_key, stats))
     known = {key: _seen[key] for key in keys if key in _seen}
     if len(known) == len(set(keys)):
         return [known[key] for key in keys]
@@ -46,6 +46,21 @@ def content_digests(paths: Sequence[str]) -> list[str]:
         _remember(memory, remembered)
     _seen.update(known | remembered)
     return [fresh.get(index) or known[key] for index, key in enumerate(keys)]
+
+
+def remember_digests(digests: Mapping[str, str]) -> None:
+    """Keep the digests of files that this process has just written, by their paths: nothing needs to read them for that."""
+    known = {}
+    for path, digest in digests.items():
+        with contextlib.suppress(OSError):
+            known[_key(os.stat(path))] = digest
+    _seen.update(known)
+    with _memory() as memory:
+        _remember(memory, known)
+
+
+def _key(stat: os.stat_result) -> str:
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
 
 
 @contextlib.contextmanager

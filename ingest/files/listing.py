@@ -46,10 +46,13 @@ _OTHERS_FOLDERS = (
 )
 
 _TABLE_FORMATS = {
-    "Delta": ("_delta_log/*", "deltalake: DeltaTable(path).to_pyarrow_table()"),
-    "Iceberg": ("metadata/*.metadata.json", "pyiceberg: table.scan().to_arrow()"),
-    "Hudi": (".hoodie/*", "Spark: spark.read.format('hudi').load(path)"),
-    "Lance": ("_versions/*.manifest", "lance.dataset(path).to_table()"),
+    "Delta": ("_delta_log/*", "data.format: delta"),
+    "Iceberg": ("metadata/*.metadata.json", "data.format: iceberg, data.train: namespace.table"),
+    "Hudi": (
+        ".hoodie/*",
+        "export its rows as Parquet to a folder outside the table (spark.read.format('hudi'))",
+    ),
+    "Lance": ("_versions/*.manifest", "data.format: lance"),
 }
 """Tables whose log says which of their files count: the names in the log, and what reads the rows."""
 
@@ -66,6 +69,8 @@ _OTHER_FORMATS = {
     ".avro": "set data.format: avro",
     ".orc": "set data.format: orc",
     ".wav .flac .ogg": "set data.format: audio",
+    ".tfrecord .tfrecords": "set data.format: tfrecord",
+    ".db .sqlite .sqlite3": "set data.format: sql",
     ".h5 .hdf5 .mat .pkl .pickle .pt .sav .dta .sas7bdat .rds": "read them in a function: data.format: python",
     ".heic .avif .dcm .svg": "convert them to PNG, or read them in a function: data.format: python",
     ".xz .zip .7z .rar": "unpack them; .gz, .bz2, .zst and .lz4 are read as they are",
@@ -269,7 +274,7 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
         raise DataError(
             f"{called}: {uri} is a {format} table, or a part of one ({log}): its log says which of its files count, "
             "and read by their names they would give deleted rows too",
-            next_step=f"export its rows as Parquet to a folder outside the table ({_TABLE_FORMATS[format][1]})",
+            next_step=_TABLE_FORMATS[format][1],
         )
 
 

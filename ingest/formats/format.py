@@ -45,6 +45,9 @@ class Format(Protocol):
     `.lz4` may follow them; `open_stream` (penstock.ingest.files.opening) unpacks these."""
     Options: ClassVar[type[Section] | None] = None
     """What the pipeline file may say under `data.NAME`, or None. Its docstring and those of its fields become the reference."""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Distributions that decide how its files are read, besides pyarrow: their versions are part of the keys, and each node of
+    a cluster is asked for the same ones."""
     is_kept: ClassVar[bool] = False
     """Whether `data.train` names no files, but rows that are written to the storage first: then `origin` is asked for them."""
     folder_columns: ClassVar[bool] = True

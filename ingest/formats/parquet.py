@@ -20,6 +20,10 @@ from penstock.ingest.spec import DataSpec
 __all__ = ["ParquetFormat", "ParquetReader"]
 
 
+_BATCH_BYTES = 64 << 20
+"""Of all columns, decoded at a time."""
+
+
 class ParquetFormat(Format):
     """Columns with their types; encoded images too, as structs with the field `bytes`."""
 
@@ -81,8 +85,10 @@ class ParquetReader(Reader):
                 if start < begin:
                     continue
                 first_row = start
+                row_bytes = max(1, parquet.metadata.row_group(group).total_byte_size // max(1, rows))
+                at_once = max(1, min(batch_rows, _BATCH_BYTES // row_bytes))
                 try:
-                    for batch in parquet.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
+                    for batch in parquet.iter_batches(at_once, row_groups=[group], columns=names, use_threads=False):
                         yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
                         first_row += batch.num_rows
                 except (OSError, pa.ArrowException) as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 from penstock.errors import PreflightError
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
 from penstock.plugins import Plugins
 
-__all__ = ["FORMATS", "format_named", "format_of", "format_origin", "reader_of"]
+__all__ = ["FORMATS", "format_named", "format_of", "format_origin", "format_versions", "reader_of"]
 
 
 _CONTAINERS = "penstock.ingest.formats.containers"
@@ -32,6 +34,11 @@ FORMATS: Plugins[type[Format]] = Plugins(
         "orc": f"{_CONTAINERS}.orc:OrcFormat",
         "avro": f"{_CONTAINERS}.avro:AvroFormat",
         "audio": f"{_CONTAINERS}.audio:AudioFormat",
+        "tfrecord": f"{_CONTAINERS}.tfrecord:TFRecordFormat",
+        "delta": f"{_SOURCES}.delta:DeltaFormat",
+        "iceberg": f"{_SOURCES}.iceberg:IcebergFormat",
+        "lance": f"{_SOURCES}.lance:LanceFormat",
+        "sql": f"{_SOURCES}.sql:SqlFormat",
         "python": f"{_SOURCES}.python:PythonFormat",
     },
 )
@@ -62,6 +69,18 @@ def format_of(data: DataSpec) -> Format:
 def format_origin(data: DataSpec) -> str | None:
     """`distribution==version` of the package that adds `data.format`, for keys; None for a format of penstock itself."""
     return FORMATS.origin(data.format)
+
+
+def format_versions(data: DataSpec) -> dict[str, str]:
+    """Distribution -> version here, of what decides how the files of `data.format` are read, besides pyarrow; for keys."""
+    return {name: _version(name) for name in format_of(data).libraries}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
 
 
 def reader_of(data: DataSpec, format: str | None = None) -> Reader:

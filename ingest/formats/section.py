@@ -6,8 +6,10 @@ read without importing packages that it does not use, and an option of no format
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import pickle
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, SerializeAsAny, create_model, field_validator
@@ -33,18 +35,22 @@ class _CheckedSpec(DataSpec):
         try:
             format_named(name)
         except SpecError as error:
-            raise ValueError(error.message) from error
+            own = (each for each in FORMATS.names if FORMATS.origin(each) is None)
+            reads = next((each for each in own if f".{name.lower().strip('.')}" in format_named(each).extensions), None)
+            raise ValueError(error.message + (f"; `{reads}` reads such files" if reads else "")) from error
         return name
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By the formats' names: a class that is made while the program runs cannot be found by its own in a Ray worker.
-        return _revived, (self.option_sections, self.__getstate__())
+        # The package's version first: a worker that has another one, or none, refuses by name before it imports anything of it.
+        return _revived, (self.format, FORMATS.origin(self.format), self.option_sections, pickle.dumps(self.__getstate__()))
 
 
-def _revived(names: tuple[str, ...], state: dict[Any, Any]) -> DataSpec:
+def _revived(format: str, origin: str | None, names: tuple[str, ...], state: bytes) -> DataSpec:
+    FORMATS.require(format, origin)
     spec_class = data_spec(names)
     spec = spec_class.__new__(spec_class)
-    spec.__setstate__(state)
+    spec.__setstate__(pickle.loads(state))
     return spec
 
 
@@ -73,12 +79,16 @@ def data_spec(names: tuple[str, ...]) -> type[DataSpec]:
 
 
 def described_data_spec() -> type[DataSpec]:
-    """The section `data` with every format there is, for the JSON schema and the reference; imports all their packages."""
-    formats = {name: format_named(name) for name in FORMATS.names}
+    """The section `data` with every format that can be used, for the JSON schema and the reference; imports their packages."""
+    formats = {}
+    for name in FORMATS.names:
+        with contextlib.suppress(PreflightError):  # a package that is broken stops only a file that uses it
+            data_spec((name,))
+            formats[name] = format_named(name)
     said = [f"`{name}` ({', '.join(form.extensions)}): {_first_line(form)}" for name, form in formats.items()]
     field = Field(description=" ".join(["Format of every source file.", *said]))
-    names: Any = Literal[FORMATS.names]
-    return create_model("DataSpec", __base__=data_spec(FORMATS.names), __doc__=DataSpec.__doc__, format=(names, field))
+    names: Any = Literal[tuple(formats)]
+    return create_model("DataSpec", __base__=data_spec(tuple(formats)), __doc__=DataSpec.__doc__, format=(names, field))
 
 
 def _first_line(form: object) -> str:

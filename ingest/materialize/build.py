@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.digest import digest_of, file_digest
+from penstock.digest import digest_of
 from penstock.errors import DataError
+from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.malloc import keep_freed_memory
-from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path
+from penstock.ingest.manifest import DatasetManifest, ShardInfo, UnitInfo, manifest_path, unit_path
 from penstock.ingest.materialize.in_use import use_units
 from penstock.ingest.materialize.profile import merged
 from penstock.ingest.materialize.quarantine import (
@@ -43,6 +44,8 @@ from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.read.inspection import PART_BYTES
+from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import Progress
@@ -62,6 +65,7 @@ def materialize(
     storage: Storage,
     progress: Progress,
     parallel: ParallelMap = ray_map,
+    piece_bytes: int | None = PART_BYTES,
 ) -> DatasetManifest:
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
@@ -71,6 +75,7 @@ def materialize(
 
     Args:
         key: the materialize stage's key, which names the dataset.
+        piece_bytes: a file of twice as much is prepared in units of about this size, if it can be read so; None: in one.
 
     Raises:
         DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
@@ -78,20 +83,19 @@ def materialize(
             step or column that is wrong, or a damaged unit that came out differently.
     """
     data, fitted = preparation.data, preparation.fitted
-    jobs = _plan(preparation, spec, storage)
+    jobs = _plan(preparation, spec, storage, piece_bytes)
     use_units(storage, key, [job.key for job in jobs], progress)
     damaged = _damaged_before(storage, key)
     distrusted = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}
-    for job in jobs:
-        record = committed(storage, job.key) if job.key not in distrusted else None
-        if record is not None and not (storage.is_local and any(map(partial(_has_changed, storage), record.shards))):
-            results[job.key] = UnitResult(record=record)
+    there = _committed(storage, [job.key for job in jobs if job.key not in distrusted])
+    changed = {shard.unit for shard in _changed(storage, [shard for record in there for shard in record.shards])}
+    results |= {record.key: UnitResult(record=record) for record in there if record.key not in changed}
     todo = [job for job in jobs if job.key not in results]
-    total = sum(file.rows or 0 for job in jobs for file in job.files)
-    done = total - sum(file.rows or 0 for job in todo for file in job.files)
+    total = sum(job.rows for job in jobs)
+    done = total - sum(job.rows for job in todo)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
-    rows_of = {job.key: sum(file.rows or 0 for file in job.files) for job in todo}
+    rows_of = {job.key: job.rows for job in todo}
     set_aside = sum(_set_aside(result) for result in results.values())
     for unit, result in parallel(_build, todo):
         results[unit] = result
@@ -145,25 +149,34 @@ def damaged_shards(storage: Storage, manifest: DatasetManifest, *, deep: bool) -
     unit's record with it (penstock.ingest.feed.node_cache).
 
     Args:
-        deep: on a local disk, read the shards too, and list those whose content has changed.
+        deep: on a local disk, list those whose content has changed, too. It is read where this machine has not written or read
+            it before, or where its times are others since.
     """
     units: dict[str, list[ShardInfo]] = {}
     for shard in manifest.shards:
         units.setdefault(shard.unit, []).append(shard)
 
-    def damaged(unit: str) -> list[ShardInfo]:
-        incomplete = incomplete_shards(storage, unit, units[unit])
-        if not (deep and storage.is_local):
-            return incomplete
-        return [shard for shard in units[unit] if shard in incomplete or _has_changed(storage, shard)]
-
     with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
-        return [shard for found in pool.map(damaged, units) for shard in found]
+        incomplete = pool.map(lambda unit: incomplete_shards(storage, unit, units[unit]), units)
+        damaged = {shard.path for found in incomplete for shard in found}
+    if deep:
+        whole = [shard for shard in manifest.shards if shard.path not in damaged]
+        damaged |= {shard.path for shard in _changed(storage, whole)}
+    return [shard for of_unit in units.values() for shard in of_unit if shard.path in damaged]
 
 
-def _has_changed(storage: Storage, shard: ShardInfo) -> bool:
-    with storage.open(shard.path) as handle:
-        return file_digest(handle) != shard.digest
+def _committed(storage: Storage, keys: Sequence[str]) -> list[UnitRecord]:
+    """The records of those units that are committed."""
+    with ThreadPoolExecutor(1 if storage.is_local else LISTINGS_AT_ONCE) as pool:
+        return [record for record in pool.map(partial(committed, storage), keys) if record is not None]
+
+
+def _changed(storage: Storage, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
+    """Those of a local disk's shards that hold something else than was written; from a store it shows when they are fetched."""
+    if not storage.is_local:
+        return []
+    found = content_digests([str(storage.local_path(shard.path)) for shard in shards])
+    return [shard for shard, digest in zip(shards, found, strict=True) if digest != shard.digest]
 
 
 def _build(job: UnitJob) -> tuple[str, UnitResult]:
@@ -171,12 +184,25 @@ def _build(job: UnitJob) -> tuple[str, UnitResult]:
     return job.key, build_unit(job)
 
 
-def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage) -> list[UnitJob]:
+def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int | None) -> list[UnitJob]:
     jobs = []
-    limit = preparation.data.quarantine.limit(preparation.snapshot.rows)
-    for files in plan_units(preparation.snapshot.files, spec.unit_bytes):
-        job = UnitJob("", preparation.only(files), spec.shard_bytes, storage, limit)
-        jobs.append(replace(job, key=unit_key(job)))
+    data, snapshot = preparation.data, preparation.snapshot
+    limit = data.quarantine.limit(snapshot.rows)
+
+    def add(part: Preparation) -> UnitJob:
+        job = UnitJob("", part, spec.shard_bytes, storage, limit)
+        return replace(job, key=unit_key(job))
+
+    for files in plan_units(snapshot.files, spec.unit_bytes):
+        whole = add(preparation.only(files))
+        pieces: Sequence[Piece] = ()
+        if len(files) == 1 and piece_bytes is not None:
+            pieces = pieces_of(data, snapshot.format, files[0], preparation.rows_at_once, piece_bytes)
+        # What an older penstock made of the whole file stays, with the digest that runs know it by.
+        if pieces and not storage.sizes(unit_path(whole.key)):
+            jobs += [add(replace(whole.preparation, piece=piece)) for piece in pieces]
+        else:
+            jobs.append(whole)
     return jobs
 
 

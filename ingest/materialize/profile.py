@@ -81,6 +81,16 @@ class FileProfile(Section):
     classes: dict[str, int] = Field(default_factory=dict)
     """Rows of each class in all splits, where the label is one."""
 
+    def plus(self, other: FileProfile) -> FileProfile:
+        """Of other rows of the same file, too."""
+        classes = Counter(self.classes) + Counter(other.classes)
+        return self.model_copy(
+            update={
+                "rows": dict(Counter(self.rows) + Counter(other.rows)),
+                "classes": {label: classes[label] for label in sorted(classes, key=int)},
+            }
+        )
+
 
 class Profile(Section):
     """What the rows of a dataset, or of a part of it, were."""
@@ -139,16 +149,18 @@ class Profiler:
 
 
 def merged(parts: Iterable[Profile]) -> Profile:
-    """The profile of the rows of all parts, which share no file."""
-    files: list[FileProfile] = []
+    """The profile of the rows of all parts."""
+    files: dict[tuple[Split, str], FileProfile] = {}
     columns: dict[Split, dict[str, ColumnProfile]] = {}
     for part in parts:
-        files += part.files
+        for file in part.files:
+            before = files.get((file.location, file.name))
+            files[file.location, file.name] = file if before is None else before.plus(file)
         for split, found in part.columns.items():
             whole = columns.setdefault(split, {})
             for name, column in found.items():
                 whole[name] = whole.get(name, ColumnProfile()).plus(column)
-    return Profile(files=tuple(files) if len(files) <= MAX_FILES else (), columns=columns)
+    return Profile(files=tuple(files.values()) if len(files) <= MAX_FILES else (), columns=columns)
 
 
 def _profile(column: pa.ChunkedArray) -> ColumnProfile | None:

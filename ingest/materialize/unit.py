@@ -24,8 +24,9 @@ from penstock.config import Section
 from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
+from penstock.ingest.files.content_digests import remember_digests
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.formats.registry import format_origin
+from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.materialize.profile import Profile, Profiler
 from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path, write_part
@@ -115,6 +116,12 @@ class UnitJob:
         """The unit's files."""
         return self.preparation.snapshot.files
 
+    @property
+    def rows(self) -> int:
+        """Of the source."""
+        first_row, end = self.preparation.piece or (0, sum(file.rows or 0 for file in self.files))
+        return end - first_row
+
 
 def unit_key(job: UnitJob) -> str:
     """Digest of all that the unit's shards depend on. Equal units of different datasets are shared.
@@ -131,19 +138,22 @@ def unit_key(job: UnitJob) -> str:
     if data.folds is not None:
         rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
+    if data.images.fit == "resize":
+        del read["images"]["fit"]  # as it was before there was another
     return digest_of(
         {
             "format": FORMAT,
             "pyarrow": pa.__version__.split(".")[0],
             "files": [[file.location, file.name, file.size_bytes, file.fingerprint] for file in of.snapshot.files],
             "schema": [[column.name, column.type] for column in of.snapshot.columns],
-            "read": read | ({"version": version} if (version := format_origin(data)) else {}),
+            "read": read | ({"version": version} if (version := format_origin(data)) else {}) | format_versions(data),
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
             "pillow": PIL.__version__ if decodes_images(data, of.snapshot.arrow_schema(), of.steps) else "",
             "shard_bytes": job.shard_bytes,
             **({"hashed": True} if data.may_share_rows else {}),
+            **({"piece": of.piece} if of.piece else {}),
         }
     )
 
@@ -197,6 +207,8 @@ def build_unit(job: UnitJob) -> UnitResult:
             return UnitResult(record=None, problems=tuple(joined(maker.problems)))
         record = maker.finish(started)
     job.storage.write_json(unit_path(job.key, UNIT_RECORD), record.model_dump(mode="json"))
+    if job.storage.is_local:  # they were hashed as they were written
+        remember_digests({str(job.storage.local_path(shard.path)): shard.digest for shard in record.shards})
     return UnitResult(record=record)
 
 
@@ -270,7 +282,7 @@ class _UnitMaker:
             files=tuple(file.name for file in self._job.files),
             shards=tuple(shard for split in SPLITS for shard in self._shards[split]),
             columns=columns_of(self._schema[0]) if self._schema else (),
-            rows_read=sum(file.rows or 0 for file in self._job.files),
+            rows_read=self._job.rows,
             dropped=dict(dropped),
             quarantined=self.num_set_aside,
             problems=tuple(joined(self.problems)) if self._set_aside else (),

@@ -128,6 +128,7 @@ class RowSource:
             storage=_Nowhere(kept=beside, tables=self.quarantine),
             progress=progress,
             parallel=parallel,
+            piece_bytes=None,  # a stream reads by files
         )
 
 

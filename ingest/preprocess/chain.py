@@ -22,6 +22,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.preprocess.transforms.request import request_of, table_of
+from penstock.ingest.read.pieces import Piece
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
@@ -193,13 +194,13 @@ def _check_label(rows: Rows, label: str) -> None:
 
 
 def split_rows(
-    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
+    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, piece: Piece | None = None
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
     """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
 
     Rows that cannot be read belong to no split: they come under their file's location, with `origin.unreadable`.
     """
-    for batch in iterate_rows(data, snapshot, files, batch_rows):
+    for batch in iterate_rows(data, snapshot, files, batch_rows, piece):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
         if batch.unreadable is not None:
             reads = batch.unreadable.is_null()
@@ -254,6 +255,7 @@ class Preparation:
         steps: those of the pipeline file; `fitted` was made from them.
         snapshot: the files, and the schema that they agreed on.
         code: `map_batches` target to the user's code.
+        piece: the rows of the only file; None for all.
     """
 
     data: DataSpec
@@ -261,6 +263,12 @@ class Preparation:
     fitted: FittedPreprocess
     snapshot: SourceSnapshot
     code: Mapping[str, UserCode]
+    piece: Piece | None = None
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows are read at a time."""
+        return rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
 
     def only(self, files: Sequence[SourceFile]) -> Preparation:
         """The same of some of the files."""
@@ -276,8 +284,7 @@ class Preparation:
             hashed: whether each result's `origin` gets the rows' hashes.
         """
         chain = Chain(self.data, self.steps, self.fitted, self.code)
-        batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
-        for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, batch_rows):
+        for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, self.rows_at_once, self.piece):
             read(split, table)
             if hashed:
                 origin.hashes = row_hashes(self.data, table)

@@ -22,8 +22,10 @@ from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.tallies import ask
+from penstock.ingest.preprocess.transforms.decode_image import DecodeImage
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.spec import DataSpec, SplitRule
 from penstock.progress import Progress
@@ -34,6 +36,10 @@ __all__ = ["fit_preprocess", "needs_fit"]
 
 FIT_UNIT_BYTES = 16 << 20
 """Source bytes read by one task; part of no key, but sums round by it, so it does not depend on the cluster."""
+
+
+_FEW_IMAGES = 16
+"""Decoded to see of which type they become."""
 
 
 def needs_fit(steps: Sequence[PreprocessStep]) -> bool:
@@ -104,6 +110,8 @@ class _TrainRows:
     fitted: tuple[FittedStep, ...]
     required: tuple[str, ...] = ()
     """Columns of the source whose rows without a value will be left out, and so must not be learnt from."""
+    piece: Piece | None = None
+    """The rows of the only file; None for all."""
 
     def files(self) -> list[SourceFile]:
         """The files that hold rows of the train split."""
@@ -117,8 +125,8 @@ class _TrainRows:
         """Yield rows, never none and at most `max_rows` of them; rows that cannot be used are left out."""
         files = self.files()
         functions = {target: user.function() for target, user in self.code.items()}
-        batch_rows = rows_at_once(self.data, self.snapshot.arrow_schema(), [step.step for step in self.fitted])
-        for split, table, origin in split_rows(self.data, self.snapshot, files, min(batch_rows, max_rows)):
+        batch_rows = min(self.batch_rows, max_rows)
+        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece):
             if split == "train" and origin.unreadable is None:
                 rows = Rows(table, origin)
                 for name in self.required:
@@ -126,6 +134,39 @@ class _TrainRows:
                 run_steps(rows, self.fitted, self.data, functions)
                 if rows.table.num_rows:
                     yield rows.table
+
+    @property
+    def batch_rows(self) -> int:
+        """How many rows are read at a time."""
+        return rows_at_once(self.data, self.snapshot.arrow_schema(), [step.step for step in self.fitted])
+
+    def units(self) -> list[list[_TrainRows]]:
+        """The rows of some files each, those of a large file in pieces."""
+        found = []
+        for files in plan_units(self.files(), FIT_UNIT_BYTES):
+            unit = self.only(files)
+            pieces = pieces_of(self.data, self.snapshot.format, files[0], self.batch_rows) if len(files) == 1 else []
+            found.append([replace(unit, piece=piece) for piece in pieces] or [unit])
+        return found
+
+    def without_pixels(self, columns: set[str]) -> _TrainRows:
+        """The same rows without decoding images that nothing learns from, where steps after it do not look at them either.
+
+        A broken image then stops the run later, so rows without one are learnt from only where they are not left out.
+        """
+        fitted = list(self.fitted)
+        while fitted and self.data.invalid == "error":
+            pixels = [
+                at
+                for at, step in enumerate(fitted)
+                if isinstance(step.step.transform, DecodeImage)
+                and step.step.transform.options.column not in columns
+                and all(later.step.transform.learns or later.step.transform.decodes_images for later in fitted[at + 1 :])
+            ]
+            if not pixels:
+                break
+            fitted.pop(pixels[-1])
+        return replace(self, fitted=tuple(fitted))
 
     def narrowed(self, columns: set[str]) -> _TrainRows:
         """The same rows with only those columns read, if nothing else looks at the others."""
@@ -138,7 +179,8 @@ class _TrainRows:
 
     def schema(self) -> pa.Schema:
         """Types of the rows, from the first of them: nothing else works meanwhile."""
-        first = next(self.tables(BATCH_ROWS), None)
+        decodes = any(step.step.transform.decodes_images for step in self.fitted)
+        first = next(self.tables(_FEW_IMAGES if decodes else BATCH_ROWS), None)
         if first is None:
             raise DataError(
                 "preprocess: the train split has no usable rows to learn from",
@@ -162,9 +204,9 @@ def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], parallel: Par
             break
         taken |= set(columns)
         group.append((step, columns))
-    source = source.narrowed(taken)
+    source = source.without_pixels(taken).narrowed(taken)
     asked = [(step, column) for step, columns in group for column in columns]
-    units = [source.only(files) for files in plan_units(source.files(), FIT_UNIT_BYTES)]
+    units = source.units()
     answers = ask([_question(step, column) for step, column in asked], units, parallel)
     learnt = {column: _learnt(step, column, facts) for (step, column), facts in zip(asked, answers, strict=True)}
     return [FittedStep(step=step, columns=tuple(learnt[column] for column in columns)) for step, columns in group]

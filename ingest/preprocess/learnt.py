@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
 from penstock.config import Section
 
 __all__ = ["Category", "ColumnFacts", "ColumnState", "Question"]
@@ -24,6 +26,8 @@ class Question(NamedTuple):
     """Levels from 0 to 1; asking for some holds all values of the column in memory."""
     max_categories: int | None = None
     """Find only that many categories, the most frequent."""
+    values: bool = False
+    """Find all values of `numbers`, sorted; holds them in memory."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,14 @@ class ColumnFacts:
     """Sorted."""
     most_frequent: Category | None = None
     """Of equally frequent ones the first in sorted order."""
+    values: tuple[float, ...] = ()
+    """All of them, sorted, if the question asks for them."""
+    entries: tuple[ColumnFacts, ...] = ()
+    """Of a column of vectors: the answer for each place of the vector, and nothing else."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class ColumnState(Section):
@@ -54,6 +66,12 @@ class ColumnState(Section):
     """Imputer: what stands for a missing value."""
     categories: tuple[Category, ...] | None = None
     """Encoders: the categories, their position being their code."""
+    centers: tuple[float, ...] | None = Field(default=None, exclude_if=_is_none)
+    """Scalers of vectors: the center of each place, in the order of the flattened vector."""
+    scales: tuple[float, ...] | None = Field(default=None, exclude_if=_is_none)
+    """Scalers of vectors: the scale of each place."""
+    knots: tuple[float, ...] | None = Field(default=None, exclude_if=_is_none)
+    """Quantile transform: the quantiles of the train split, rising."""
     more: dict[str, Category] | None = None
     """Whatever else a transform keeps, by names of its own."""
 

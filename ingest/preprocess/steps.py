@@ -66,16 +66,16 @@ class PreprocessStep(Section):
     @classmethod
     def in_file(cls, key: str | None = None) -> dict[str, FieldInfo]:
         """One field for each transform; of `key` alone, if that is one."""
-        names = (key,) if key in TRANSFORMS.names else TRANSFORMS.names
+        names = (key,) if key in TRANSFORMS.names else TRANSFORMS.usable
         return {info.alias or name: info for name, info in _model_of_all(names).model_fields.items()}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """One property for each transform, and the short forms."""
+        """One property for each transform that can be used, and the short forms."""
         schema = handler.resolve_ref_schema(handler(core))
-        whole = handler.resolve_ref_schema(handler(_model_of_all(TRANSFORMS.names).__pydantic_core_schema__))
+        whole = handler.resolve_ref_schema(handler(_model_of_all(TRANSFORMS.usable).__pydantic_core_schema__))
         schema.clear()
-        schema["anyOf"] = [dict(whole), {"type": "string", "enum": list(TRANSFORMS.names)}]
+        schema["anyOf"] = [dict(whole), {"type": "string", "enum": list(TRANSFORMS.usable)}]
         return schema
 
     def __reduce__(self) -> tuple[Any, ...]:

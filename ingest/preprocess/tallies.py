@@ -8,6 +8,7 @@ Source of the sums: T. Chan et al., "Updating Formulae and a Pairwise Algorithm 
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.errors import DataError
+from penstock.ingest.columns.fixed_shape import fixed_shape, is_vector, single_chunk
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, Question
 from penstock.ingest.ray_tasks import ParallelMap
 
 __all__ = ["Tally", "Unit", "ask"]
+
+_MAX_PLACES = 16_384
 
 
 @dataclass
@@ -37,31 +42,48 @@ class Tally:
     values: list[np.ndarray] = field(default_factory=list)
     """All of them, where quantiles are asked for: an approximation would differ from run to run."""
     counts: Counter[Category] = field(default_factory=Counter)
+    entries: list[Tally] = field(default_factory=list)
+    """Of vectors: a tally for each place."""
 
-    def see(self, question: Question, column: pa.ChunkedArray) -> None:
-        """Take in more rows."""
+    @classmethod
+    def of(cls, question: Question, column: pa.ChunkedArray) -> Tally:
+        """What these rows say."""
+        if question.about == "numbers" and is_vector(column.type):
+            return cls(entries=_of_vectors(question, column))
         if question.about == "categories":
+            if pa.types.is_nested(column.type):
+                column = pc.list_flatten(column)
             if pa.types.is_float16(column.type):
                 column = column.cast(pa.float32())  # exact; Arrow counts no float16
             if pa.types.is_floating(column.type):
                 column = column.filter(pc.is_finite(column))
             found = pc.value_counts(column.drop_null())
-            self.counts.update(dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)))
-            return
+            pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)
+            return cls(counts=Counter(dict(pairs)))
         values = _finite(column)
-        if len(values):
-            low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
-            values = values.astype(np.float64)
-            mean = float(values.mean())
-            held = [values.copy()] if question.quantiles else []
-            # Not a dot product: BLAS rounds by the processor and its threads.
-            values -= mean
-            squares = float(np.square(values, out=values).sum())
-            self.add(Tally(len(values), mean, squares, low, high, held))
+        if not len(values):
+            return cls()
+        low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
+        values = values.astype(np.float64)
+        mean = float(values.mean())
+        held = [values.copy()] if question.quantiles or question.values else []
+        # Not a dot product: BLAS rounds by the processor and its threads.
+        values -= mean
+        squares = float(np.square(values, out=values).sum())
+        return cls(len(values), mean, squares, low, high, held)
+
+    def see(self, question: Question, column: pa.ChunkedArray) -> None:
+        """Take in more rows."""
+        self.add(Tally.of(question, column))
 
     def add(self, other: Tally) -> None:
         """Take in what other rows say. The order of additions decides the last bit of a mean."""
         self.counts.update(other.counts)
+        self.entries = self.entries or [Tally() for _ in other.entries]
+        if other.entries and len(other.entries) != len(self.entries):
+            raise DataError("preprocess: vectors of one column are not all of one length", next_step="cut or pad them before")
+        for place, entry in zip(self.entries, other.entries, strict=False):
+            place.add(entry)
         if not other.count:
             return
         count, apart = self.count + other.count, other.mean - self.mean
@@ -70,6 +92,26 @@ class Tally:
         self.count = count
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.values += other.values
+
+
+def _of_vectors(question: Question, column: pa.ChunkedArray) -> list[Tally]:
+    """A tally for each place of a column of vectors; none of no rows."""
+    vectors = fixed_shape(question.column, single_chunk(column.drop_null()), is_label=False)
+    if not isinstance(vectors, pa.Array):
+        raise DataError(
+            f"preprocess: column {question.column!r} holds lists of unequal length, which have no scale for each place",
+            next_step=f"leave {question.column} out of the step, or cut the lists in a map_batches function",
+        )
+    places = math.prod(vectors.type.shape)
+    if places > _MAX_PLACES:
+        raise DataError(
+            f"preprocess: column {question.column!r} holds vectors of {places:,} numbers; a scale for each is kept of up "
+            f"to {_MAX_PLACES:,}",
+            next_step=f"scale {question.column} in a map_batches function, or in the model",
+        )
+    # Nulls inside become NaN, which every place leaves out for itself.
+    flat = vectors.storage.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(len(vectors), places)
+    return [Tally.of(question, pa.chunked_array([pa.array(column)])) for column in flat.T] if len(vectors) else []
 
 
 def _finite(column: pa.ChunkedArray) -> np.ndarray:
@@ -89,33 +131,49 @@ class Unit(Protocol):
         """Yield the rows."""
 
 
-def ask(questions: Sequence[Question], units: Sequence[Unit], parallel: ParallelMap) -> list[ColumnFacts | None]:
-    """Answer `questions` from the rows of all units, read wherever `parallel` runs.
+def ask(questions: Sequence[Question], units: Sequence[Sequence[Unit]], parallel: ParallelMap) -> list[ColumnFacts | None]:
+    """Answer `questions` from the rows of all units, each of one part or more, read wherever `parallel` runs.
 
-    The answer depends on the units alone, not on where they are read: their tallies are added in order. It is None for a column
-    without values.
+    The answer depends on the units alone, not on their parts or on where they are read: tallies are added in the order of the
+    rows, first those of a unit's batches, then those of the units. It is None for a column without values.
     """
     whole = [Tally() for _ in questions]
-    early: dict[int, list[Tally]] = {}
+    of_unit = [Tally() for _ in questions]
+    parts = [(part, place == len(unit) - 1, len(unit) > 1) for unit in units for place, part in enumerate(unit)]
+    asked = [(number, part, in_parts) for number, (part, _, in_parts) in enumerate(parts)]
+    early: dict[int, list[list[Tally]]] = {}
     added = 0
-    for number, parts in parallel(functools.partial(_tally, questions), list(enumerate(units))):
-        early[number] = parts
+    for number, batches in parallel(functools.partial(_tally, questions), asked):
+        early[number] = batches
         while added in early:
-            for tally, part in zip(whole, early.pop(added), strict=True):
-                tally.add(part)
+            _, is_last, in_parts = parts[added]
+            for tallies in early.pop(added):
+                _add(of_unit if in_parts else whole, tallies)
+            if in_parts and is_last:
+                _add(whole, of_unit)
+                of_unit = [Tally() for _ in questions]
             added += 1
     return [_facts(question, tally) for question, tally in zip(questions, whole, strict=True)]
 
 
-def _tally(questions: Sequence[Question], unit: tuple[int, Unit]) -> tuple[int, list[Tally]]:
-    """The unit's number, and a tally of its rows for each question. Runs in a worker."""
+def _add(tallies: Sequence[Tally], others: Sequence[Tally]) -> None:
+    for tally, other in zip(tallies, others, strict=True):
+        tally.add(other)
+
+
+def _tally(questions: Sequence[Question], unit: tuple[int, Unit, bool]) -> tuple[int, list[list[Tally]]]:
+    """The number, and a tally of the rows for each question; of a part of a unit those of each batch. Runs in a worker."""
     keep_freed_memory()
-    number, rows = unit
-    tallies = [Tally() for _ in questions]
+    number, rows, in_parts = unit
+    if in_parts:  # adding rounds, so it is done where the batches before are known
+        return number, [
+            [Tally.of(question, table.column(question.column)) for question in questions] for table in rows.tables()
+        ]
+    whole = [Tally() for _ in questions]
     for table in rows.tables():
-        for question, tally in zip(questions, tallies, strict=True):
+        for question, tally in zip(questions, whole, strict=True):
             tally.see(question, table.column(question.column))
-    return number, tallies
+    return number, [whole]
 
 
 def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
@@ -124,12 +182,18 @@ def _facts(question: Question, tally: Tally) -> ColumnFacts | None:
         by_count = sorted(tally.counts.items(), key=lambda item: (-item[1], item[0]))
         kept = [_plain(value) for value, _ in by_count[: question.max_categories]]
         return ColumnFacts(categories=tuple(sorted(kept)), most_frequent=kept[0]) if kept else None
+    if tally.entries:
+        places = [_facts(question, entry) for entry in tally.entries]
+        # A place without a finite value is scaled by nothing.
+        nothing = ColumnFacts(quantiles=(0.0,) * len(question.quantiles))
+        return ColumnFacts(entries=tuple(nothing if place is None else place for place in places))
     if not tally.count:
         return None
     levels = list(question.quantiles)
     quantiles = np.quantile(np.concatenate(tally.values), levels).tolist() if levels else []
+    values = tuple(np.sort(np.concatenate(tally.values)).tolist()) if question.values else ()
     std = (tally.squares / tally.count) ** 0.5
-    return ColumnFacts(mean=tally.mean, std=std, low=tally.low, high=tally.high, quantiles=tuple(quantiles))
+    return ColumnFacts(mean=tally.mean, std=std, low=tally.low, high=tally.high, quantiles=tuple(quantiles), values=values)
 
 
 def _plain(value: Category | np.generic) -> Category:

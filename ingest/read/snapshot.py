@@ -33,6 +33,9 @@ __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_s
 
 _GROUP_BYTES = 64 << 20
 
+BATCH_BYTES = 64 << 20
+"""About as much of rows that are prepared together, by their mean size; a row that is larger is alone."""
+
 
 class SourceColumn(Section):
     """One column of the source."""
@@ -282,17 +285,21 @@ def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -
 
 
 def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column."""
+    """The same rows in tables of exactly `batch_rows` (the last may be smaller), one chunk a column.
+
+    Such a table is cut where it would be of more than `BATCH_BYTES`; the one after it begins where it would have begun.
+    """
     held: list[pa.Table] = []
-    num_held = 0
+    held_bytes, left = 0, batch_rows
     for table in tables:
-        while num_held + table.num_rows >= batch_rows:
-            take = batch_rows - num_held
-            yield pa.concat_tables([*held, table.slice(0, take)]).combine_chunks()
-            table, held, num_held = table.slice(take), [], 0
-        if table.num_rows:
-            held.append(table)
-            num_held += table.num_rows
+        row_bytes = max(1, table.nbytes // max(1, table.num_rows))
+        while table.num_rows:
+            take = min(left, max(1, (BATCH_BYTES - held_bytes) // row_bytes), table.num_rows)
+            held.append(table.slice(0, take))
+            table, left, held_bytes = table.slice(take), left - take, held_bytes + take * row_bytes
+            if not left or held_bytes + row_bytes > BATCH_BYTES:
+                yield pa.concat_tables(held).combine_chunks()
+                held, held_bytes, left = [], 0, left or batch_rows
     if held:
         yield pa.concat_tables(held).combine_chunks()
 

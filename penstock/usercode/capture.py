@@ -26,8 +26,9 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
-from penstock.usercode.closure import SHIPPED_DATA_BYTES, Closure, UserCodeError, is_file, secret_refused
+from penstock.usercode.closure import SHIPPED_DATA_BYTES, Closure, is_file, secret_refused
 from penstock.usercode.imports import Layout, dotted_name
+from penstock.usercode.module import UserCodeError
 from penstock.usercode.package import BINARY, Package, file_content
 from penstock.usercode.secret_files import holds_private_key
 from penstock.usercode.syntax import read_source_text

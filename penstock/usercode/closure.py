@@ -15,27 +15,23 @@ import builtins
 import difflib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from penstock.digest import digest_of, file_digest
-from penstock.errors import SpecError
 from penstock.usercode.imports import Imported, Layout, imports_of, literal_import
+from penstock.usercode.module import Module, UserCodeError, only_names, parse_module
 from penstock.usercode.paths import Values, paths_in, run_time_reads
 from penstock.usercode.secret_files import is_secret_file
 from penstock.usercode.syntax import (
     DEFINITIONS,
     Definition,
-    bound_names,
     canonical,
     chains,
-    executed_statements,
     global_names,
-    read_source_text,
     without_docstring,
 )
 
-__all__ = ["SHIPPED_DATA_BYTES", "Closure", "UserCodeError", "is_file", "secret_refused"]
+__all__ = ["SHIPPED_DATA_BYTES", "Closure", "is_file", "secret_refused"]
 
 
 SHIPPED_DATA_BYTES = 16 << 20
@@ -45,27 +41,6 @@ HARMLESS_DECORATORS = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 """Modules whose decorators register nothing: an unused definition under one of them does not count."""
 
 OPAQUE = frozenset({"globals", "locals", "vars", "eval", "exec", "__import__"})
-
-
-class UserCodeError(SpecError):
-    """User code cannot be found, read, parsed or imported; the message names the target, the file and the line."""
-
-
-@dataclass
-class Module:
-    """One parsed file: what each of its names means."""
-
-    path: str
-    definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    imports: dict[str, list[Imported]] = field(default_factory=dict)
-    effects: list[ast.stmt] = field(default_factory=list)
-    """Statements that act when the module is imported, in order."""
-    statements: list[ast.stmt] = field(default_factory=list)
-
-    @property
-    def names(self) -> set[str]:
-        """Every name the module binds at its top level."""
-        return {*self.definitions, *self.imports} - {"*"}
 
 
 class Closure:
@@ -171,7 +146,7 @@ class Closure:
     def module(self, path: str) -> Module:
         """A file of the project, parsed."""
         if path not in self._modules:
-            self._modules[path] = Module(path) if path.endswith("/") else _parse(self._root, path, self._layout)
+            self._modules[path] = Module(path) if path.endswith("/") else parse_module(self._root, path, self._layout)
         return self._modules[path]
 
     def _execute(self, path: str) -> None:
@@ -385,18 +360,7 @@ def is_file(path: Path) -> bool:
 def _has_effects(node: ast.ClassDef) -> bool:
     """Whether the body of a class does more than to define what the class has."""
     plain = (*DEFINITIONS, ast.Pass, ast.Import, ast.ImportFrom)
-    return any(not isinstance(statement, plain) and not _only_names(statement) for statement in without_docstring(node.body))
-
-
-def _only_names(statement: ast.stmt) -> bool:
-    """Whether the statement is a constant, or gives values to nothing but names of its own."""
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)
-    targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]
-    stores = [node for target in targets if target is not None for node in ast.walk(target)]
-    return isinstance(statement, (ast.Assign, ast.AnnAssign)) and not any(
-        isinstance(node, (ast.Attribute, ast.Subscript)) for node in stores
-    )
+    return any(not isinstance(statement, plain) and not only_names(statement) for statement in without_docstring(node.body))
 
 
 def secret_refused(code: str, file: str) -> UserCodeError:
@@ -405,37 +369,3 @@ def secret_refused(code: str, file: str) -> UserCodeError:
         f"{code} names {file}, a file of secrets: what code names travels with it to the workers and into the model registry",
         next_step="read the secret from an environment variable (os.environ), and take the file's name out of the code",
     )
-
-
-def _parse(root: Path, path: str, layout: Layout) -> Module:
-    try:
-        tree = ast.parse(read_source_text(root / path), filename=path)
-    except SyntaxError as error:
-        where = f"{path}:{error.lineno}"
-        raise UserCodeError(f"{where} is no valid Python: {error.msg}", next_step=f"correct {where}") from error
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserCodeError(f"{path} cannot be read as Python source: {error}") from error
-    module = Module(path)
-    for statement in without_docstring(list(executed_statements(tree.body))):
-        module.statements.append(statement)
-        _bind(module, statement, layout)
-    return module
-
-
-def _bind(module: Module, statement: ast.stmt, layout: Layout) -> None:
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        for item in imports_of(statement, module.path, layout):
-            module.imports.setdefault(item.bound, []).append(item)
-        return
-    if isinstance(statement, DEFINITIONS):
-        module.definitions.setdefault(statement.name, []).append(statement)
-        return
-    bound = bound_names(statement)
-    for name in bound:
-        module.definitions.setdefault(name, []).append(statement)
-    if not _only_names(statement) and not isinstance(statement, ast.Pass):
-        module.effects.append(statement)
-        for node in ast.walk(statement):  # names imported in `try:` and the like are names of the module
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                for item in imports_of(node, module.path, layout):
-                    module.imports.setdefault(item.bound, []).append(item)

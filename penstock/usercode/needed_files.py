@@ -11,7 +11,8 @@ import copy
 from collections.abc import Collection, Iterable, Iterator
 
 from penstock.usercode.capture import UserCode
-from penstock.usercode.closure import Closure, Module
+from penstock.usercode.closure import Closure
+from penstock.usercode.module import Module
 from penstock.usercode.package import Package
 from penstock.usercode.syntax import DEFINITIONS
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from penstock.config import Section
 from penstock.digest import digest_of
-from penstock.ingest.formats.registry import format_origin
+from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.project import Project
@@ -26,7 +26,7 @@ from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
-OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "train": 2, "evaluate": 3, "register": 3}
+OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "train": 2, "evaluate": 4, "register": 3}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.
@@ -160,6 +160,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
             "version.pyarrow": _version("pyarrow"),
             **({"version.format": added} if (added := format_origin(data)) else {}),
+            **{f"version.{n}": v for n, v in format_versions(data).items()},
         },
         "preprocess": {
             "data.label": data.label,
@@ -167,7 +168,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "data.invalid": data.invalid,
             # Steps do not learn from rows that are certain to be left out.
             **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),
-            **{f"data.{k}": v for k, v in _leaves(data) if k.startswith("images.")},
+            **{f"data.{k}": v for k, v in leaves.items() if k.startswith("images.") and (k, v) != ("images.fit", "resize")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},
             **{f"version.transform.{step.kind}": step.origin for step in spec.preprocess if step.origin is not None},
             **code,

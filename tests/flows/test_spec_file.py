@@ -86,6 +86,13 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) 
     assert found == ["--set train.batch_rows: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
 
 
+def test_a_bare_name_for_columns_is_one_problem(tmp_path: Path) -> None:
+    found = problems_of(write(tmp_path, GOOD), "preprocess=[{imputer: {columns: age}}]")
+    assert found == [
+        "--set preprocess: preprocess.0.imputer.columns: 'age': columns are a list, such as [age], or '*' for all of them"
+    ]
+
+
 def test_a_missing_key_is_named_where_it_would_stand(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD.replace("  train: rows.csv\n", "")))
     assert found == ["pipeline.yaml:2: data.train: missing; this key is needed"]

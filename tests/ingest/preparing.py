@@ -51,8 +51,8 @@ class Source:
 
     @property
     def code(self) -> dict[str, UserCode]:
-        targets = [step.transform.function for step in self.steps]
-        return {target: capture(target, self.folder) for target in targets if target is not None}
+        steps = [(step.transform.function, step.transform.options) for step in self.steps]
+        return {target: capture(target, self.folder, options.model_dump()) for target, options in steps if target is not None}
 
     def snapshot(self) -> SourceSnapshot:
         return with_strata(self.data, read_source(self.data, listed(self.data, self.folder), silent))

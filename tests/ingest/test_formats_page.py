@@ -15,11 +15,13 @@ import pyarrow as pa
 import pytest
 import yaml
 from PIL import Image
+from pydantic import ValidationError
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import promote
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.formats.registry import FORMATS, format_named
+from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.preprocess.chain import split_rows
 from tests import ROOT
 from tests.ingest.preparing import Source, transform_table
@@ -75,7 +77,9 @@ def column_of(kind: pa.DataType) -> pa.Array:
 
 
 @pytest.mark.parametrize(("kind", "becomes", "how"), table("Types as features"))
-def test_a_type_becomes_what_the_page_says_or_is_refused_with_the_step_that_helps(kind: str, becomes: str, how: str) -> None:
+def test_a_type_becomes_what_the_page_says_or_is_refused_with_the_step_that_helps(
+    tmp_path: Path, kind: str, becomes: str, how: str
+) -> None:
     rows = pa.table({"x": column_of(type_of(kind))})
     if becomes != "refused":
         made = transform_table(rows).schema.field("x").type
@@ -88,6 +92,11 @@ def test_a_type_becomes_what_the_page_says_or_is_refused_with_the_step_that_help
         transform_table(rows)
     step = re.match(r"`(\w+: \{.*?\})`", how)
     if step is None or step[1].startswith("one_hot"):
+        return
+    if step[1].startswith("multi_hot"):  # it learns its words
+        assert step[1] in refused.value.next_step
+        source = Source.of(tmp_path, {"train/a.parquet": rows}, [yaml.safe_load(step[1])])
+        assert [str(column) for column in source.materialize().feed_schema.columns] == ["x: float32[1]"]
         return
     assert step[1].replace("float32", "float64").replace("int64", "float64") in refused.value.next_step
     for field in transform_table(rows, [yaml.safe_load(step[1])]).schema:
@@ -114,6 +123,9 @@ def test_a_folder_of_another_format_is_told_which_one_it_is(tmp_path: Path) -> N
             with pytest.raises(DataError, match=f"no {other} file") as refused:
                 read_rows(tmp_path, other, train=f"{name}{ending}")
             assert name in refused.value.next_step, ending
+    for ending, form in {"xlsx": "excel", "jpg": "images", ".jsonl": "json", "tsv": "csv"}.items():
+        with pytest.raises(ValidationError, match=f"`{form}` reads such files"):
+            spec_class_for({"format": ending}).model_validate({"format": ending, "train": "."})
     write_files(tmp_path, {"scan/a.heic": "x"})
     with pytest.raises(DataError) as refused:
         read_rows(tmp_path, "images", train="scan")
@@ -175,7 +187,7 @@ def test_a_column_that_a_file_lacks_is_refused_or_null_there(tmp_path: Path, for
     assert read_rows(tmp_path, format, missing_columns="null").to_pydict() == everything
     only = read_rows(tmp_path, format, missing_columns="null", columns=["y"])
     assert only.to_pydict() == {"y": everything["y"]}
-    data = {"format": format, "train": ".", "missing_columns": "null"}
+    data = {"format": format, "train": ".", "missing_columns": None}  # what YAML reads of `missing_columns: null`
     source = Source.of(tmp_path, {}, [{"null_mask": {"columns": ["x", "y"]}}], **data)
     assert source.materialize().rows["train"] == 5
 

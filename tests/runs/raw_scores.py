@@ -20,6 +20,7 @@ from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.progress import silent
 from penstock.storage import Storage
+from penstock.tasks.records.ledger import Ledger
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.registry.answer import answer_arrays, answer_columns
 
@@ -29,6 +30,7 @@ __all__ = ["check_raw_rows"]
 def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     """Compare the answers of the model that `penstock run FILE` has registered, with and without the label's column."""
     project, spec = file.parent, penstock.load_spec(file).spec
+    torch.set_num_threads(max(1, int(spec.train.cpus_per_worker)))  # as the stage does: how a sum is cut decides its last bits
     model = penstock.load_model(result["model_uri"], f"sqlite:///{project}/.penstock/mlflow/mlflow.db")
     test = held_out(file)
     answer = model.predict(test)
@@ -53,7 +55,15 @@ def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     arrays = answer_arrays(output, manifest.feed_schema, trained.predicts)
     for name, values in answer_columns(arrays, manifest.feed_schema).items():
         assert np.array_equal(np.array(answer[name].tolist()), np.array(list(values))), name
+    recorded = Ledger(Storage(str(project / ".penstock"))).answers(result["run"], "test")
     label = spec.data.label
+    assert (recorded is None) == (label is None)
+    if recorded is not None:
+        # What the stage itself saw, in whichever process and batches it ran: the class, and -log of the true one's probability.
+        assert np.array_equal(recorded["predicted"].to_numpy(), arrays["prediction"].astype(np.float32))
+        target = recorded["target"].to_numpy().astype(np.int64)
+        of_truth = arrays["probabilities"].astype(np.float32)[np.arange(rows), target]
+        assert np.array_equal(recorded["loss"].to_numpy(), -np.log(np.maximum(of_truth, 1e-12)))
     if label is not None:
         right = np.array(answer["prediction"].tolist()) == np.array(test.column(label).to_pylist())
         assert np.float32(right.mean()) == np.float32(result["metrics"]["test/accuracy"])

@@ -14,6 +14,7 @@ from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.drills.project import Command
 from tests.runs.killed import calm_and_killed
+from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
@@ -41,6 +42,7 @@ def test_the_tumours_are_told_apart_by_trees_once(tmp_path: Path) -> None:
     found = {path.name: path for path in file.parent.glob(".penstock/mlflow/artifacts/**/evaluation/*")}
     assert {"test-confusion_matrix.png", "test-roc.png", "feature_importance.png"} <= found.keys()
     assert len(json.loads(found["feature_importance.json"].read_text())["column"]) == 30
+    check_raw_rows(file, result)
     again = Command("run", str(file), "--json").finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert again["weights_digest"] == result["weights_digest"]

@@ -208,11 +208,11 @@ def test_a_triggered_run_completes_and_mlflow_holds_it(operator: Operator, first
     assert first.state.is_completed(), first.state.message
     (run,) = operator.ledger.runs()
     assert run.status == "done"
-    assert re.fullmatch(r"drill-\d{8}-\d{6}-[0-9a-f]{4} attempt 1: done, validation/accuracy 0\.\d{4}", first.name)
+    assert re.fullmatch(r"drill-\d{8}-\d{6}-[0-9a-f]{4} attempt 1: done, val/accuracy 0\.\d{4}", first.name)
     assert [stage["name"] for stage in run.result["stages"]] == STAGES
     tracked = operator.mlflow.get_run(run.tracking_runs["mlflow"])
     assert tracked.info.status == "FINISHED"
-    assert tracked.data.metrics["validation/accuracy"] > 0
+    assert tracked.data.metrics["val/accuracy"] > 0
     assert tracked.data.tags["prefect.flow_run_id"] == str(first.id)
 
 

@@ -9,6 +9,7 @@ import pytest
 from penstock.flows.verbs.init import create_project
 from tests.drills.project import Command
 from tests.runs.killed import calm_and_killed
+from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
@@ -19,6 +20,7 @@ def test_the_tumours_are_told_apart_by_a_lightning_module(tmp_path: Path) -> Non
     assert (result["status"], result["exactness"], result["model_uri"]) == ("done", "bit-exact", "models:/diagnosis/1")
     assert result["metrics"]["test/accuracy"] >= 0.93 and result["metrics"]["test/auroc"] >= 0.98
     assert list(file.parent.glob(".penstock/mlflow/artifacts/**/evaluation/test-roc.png"))
+    check_raw_rows(file, result)
 
 
 @pytest.mark.drill

@@ -126,7 +126,7 @@ def test_values_that_one_hot_did_not_know_are_warned_of(tmp_path: Path, monkeypa
         "test/a.parquet": pa.table({"c": ["violet", "red", "violet"]}),
     }
     source = Source.of(tmp_path, files, [{"one_hot": {"columns": ["c"]}}], test="test")
-    zeros = "materialize: one_hot made zeros of values that train does not have, rows by column: {'c': 2}"
+    zeros = "materialize: values that train does not have (unknown: ignore or code), by column: {'c': 2}"
     shared = (
         f"materialize: 1 of 3 rows of test are in train, too; the first: {tmp_path}/test/a.parquet, row 1 (from 0) is "
         f"{tmp_path}/train/a.parquet, row 0 (from 0), so the model is judged on rows it has seen"

@@ -1,22 +1,38 @@
-"""When is a new model better than the one that holds the alias? The decision alone; tests/runs/test_promotion.py runs it."""
+"""When is a new model better than the one that holds the alias? Here with registered regressions; tests/runs/test_promotion.py
+runs it for classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
+from safetensors.torch import save_file
 from sklearn.metrics import f1_score, roc_auc_score
 
 from penstock.errors import SpecError
 from penstock.ingest.schema import ColumnInfo, FeedSchema
-from penstock.tasks.model.promote import below_floors, weigh
-from penstock.training.evaluation.paired import Paired, Scorer, compare_paired
+from penstock.storage import Storage
+from penstock.tasks.context import RunContext
+from penstock.tasks.model.promote import Promotion, below_floors, promote, weigh
+from penstock.tasks.records.ledger import Ledger, Run
+from penstock.tasks.spec import PipelineSpec
+from penstock.training.evaluation.paired import Paired, compare_paired
+from penstock.training.evaluation.scorer import Scorer
+from penstock.training.model import ModelSpec
+from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.mlflow_registry import MLFLOW
+from penstock.training.registry.raw_rows import raw_form
+from penstock.training.registry.registry import Registered
 from penstock.training.spec import EvaluateSpec, PromoteSpec
+from penstock.usercode.capture import capture
+from tests.ingest.preparing import Source
 
 COLUMNS = (ColumnInfo(name="x", dtype="float32"), ColumnInfo(name="y", dtype="int64"))
 TWO = FeedSchema(columns=COLUMNS, label="y", num_classes=2, classes=("no", "yes"))
@@ -77,9 +93,11 @@ def test_an_alias_and_the_one_before_change_places(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
     client.create_registered_model("m")
-    run_id = client.create_run(client.create_experiment("e", tmp_path.as_uri())).info.run_id
+    experiment = client.create_experiment("e", tmp_path.as_uri())
+    run_id = client.create_run(experiment).info.run_id
     for weights in ("a", "b"):
-        client.create_model_version("m", "file:///nowhere", run_id, tags={"penstock.weights_digest": weights})
+        model = client.create_logged_model(experiment, "m", source_run_id=run_id, tags={"penstock.weights_digest": weights})
+        client.create_model_version("m", model.artifact_location, run_id)
     assert MLFLOW.aliases(uri, "other") == {}
     MLFLOW.give_alias(uri, "m", "live", "1")
     with pytest.raises(SpecError, match=r"nothing to roll alias 'live' back to: live is version 1"):
@@ -103,7 +121,11 @@ def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_comm
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
-    run_id = client.create_run(client.create_experiment("e", tmp_path.as_uri())).info.run_id
+    experiment = client.create_experiment("e", tmp_path.as_uri())
+    run_id = client.create_run(experiment).info.run_id
+    models = [
+        client.create_logged_model(experiment, "m", run_id, tags={"penstock.weights_digest": weights}) for weights in "ab"
+    ]
     writes = ("set_model_version_tag", "delete_model_version_tag", "set_registered_model_alias")
     done = 0
 
@@ -135,8 +157,8 @@ def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_comm
     for last in range(1, 20):
         name = f"m{last}"
         client.create_registered_model(name)
-        for weights in ("a", "b"):
-            client.create_model_version(name, "file:///nowhere", run_id, tags={"penstock.weights_digest": weights})
+        for model in models:
+            client.create_model_version(name, model.artifact_location, run_id)
         for version in ("1", "2"):
             MLFLOW.give_alias(uri, name, "live", version)
         for _ in range(2):  # so that version 1 has lost the alias once, and the tag of that is to be taken away
@@ -150,3 +172,122 @@ def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_comm
         assert MLFLOW.rolled_back(uri, name, "live", "b") and MLFLOW.rolled_back(uri, name, "live", "a") is None
         assert MLFLOW.roll_back(uri, name, "live") == ("2", "1"), "once more undoes it, as ever"
     assert done == 6
+
+
+LINE = """
+import torch
+
+class Line:
+    def build_model(self, schema):
+        return torch.nn.Linear(1, 1)
+    def loss(self, model, batch):
+        return torch.nn.functional.mse_loss(self.predict(model, batch), batch["y"])
+    def predict(self, model, batch):
+        return model(batch["x"].float()[:, None])[:, 0]
+"""
+
+
+class House:
+    """A pipeline of a regression, y = 2 x, with versions of several slopes in a registry of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uri, self.folder = f"sqlite:///{folder}/mlflow.db", folder
+        self.client = MlflowClient(self.uri, registry_uri=self.uri)
+        self.client.create_registered_model("line")
+        self.run_id = self.client.create_run(self.client.create_experiment("e", folder.as_uri())).info.run_id
+        x = np.linspace(-1, 1, 80)
+        rows = pa.table({"x": x, "y": (2 * x).astype(np.float32), "area": ["north", "south"] * 40})
+        self.source = Source.of(
+            folder, {"train/0.parquet": rows}, [{"drop": ["area"]}], validation=None, test={"fraction": 0.5}, label="y"
+        )
+        self.manifest = self.source.materialize()
+        (folder / "line.py").write_text(LINE)
+
+    def version(self, slope: float, *, column: str = "x") -> Registered:
+        """A version that says y = slope * column."""
+        place = self.folder / f"v{slope}{column}"
+        place.mkdir()
+        example = pa.table({column: [0.5], "y": pa.array([1.0], pa.float32()), "area": ["north"]})
+        form = raw_form(self.source.data, self.source.fit(), {}, example)
+        spec = ModelSpec(
+            code=capture("line.py:Line", self.folder),
+            params={},
+            feed_schema=self.manifest.feed_schema,
+            loader="penstock.training.frameworks.torch.loading:load",
+            raw=form.model_dump(mode="json"),
+        )
+        (place / MODEL_FILE).write_text(spec.model_dump_json())
+        save_file({"weight": torch.tensor([[slope]]), "bias": torch.zeros(1)}, place / "model.safetensors")
+        return self.registered(place)
+
+    def registered(self, place: Path) -> Registered:
+        """A version of whatever lies at `place`."""
+        number = str(self.client.create_model_version("line", place.as_uri(), self.run_id).version)
+        return Registered(name="line", version=number, uri=f"models:/line/{number}", alias="live", run_id=self.run_id)
+
+    def promote(self, new: Registered, slices: list[dict[str, Any]] | None = None, **policy: Any) -> Promotion:
+        """What the register stage decides about `new`."""
+        spec = PipelineSpec.model_validate(
+            {
+                "name": "house",
+                "data": {"format": "parquet", "train": "train", "label": "y", "validation": None, "test": {"fraction": 0.5}},
+                "preprocess": [{"drop": ["area"]}],
+                "train": {"recipe": "line.py:Line", "epochs": 1},
+                "evaluate": {"slices": ["area"]},
+                "register": {"name": "line", "alias": "live", "promote": {"metric": "test/rmse", **policy}},
+            }
+        )
+        context = SimpleNamespace(
+            project=SimpleNamespace(spec=spec, registry=MLFLOW),
+            snapshot=self.source.snapshot(),
+            manifest=self.manifest,
+            storage=self.source.storage,
+            output=lambda _stage: {"slices": slices or []},
+            ledger=Ledger(Storage(str(self.folder / "state"))),
+            run=Run(run="r", pipeline="house", created="", spec={}),
+            tracker=SimpleNamespace(set_tags=lambda _tags: None),
+            reporter=SimpleNamespace(say=lambda _line: None),
+        )
+        return promote(cast("RunContext", context), self.uri, new, f"weights of {new.version}")
+
+    def holder(self) -> str:
+        return MLFLOW.aliases(self.uri, "line")["live"]
+
+
+def test_a_regression_takes_the_alias_by_a_smaller_error_and_not_where_a_slice_is_above_its_floor(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    assert house.promote(house.version(1.0)).moved and house.holder() == "1"
+    better = house.promote(house.version(1.5), min_gain=0.1)
+    assert better.moved and better.before == pytest.approx(2 * cast("float", better.after), rel=1e-5)
+    assert better.rows == house.manifest.rows["test"] and house.holder() == "2"
+    worse = house.promote(house.version(3.0))
+    assert not worse.moved and worse.reason.endswith("it is not better")
+    good = house.version(2.0)
+    slices = [
+        {"split": "test", "column": "area", "slice": f"area={name}", "rows": 9, "rmse": 0.5} for name in ("north", "south")
+    ]
+    refused = house.promote(good, slices, floors={"area=north": 0.4})
+    assert not refused.moved and "test/rmse is 0.5000 on the 9 rows of area=north, its floor is 0.4" in refused.reason
+    assert house.holder() == "2"
+    assert house.promote(good, slices, floors={"area": 0.6}).moved and house.holder() == "4"
+
+
+@pytest.mark.parametrize(
+    ("holds", "words"),
+    [
+        (lambda house: house.registered(house.folder / "nothing"), "version 1, which holds it, cannot be compared: "),
+        (lambda house: house.version(1.0, column="width"), "no column 'width'"),
+    ],
+)
+def test_a_holder_that_cannot_be_asked_keeps_the_alias_unless_the_policy_says_move(
+    tmp_path: Path, holds: Callable[[House], Registered], words: str
+) -> None:
+    house = House(tmp_path)
+    (tmp_path / "nothing").mkdir()
+    MLFLOW.give_alias(house.uri, "line", "live", holds(house).version)
+    new = house.version(2.0)
+    stays = house.promote(new)
+    assert not stays.moved and words in stays.reason and house.holder() == "1"
+    moves = house.promote(new, otherwise="move")
+    assert moves.moved and words in moves.reason and house.holder() == "2"
+    assert house.client.get_model_version("line", "2").tags["penstock.promotion"] == moves.reason

@@ -60,7 +60,7 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
     if isinstance(given, pa.Table):
         return GivenRows({name: given.column(name) for name in given.column_names}, given.num_rows)
     if isinstance(given, pd.DataFrame):
-        return GivenRows({str(name): given[name] for name in given.columns}, len(given))
+        return GivenRows(_frame_columns(given), len(given))
     if isinstance(given, Mapping):
         columns = {str(name): values for name, values in given.items()}
         if _is_one_row(columns, schema):
@@ -78,6 +78,18 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
 _FORMS = (
     "give a pandas DataFrame, an Arrow table, a dict of columns, a list of dicts, one dict, or JSON of one of the last three"
 )
+
+
+def _frame_columns(frame: pd.DataFrame) -> dict[str, Any]:
+    if len(frame) > _FEW_ROWS or not frame.columns.is_unique:
+        return {str(name): frame[name] for name in frame.columns}
+    cells = frame.to_numpy(object).T
+    numbers = [isinstance(kind, np.dtype) and kind.kind in "iuf" for kind in frame.dtypes]
+    return {str(name): cells[at] if numbers[at] else frame[name] for at, name in enumerate(frame.columns)}
+
+
+_FEW_ROWS = 64
+"""Of so few rows a Series for each column costs more than all that is done with them."""
 
 
 def _is_one_row(columns: Mapping[str, Any], schema: pa.Schema) -> bool:
@@ -121,7 +133,8 @@ def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) ->
     present = [str(name) for name in given.columns]
     absent = [name for name in schema.names if name not in given.columns and name not in unneeded]
     if absent:
-        close = difflib.get_close_matches(absent[0], [name for name in present if name not in schema.names], 1)
+        others = {name.lower(): name for name in present if name not in schema.names}
+        close = [others[name] for name in difflib.get_close_matches(absent[0].lower(), others, 1)]
         raise DataError(
             f"the rows given have no column {absent[0]!r}"
             + (f", nor {', '.join(map(repr, absent[1:6]))}" if len(absent) > 1 else "")
@@ -167,6 +180,8 @@ def _listed(values: Any) -> list[Any]:
 def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return cast_array(values, kind)
+    if isinstance(values, pd.Series) and isinstance(values.dtype, np.dtype):
+        values = values.to_numpy()  # a Series goes through Arrow's door for pandas, five times as long
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.ExtensionArray.from_storage(kind, _converted(_flat_rows(values), kind.storage_type))
     if isinstance(values, np.ndarray) and values.ndim > 1:

@@ -22,7 +22,14 @@ from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec, load_model
-from penstock.training.registry.answer import answer_arrays, answer_columns, answer_table, arrow_answer, asked_for
+from penstock.training.registry.answer import (
+    answer_arrays,
+    answer_columns,
+    answer_table,
+    arrow_answer,
+    asked_for,
+    prediction_columns,
+)
 from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
 from penstock.training.registry.prepared_rows import PreparedColumns
 from penstock.training.registry.raw_rows import RawForm, RawRows
@@ -193,7 +200,9 @@ class LoadedModel:
 
     def _answer(self, batches: Batches, num_rows: int) -> Mapping[str, Any]:
         arrays = self._arrays(batches, num_rows, self._batch_rows)
-        return {"prediction": []} if arrays is None else answer_columns(arrays, self.schema)
+        if arrays is None:
+            return {name: [] for name in prediction_columns(self.schema)}
+        return answer_columns(arrays, self.schema)
 
     def _arrays(self, batches: Batches, num_rows: int, batch_rows: int) -> dict[str, np.ndarray] | None:
         """What the model says of each row; None of no rows."""

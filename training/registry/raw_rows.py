@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -61,10 +62,11 @@ class RawForm(Section):
 
     @property
     def requires(self) -> dict[str, str]:
-        """Distribution -> version, of what user code imports and of packages that add a format or a transform."""
+        """Distribution -> version, of what user code and transforms import and of packages that add a format or a transform."""
+        libraries = {name: version(name) for fitted in self.fitted.steps for name in fitted.step.transform.libraries}
         origins = [format_origin(self.data), *(fitted.step.origin for fitted in self.fitted.steps)]
         added = dict(origin.split("==", 1) for origin in origins if origin is not None and "==" in origin)
-        return {name: version for user in self.code.values() for name, version in user.versions.items()} | added
+        return {name: number for user in self.code.values() for name, number in user.versions.items()} | libraries | added
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -82,7 +84,7 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
     told = _Told(data, source, fitted)
     label_value = None if told.label is None or not example.num_rows else example.column(told.label)[0].as_py()
     return RawForm(
-        data=data.model_copy(update={"train": "the rows given", "validation": None, "test": None}),
+        data=data.model_copy(update={"train": "the rows given", "validation": None, "test": None, "folds": None, "fold": 0}),
         columns={field.name: type_text(field.type) for field in source},
         unneeded=tuple(sorted(told.unneeded)),
         nullable=tuple(sorted(told.nullable)),
@@ -103,7 +105,7 @@ def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
     """The label again that `_as_json` has written."""
     if holds_images(kind):
         return pa.array([{"bytes": base64.b64decode(value)}], kind)[0]
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return pa.scalar(base64.b64decode(value), kind)
     return cast_array(pa.array([value]), kind)[0]
 

@@ -42,6 +42,7 @@ class AudioFormat(Format):
     """One sound a file (WAV, FLAC, Ogg), in folders named after their classes."""
 
     extensions = (".wav", ".flac", ".ogg")
+    libraries = ("soundfile",)
     Options = AudioOptions
     folder_columns = False
     identity = ("audio",)

@@ -36,6 +36,7 @@ class AvroFormat(Format):
     """Records with their types, as Kafka and Hadoop write them."""
 
     extensions = (".avro",)
+    libraries = ("fastavro",)
 
     def reader(self, data: DataSpec, options: None) -> AvroReader:
         """Read records."""

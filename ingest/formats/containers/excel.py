@@ -48,6 +48,7 @@ class ExcelFormat(Format):
     """A sheet whose first line names the columns; numbers that are all whole are integers."""
 
     extensions = (".xlsx", ".xls", ".xlsb", ".ods")
+    libraries = ("python-calamine",)
     Options = ExcelOptions
 
     def reader(self, data: DataSpec, options: ExcelOptions) -> ExcelReader:

@@ -108,7 +108,12 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
     pixels, errors = _decode_all(
-        rows, name, [value.as_buffer() for value in column if value.is_valid], images, "mask" if is_mask else images.mode
+        rows,
+        name,
+        [value.as_buffer() for value in column if value.is_valid],
+        images,
+        "mask" if is_mask else images.mode,
+        keeps=keep != "encoded",
     )
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
@@ -149,13 +154,14 @@ def _put_sizes(rows: Rows, name: str, pixels: list[np.ndarray]) -> None:
 
 
 def _decode_all(
-    rows: Rows, name: str, contents: list[Any], images: ImagesOptions, mode: ImageMode
+    rows: Rows, name: str, contents: list[Any], images: ImagesOptions, mode: ImageMode, *, keeps: bool
 ) -> tuple[list[np.ndarray | None], list[str]]:
     pixels: list[np.ndarray | None] = []
     errors: list[str] = []
     for content in contents:
         try:
-            pixels.append(decode_image(content, images.size, mode, images.range, images.fit))
+            image = decode_image(content, images.size, mode, images.range, images.fit)
+            pixels.append(image if keeps else np.broadcast_to(np.uint8(0), image.shape))  # of which only the shape takes room
             errors.append("")
         except DeepImage as error:
             raise DataError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from penstock.config import Section
 from penstock.errors import DataError
@@ -21,13 +21,26 @@ from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functio
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 
-__all__ = ["MAX_ONE_HOT", "EncoderOptions", "LabelEncoder", "LabelEncoderOptions", "OneHot", "OneHotOptions", "Ordinal"]
+__all__ = [
+    "MAX_ONE_HOT",
+    "EncoderOptions",
+    "LabelEncoder",
+    "LabelEncoderOptions",
+    "OneHot",
+    "OneHotOptions",
+    "Ordinal",
+    "OrdinalOptions",
+]
 
 
 MAX_ONE_HOT = 10_000
 """A longer one-hot vector is a mistake: 40 KB a row, for what an embedding does with one integer."""
 
 O = TypeVar("O")  # noqa: E741 - the options
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class EncoderOptions(Section):
@@ -37,11 +50,33 @@ class EncoderOptions(Section):
     """Names, or `*` for every string column but the label."""
 
 
+Unknown = Literal["error", "ignore", "code"] | None
+"""What becomes of a category that the train split does not have. Left out of keys where it is not said, as it came later."""
+
+
 class OneHotOptions(EncoderOptions):
     """A float32 vector per column with a 1 at the category's place; all zeros for a category not in the train split."""
 
     max_categories: PositiveInt | None = None
     """Keep only that many categories, the most frequent ones of the train split; the others become zeros."""
+    unknown: Unknown = Field(default=None, exclude_if=_is_none)
+    """What a category is that the train split does not have: `ignore` (the default) makes zeros and counts it, `code` gives
+    it a place of its own, the last of the vector, and counts it, and by `error` its row cannot be used. A null is none."""
+
+    @model_validator(mode="after")
+    def _knows_what_is_rare(self) -> OneHotOptions:
+        if self.unknown == "error" and self.max_categories is not None:
+            raise ValueError("with max_categories rare categories are unknown on purpose: unknown must be ignore or code")
+        return self
+
+
+class OrdinalOptions(EncoderOptions):
+    """Categorical columns (strings, integers, booleans)."""
+
+    unknown: Unknown = Field(default=None, exclude_if=_is_none)
+    """What a category is that the train split does not have: by `error` (the default) its row cannot be used, `ignore` makes it
+    null, which an imputer or null_mask may fill, and `code` gives it an index of its own, the one after the last. The latter
+    two count it. A null is no category."""
 
 
 class LabelEncoderOptions(Section):
@@ -97,6 +132,10 @@ class _Encoder(Transform[O]):
             made[state.column] = written
         return made
 
+    def _count(self, rows: Rows, name: str, unseen: np.ndarray) -> None:
+        if unseen.any():
+            rows.unseen[name] = rows.unseen.get(name, 0) + int(unseen.sum())
+
     def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
         """The column of a request that has these codes, -1 for values that were not learnt; None if there is a problem."""
         return None if -1 in codes else np.array(codes, np.int64)
@@ -136,24 +175,51 @@ class OneHot(_Encoder[OneHotOptions]):
 
     def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
         name, unseen = state.column, codes.is_null().to_numpy(zero_copy_only=False)
-        if unseen.any():
-            rows.unseen[name] = rows.unseen.get(name, 0) + int(unseen.sum())
-        vectors = np.zeros((len(codes), len(state.categories or ())), np.float32)
+        if self.options.unknown == "error":
+            values = rows.column(name)
+            rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
+            codes, unseen = pc.drop_null(codes), np.zeros(int((~unseen).sum()), np.bool_)
+        self._count(rows, name, unseen)
+        vectors = np.zeros((len(codes), self._width(state)), np.float32)
         vectors[np.flatnonzero(~unseen), pc.drop_null(codes).to_numpy()] = 1
+        if self.options.unknown == "code":
+            vectors[unseen, -1] = 1
         rows.put(name, tensor_array(vectors))
 
+    def _width(self, state: ColumnState) -> int:
+        return len(state.categories or ()) + (self.options.unknown == "code")
+
     def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
-        vectors = np.zeros((len(codes), len(state.categories or ())), np.float32)
+        if -1 in codes and self.options.unknown == "error":
+            return None
+        vectors = np.zeros((len(codes), self._width(state)), np.float32)
         for row, code in enumerate(codes):
+            if code < 0 and self.options.unknown == "code":
+                vectors[row, -1] = 1
             if code >= 0:
                 vectors[row, code] = 1
         return vectors
 
 
-class Ordinal(_Encoder[EncoderOptions]):
-    """An int64 index per category, in sorted order; a category that the train split does not have is an error."""
+class Ordinal(_Encoder[OrdinalOptions]):
+    """An int64 index per category, in sorted order; a category that the train split does not have is an error, or `unknown`."""
 
-    Options = EncoderOptions
+    Options = OrdinalOptions
+
+    def _put(self, rows: Rows, state: ColumnState, codes: pa.Array) -> None:
+        if self.options.unknown in (None, "error"):
+            super()._put(rows, state, codes)
+            return
+        self._count(rows, state.column, codes.is_null().to_numpy(zero_copy_only=False))
+        codes = codes.cast(pa.int64())
+        if self.options.unknown == "code":
+            codes = pc.fill_null(codes, len(state.categories or ()))
+        rows.put(state.column, codes)
+
+    def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
+        if self.options.unknown == "code":
+            return np.array([len(state.categories or ()) if code < 0 else code for code in codes], np.int64)
+        return super()._written(codes, state)
 
 
 class LabelEncoder(_Encoder[LabelEncoderOptions]):

@@ -6,6 +6,7 @@ pandas, where an integer column with a null turns into floats.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +16,8 @@ from pydantic import Field, model_validator
 
 from penstock.config import Section
 from penstock.errors import DataError
-from penstock.ingest.columns.fixed_shape import is_number
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.columns.fixed_shape import is_number, is_vector, numbers
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
@@ -31,10 +33,10 @@ the values are, which takes nanoseconds for constants."""
 
 
 class ScalerOptions(Section):
-    """Numeric columns that become float32 on a common scale."""
+    """Numeric columns that become float32 on a common scale; vectors of one length have a scale for each place."""
 
     columns: ColumnNames
-    """Names, or `*` for every numeric column but the label."""
+    """Names, or `*` for every column of one number a row but the label."""
 
 
 class RobustScalerOptions(ScalerOptions):
@@ -57,12 +59,31 @@ class _Scaler(Transform[S]):
     Options = ScalerOptions
     learns = True
 
+    def refusal(self, column: str, kind: pa.DataType) -> str | None:
+        return None if is_vector(kind) else super().refusal(column, kind)
+
     def question(self, column: str) -> Question:
         return Question(column, "numbers")
+
+    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        if not facts.entries:
+            return self._learn(column, facts)
+        places = [self._learn(column, place) for place in facts.entries]
+        centers, scales = (tuple(place.center or 0.0 for place in places), tuple(place.scale or 1.0 for place in places))
+        return ColumnState(column=column, centers=centers, scales=scales)
+
+    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+        """Center and scale of one number a row."""
+        raise NotImplementedError
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, [state.column for state in fitted])
         for state in fitted:
+            if state.centers is not None:
+                self._apply_to_vectors(rows, state)
+                if not rows.table.num_rows:
+                    return
+                continue
             values = rows.column(state.column)
             if not is_number(values.type):
                 raise DataError(
@@ -74,8 +95,22 @@ class _Scaler(Transform[S]):
             missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
             rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
 
+    def _apply_to_vectors(self, rows: Rows, state: ColumnState) -> None:
+        rows.fix_shape(state.column)
+        if not rows.table.num_rows:
+            return
+        values = numbers(rows.column(state.column))
+        if math.prod(values.shape[1:]) != len(state.centers or ()):
+            raise DataError(
+                f"preprocess: {self.name} was fitted on vectors of {len(state.centers or ()):,} numbers, and column "
+                f"{state.column!r} holds such of shape {list(values.shape[1:])}"
+            )
+        scaled = values.astype(np.float64) - np.reshape(state.centers or (), values.shape[1:])
+        scaled /= np.reshape(state.scales or (), values.shape[1:])
+        rows.put(state.column, tensor_array(scaled.astype(np.float32)))
+
     def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        if not all(plain_numbers(request.get(state.column)) for state in fitted):
+        if not all(state.centers is None and plain_numbers(request.get(state.column)) for state in fitted):
             return super().apply_request(request, fitted, data, functions)
         made = dict(request)
         for state in fitted:
@@ -91,21 +126,21 @@ class _Scaler(Transform[S]):
 class StandardScaler(_Scaler[ScalerOptions]):
     """(x - mean) / standard deviation, both of the train split."""
 
-    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return _scaling(column, facts.mean, facts.std, facts.low, facts.high)
 
 
 class MinMaxScaler(_Scaler[ScalerOptions]):
     """(x - min) / (max - min): the train split fills 0 to 1."""
 
-    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return _scaling(column, facts.low, facts.high - facts.low, facts.low, facts.high)
 
 
 class MaxAbsScaler(_Scaler[ScalerOptions]):
     """x / max(abs(x))."""
 
-    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         return ColumnState(column=column, center=0.0, scale=max(abs(facts.low), abs(facts.high)) or 1.0)
 
 
@@ -118,7 +153,7 @@ class RobustScaler(_Scaler[RobustScalerOptions]):
         lower, upper = self.options.quantile_range
         return Question(column, "numbers", quantiles=(lower, 0.5, upper))
 
-    def learn(self, column: str, facts: ColumnFacts) -> ColumnState:
+    def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         low, median, high = facts.quantiles
         return _scaling(column, median, high - low, low, high)
 

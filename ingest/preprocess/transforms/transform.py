@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import pyarrow as pa
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import is_number
@@ -37,7 +37,17 @@ def _no_repeats(columns: Any) -> Any:
 Names = Annotated[list[str], Field(min_length=1), AfterValidator(_no_repeats)]
 """Options: one or more columns by name."""
 
-ColumnNames = Annotated[Literal["*"] | Annotated[list[str], Field(min_length=1)], AfterValidator(_no_repeats)]
+
+def _is_listed(names: Any) -> Any:
+    """One sentence instead of one for each form it might have had."""
+    if names != "*" and not isinstance(names, list | tuple):
+        raise ValueError(f"columns are a list, such as [{names}], or '*' for all of them")
+    return names
+
+
+ColumnNames = Annotated[
+    Literal["*"] | Annotated[list[str], Field(min_length=1)], BeforeValidator(_is_listed), AfterValidator(_no_repeats)
+]
 """Options: columns by name, or `*`."""
 
 Functions = Mapping[str, Any]
@@ -119,6 +129,11 @@ class Transform(Generic[O]):
     def names_classes(self) -> bool:
         """Whether the categories it learns about the label are the names of the classes."""
         return False
+
+    @property
+    def libraries(self) -> Sequence[str]:
+        """Distributions beside penstock's smallest set that applying it needs: a registered model requires them."""
+        return ()
 
     @property
     def function(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.config import OnResume, resume_rules
 from penstock.flows.run.decisions import Continue, NewRun, Past, Refuse, choose_run
 from penstock.storage import Storage
 from penstock.tasks.records.keys import StageKey
@@ -214,3 +216,83 @@ def test_whatever_changes_between_commands_nothing_is_trained_twice(commands: li
             trained.append(now["train"].key)
             ledger.save_run(attempt.model_copy(update={"done_key": now["train"].key}))
     assert len(trained) == len(set(trained))
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "epochs": (1, 2, 9),
+    "max_steps": (None, 9, 10, 50),
+    "batch_rows": (256, 512),
+    "last_batch": ("keep", "drop"),
+    "accumulate": (1, 2),
+    "workers": (1, 2),
+    "gpus": ("auto", 0),
+    "cpus_per_worker": (1, 2),
+    "precision": ("fp32", "bf16"),
+    "compile": (False, True),
+    "clip_norm": (None, 1.0),
+    "learning_rate": (0.001, 0.5),
+    "params": ({}, {"rate": 0.1}),
+    "start_from": (None, "models:/m/1"),
+    "on_nan": ("stop", "warn"),
+    "validate_every_steps": (None, 5),
+    "retries": (3, 5),
+    "wait_s": (600, 60),
+    "checkpoint.every_steps": (None, 7),
+    "checkpoint.every_s": (60.0, None),
+    "checkpoint.every_epoch": (True, False),
+    "checkpoint.keep": (2, 4),
+    "checkpoint.best": (None, {"metric": "val/loss", "mode": "min"}),
+}
+"""Of every field but those that name code or a framework, which other tests change: the default first, or near it."""
+
+LIMITS = {"train.epochs", "train.max_steps"}
+
+ELSEWHERE = {"recipe", "framework", "loop", "datasets", "callbacks"}
+
+
+def _limit(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def spec_of(choice: dict[str, Any]) -> dict[str, Any]:
+    """A train section with these values by dotted path."""
+    nested: dict[str, Any] = {"checkpoint": {}}
+    for path, value in choice.items():
+        *above, name = path.split(".")
+        (nested[above[0]] if above else nested)[name] = value
+    return train(**nested)
+
+
+def test_every_field_that_may_change_between_attempts_is_tried() -> None:
+    assert {path for path, _ in resume_rules(TrainSpec)} - VALUES.keys() == ELSEWHERE
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["killed", "done"]),
+    st.lists(st.lists(st.tuples(st.sampled_from(sorted(VALUES)), st.integers(0, 3)), max_size=4), min_size=1, max_size=5),
+)
+def test_whatever_changes_between_attempts_free_goes_on_warn_says_so_and_forbidden_is_refused_by_name(
+    status: str, attempts: list[list[tuple[str, int]]]
+) -> None:
+    rules = dict(resume_rules(TrainSpec))
+    choice = {path: values[-1] if path in ("epochs", "max_steps") else values[0] for path, values in VALUES.items()}
+    for picked in attempts:
+        now = choice | {path: VALUES[path][number % len(VALUES[path])] for path, number in picked}
+        changed = {rule: {f"train.{p}" for p in VALUES if rules[p] is rule and choice[p] != now[p]} for rule in OnResume}
+        ends_before = now["epochs"] < 2 or (now["max_steps"] is not None and now["max_steps"] < 10)
+        decision = decide(run(status, spec_of(choice)), spec_of(now))
+        told = getattr(decision, "changes", ()) + getattr(decision, "warnings", ())
+        named = {
+            next(name for name in (f"train.{p}" for p in VALUES) if line.startswith((f"{name}:", f"{name}."))) for line in told
+        }
+        if changed[OnResume.FORBIDDEN] or ends_before:
+            assert isinstance(decision, Refuse if status == "killed" else NewRun)
+            assert status == "done" or changed[OnResume.FORBIDDEN] <= named <= changed[OnResume.FORBIDDEN] | LIMITS
+            continue  # the next attempt is held against the same one
+        further = any(_limit(now[name]) > _limit(choice[name]) for name in ("epochs", "max_steps"))
+        if status == "done" and changed[OnResume.WARN] and not further:
+            assert isinstance(decision, NewRun)
+            continue
+        assert isinstance(decision, Continue) and named == changed[OnResume.WARN]
+        choice = now

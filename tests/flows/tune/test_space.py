@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.flows.spec_file import as_override, load_spec
+from penstock.flows.tune.folds import with_folds
 from penstock.flows.tune.space import check_space, load_trial
 from tests.drills.project import make_project
 
@@ -47,3 +48,12 @@ def test_a_value_is_the_same_after_it_was_written(tmp_path: Path, value: object)
     loaded = load_spec(make_project(tmp_path / "project", files=1))
     assert as_override("train.params.x", value).startswith("train.params.x=")
     assert load_trial(loaded, {"train.params.x": value}).spec.train.params == {"x": value}
+
+
+def test_folds_become_a_sweep_over_each_of_them_and_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "project", files=1)
+    with pytest.raises(SpecError, match=r"has no data\.folds"):
+        with_folds(load_spec(file))
+    tune = with_folds(load_spec(file, ["data.folds=4", "data.validation=null"])).spec.tune
+    assert tune is not None and tune.limit == 4
+    assert tune.space["data.fold"].options == [0, 1, 2, 3] and tune.metric == "val/loss"

@@ -10,7 +10,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from rich.console import Console
 
-from penstock.errors import DataError
+from penstock.errors import DataError, SpecError
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.status import _describe, collect_status, show_status
@@ -65,6 +65,24 @@ def test_a_failed_run_says_why_and_what_to_do_next(tmp_path: Path) -> None:
         "      - and 7 more",
         "    Next: repair the lines",
     ]
+
+
+def test_runs_are_listed_while_a_package_that_the_file_names_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {}).model_copy(update={"status": "done"})
+    ledger.save_run(run)
+    file.write_text(
+        file.read_text().replace("format: parquet", "format: fastq").replace("  - standard", "  - clip:\n  - standard")
+    )
+    (described,) = collect_status(file)["runs"]
+    assert described["run"] == run.run
+    assert "there is no format 'fastq'; there are parquet" in capsys.readouterr().err
+    file.write_text("name: [")
+    with pytest.raises(SpecError, match="not valid YAML"):
+        collect_status(file)
 
 
 def test_what_prefect_missed_stays_on_record_while_its_server_is_away(tmp_path: Path) -> None:

@@ -180,6 +180,45 @@ def test_a_format_with_options_cannot_have_the_name_of_a_field(monkeypatch: pyte
         section.data_spec(("label",))
 
 
+ON_A_NODE = """
+import json, pickle, sys
+from penstock.errors import PreflightError
+from penstock.flows.spec_file import load_spec
+if sys.argv[2] == "driver":
+    sent = pickle.dumps(load_spec(sys.argv[1]).spec.data).hex()
+    print(json.dumps({"sent": sent}))
+else:
+    try:
+        print(json.dumps({"got": pickle.loads(bytes.fromhex(sys.argv[2])).format}))
+    except PreflightError as error:
+        print(json.dumps({"refused": error.message}))
+"""
+
+
+def test_a_node_with_another_version_of_the_package_refuses_by_name(tmp_path: Path, site: Path) -> None:
+    file = str(make_project(tmp_path))
+    sent = in_process(site, ON_A_NODE, file, "driver")["sent"]
+    assert in_process(site, ON_A_NODE, file, sent) == {"got": "fixed_width"}
+    (entry,) = block("toml").strip().splitlines()[1:]
+    newer = install_package(tmp_path / "newer", registry.FORMATS.group, entry, block("python"), version="1.3")
+    for there, said in ((newer, "acme-penstock==1.3"), (tmp_path, "nothing of that name")):
+        refused = in_process(there, ON_A_NODE, file, sent)["refused"]
+        assert refused.startswith(f"the format 'fixed_width' is acme-penstock==1.2 in the driver and {said} on ")
+
+
+def test_a_broken_package_stops_no_schema_of_the_file(tmp_path: Path) -> None:
+    broken = install_package(tmp_path / "f", registry.FORMATS.group, 'torn = "acme_torn:Torn"', "import no_such_module\n")
+    step = install_package(
+        tmp_path / "t", "penstock.transforms", 'torn = "acme_step:Torn"', "import no_such_module\n", name="acme-step"
+    )
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from penstock.flows.spec_file import schema_json; print(schema_json())"
+    )
+    schema = in_process(broken, script, str(step))
+    assert schema["$defs"]["DataSpec"]["properties"]["format"]["enum"][-1] == "python"
+    assert "torn" not in json.dumps(schema) and "standard_scaler" in json.dumps(schema)
+
+
 def test_the_schema_has_only_known_formats() -> None:
     enum = json.loads(schema_json())["$defs"]["DataSpec"]["properties"]["format"]["enum"]
     assert enum == list(registry.FORMATS.names)

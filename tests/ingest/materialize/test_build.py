@@ -293,6 +293,7 @@ def test_a_store_is_not_read_to_trust_a_dataset_and_a_shard_found_damaged_where_
     calls(tmp_path)
     victim = manifest.shards[2]
     flip(source.storage.local_path(victim.path))
+    assert store.size(victim.path) == victim.size_bytes, "no listing tells it from the one that was committed"
     with monkeypatch.context() as patch:
         patch.delattr(Storage, "open")
         patch.delattr(Storage, "get_file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, split_rows
@@ -22,6 +24,7 @@ from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transforms import decode_image
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from tests import ROOT
 from tests.ingest.preparing import Source
@@ -120,9 +123,9 @@ def test_every_type_of_number_is_learnt_from_without_its_gaps(tmp_path: Path, ki
 def test_the_types_of_the_rows_are_found_from_few_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def spy(data: Any, snapshot: Any, files: Any, batch_rows: int) -> Any:
+    def spy(data: Any, snapshot: Any, files: Any, batch_rows: int, piece: Any) -> Any:
         asked.append(batch_rows)
-        return split_rows(data, snapshot, files, batch_rows)
+        return split_rows(data, snapshot, files, batch_rows, piece)
 
     monkeypatch.setattr("penstock.ingest.preprocess.fit.split_rows", spy)
     files = {"train/a.parquet": pa.table({"x": np.arange(10_000.0)})}
@@ -356,8 +359,28 @@ def test_what_is_missing_in_text_is_filled_by_what_is_advised(tmp_path: Path) ->
     with pytest.raises(DataError, match="a null in city") as missing:
         raise_for([RowProblem(reason="null", column="city", rows=1, place="a.parquet, row 1")])
     assert "imputer: {columns: [city], strategy: most_frequent}" in missing.value.next_step
+    with pytest.raises(DataError, match="2 reasons") as both:
+        raise_for([RowProblem(reason="null", column=name, rows=1, place="a.parquet, row 1") for name in ("city", "x")])
+    assert both.value.next_step.count("most_frequent") == 1 and "null_mask: {columns: [city, x]}" in both.value.next_step
     with pytest.raises(DataError, match="imputer cannot take column 'city'") as refused:
         source("mean", {"imputer": {"columns": ["city"]}}).fit()
     assert "strategy: most_frequent" in refused.value.next_step
     advised: dict[str, Any] = {"imputer": {"columns": ["city"], "strategy": "most_frequent"}}
     assert source("advised", advised).fit().steps[0].columns[0].fill == "a"
+
+
+def test_images_are_not_decoded_to_learn_about_another_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(held, "PNG")
+    table = pa.table({"image": [held.getvalue()] * 100, "label": ["a", "b"] * 50})
+    steps = [{"decode_image": {"column": "image"}}, {"label_encoder": {"column": "label"}}]
+    source, decoded = Source.of(tmp_path, {"train/a.parquet": table}, steps, label="label"), []
+    real = decode_image.decode_image
+
+    def counted(*arguments: Any) -> Any:
+        decoded.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(decode_image, "decode_image", counted)
+    assert source.fit().classes == ("a", "b")
+    assert len(decoded) == 16  # to see what the rows become

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
 import pyarrow.ipc as ipc
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DataError
+from penstock.ingest.columns.type_text import type_text
 from penstock.ingest.preprocess.chain import split_rows
 from tests.ingest.preparing import transform_table
 from tests.ingest.reading import read_rows, read_snapshot, write_files
@@ -82,12 +85,15 @@ def _write(path: Path, table: pa.Table) -> pa.Table:
     if path.suffix == ".parquet":
         pq.write_table(table, path)
         return pq.read_table(path)
+    if path.suffix == ".orc":
+        orc.write_table(table, path)
+        return orc.read_table(path)
     with ipc.new_file(path, table.schema) as writer:
         writer.write_table(table)
     return ipc.open_file(path).read_all()
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("format", ["parquet", "arrow", "orc"])
 @FEW
 @given(column=columns())
 def test_rows_are_what_pyarrow_reads_or_are_refused_by_name(format: str, column: pa.Array) -> None:
@@ -108,6 +114,38 @@ def test_rows_are_what_pyarrow_reads_or_are_refused_by_name(format: str, column:
     made = made.to_numpy_ndarray() if isinstance(made.type, pa.FixedShapeTensorType) else made.to_numpy()
     plain = [list(value) if isinstance(value, bytes) else value for value in expected]
     assert repr(made.tolist()) == repr(plain) or made.tolist() == plain  # False == 0
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=4)
+ONE_VALUE: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    **{kind: SCALARS[kind] for kind in (pa.bool_(), pa.int8(), pa.uint64(), pa.int64(), pa.date32(), pa.timestamp("us"))},
+    pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
+    pa.string(): _TEXT,
+}
+"""Types that CSV and JSON lines can hold a value of, without a word for what a number is not."""
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+@FEW
+@given(data=st.data(), kind=st.sampled_from(list(ONE_VALUE)))
+def test_values_written_as_text_come_back_as_the_type_they_had_or_are_refused(
+    format: str, data: st.DataObject, kind: pa.DataType
+) -> None:
+    column = pa.array(data.draw(st.lists(st.none() | ONE_VALUE[kind], min_size=1, max_size=5)), kind)
+    table = pa.table({"id": range(len(column)), "column": column})
+    with tempfile.TemporaryDirectory() as folder:
+        if format == "csv":
+            arrow_csv.write_csv(table, Path(folder, "a.csv"))
+        else:
+            lines = (json.dumps(row, default=str) for row in table.to_pylist())
+            Path(folder, "a.json").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        try:
+            read = read_rows(Path(folder), format, types={"column": type_text(kind)})
+        except DataError as error:
+            assert error.next_step, error
+            return
+    assert read.column("id").to_pylist() == list(range(len(column)))
+    assert read.column("column").to_pylist() == column.to_pylist()
 
 
 CELLS = {

@@ -209,3 +209,18 @@ def test_a_label_of_integers_in_one_file_and_fractions_in_another_is_asked_about
 def test_a_type_that_is_none_is_a_fault_of_the_pipeline_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"data\.types\.id: 'integer' is no Arrow type"):
         read_snapshot(source(tmp_path), "parquet", types={"id": "integer"})
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+def test_batches_of_large_rows_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    sizes = [10, 5_000, 90_000, 10, 200_000, 10] * 20
+    table = pa.table({"n": range(len(sizes)), "blob": ["x" * size for size in sizes]})
+    {"parquet": pq.write_table, "csv": arrow_csv.write_csv}[format](table, tmp_path / f"a.{format}")
+    monkeypatch.setattr("penstock.ingest.read.snapshot.BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock.ingest.formats.parquet._BATCH_BYTES", 1 << 20)
+    data, snapshot = read_snapshot(tmp_path, format)
+    batches = [batch for batch in iterate_rows(data, snapshot, snapshot.files, 64)]
+    assert pa.concat_tables([batch.table for batch in batches]).equals(table.cast(batches[0].table.schema))
+    assert max(batch.table.nbytes for batch in batches) < 3 << 20
+    starts = [batch.first_row for batch in batches]
+    assert len(starts) > 4 and 64 in starts  # where a batch begins otherwise

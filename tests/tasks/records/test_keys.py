@@ -160,3 +160,15 @@ def test_a_label_may_be_a_column_that_a_step_makes(tmp_path: Path) -> None:
     assert Project(loaded.spec, loaded.base_dir, loaded.origins).source.label is None
     loaded = load_spec(file, ["preprocess=[]"])
     assert Project(loaded.spec, loaded.base_dir, loaded.origins).source.label == "y"
+
+
+def test_the_library_that_reads_a_format_is_in_the_key_and_a_default_fit_is_not(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    (tmp_path / "rows" / "a.avro").write_bytes(b"listed, not read")
+    assert not [name for name in keys_of(file)["read"].inputs if "fastavro" in name]
+    assert "version.fastavro" in keys_of(file, "data.format=avro")["read"].inputs
+    plain, cropped = keys_of(file, "data.images={size: [4, 4]}"), keys_of(file, "data.images={size: [4, 4], fit: crop}")
+    assert changed(plain, keys_of(file, "data.images={size: [4, 4], fit: resize}")) == set()
+    assert "preprocess" in changed(plain, cropped)
+    assert changed(keys_of(file), keys_of(file, "data.missing_columns=error")) == set()
+    assert "read" in changed(keys_of(file), keys_of(file, "data.missing_columns=null"))

@@ -225,3 +225,17 @@ def test_numbers_may_come_in_any_form_that_loses_nothing(people: Made) -> None:
     assert table.column("height").to_pylist() == [1.5, None, 2.0]
     _, problems = people.table({"age": [3.5], "height": [1.0], "town": ["Ulm"], "weight": [True]})
     assert problems == {0: "row 0: column 'age' holds 3.5, which does not read as int64"}
+
+
+def test_a_label_that_is_a_picture_is_in_the_record_and_rows_come_without_one(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4)).save(stream, "PNG")
+    picture = stream.getvalue()
+    table = pa.table({"image": [{"bytes": picture, "path": None}] * 4, "mask": [{"bytes": picture, "path": None}] * 4})
+    source = Source.of(tmp_path, {"train/a.parquet": table}, label="mask", images={"mode": "L"})
+    fitted = source.fit()
+    form = raw_form(source.data, fitted, {}, table)
+    raw = RawRows(RawForm.model_validate_json(form.model_dump_json()), source.materialize(fitted=fitted).feed_schema)
+    given = table.set_column(1, "mask", pa.nulls(4, table.schema.field("mask").type))
+    assert raw.form.unneeded == ("mask",)
+    assert raw.prepare(given).table["image"].combine_chunks().to_numpy_ndarray().shape == (4, 4, 4, 1)

@@ -95,7 +95,25 @@ def scalers(draw: st.DrawFn) -> tuple[Any, list[ColumnState]]:
 @st.composite
 def encoders(draw: st.DrawFn, kind: str) -> tuple[Any, list[ColumnState]]:
     names = draw(columns_of("i8", "i64", "b", "s"))
-    return {kind: {"columns": names}}, [ColumnState(column=name, categories=tuple(draw(categories(name)))) for name in names]
+    unknown = draw(st.sampled_from([{}, {"unknown": "error"}, {"unknown": "ignore"}, {"unknown": "code"}]))
+    return {kind: {"columns": names, **unknown}}, [
+        ColumnState(column=name, categories=tuple(draw(categories(name)))) for name in names
+    ]
+
+
+@st.composite
+def powers(draw: st.DrawFn) -> tuple[Any, list[ColumnState]]:
+    names, method = draw(columns_of(*_NUMBERS)), draw(st.sampled_from(["yeo_johnson", "box_cox"]))
+    power = st.floats(-2, 2).map(lambda found: {"lambda": found})
+    states = [ColumnState(column=name, center=1.0, scale=draw(_SCALE), more=draw(power)) for name in names]
+    return {"power": {"columns": names, "method": method}}, states
+
+
+@st.composite
+def quantiles(draw: st.DrawFn) -> tuple[Any, list[ColumnState]]:
+    names, output = draw(columns_of(*_NUMBERS)), draw(st.sampled_from(["uniform", "normal"]))
+    knots = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=5).map(lambda found: tuple(sorted(found)))
+    return {"quantile": {"columns": names, "output": output}}, [ColumnState(column=n, knots=draw(knots)) for n in names]
 
 
 @st.composite
@@ -124,6 +142,7 @@ _TYPES = st.sampled_from(
 )
 STEPS = {
     "scalers": scalers(),
+    "distribution": powers() | quantiles(),
     "imputer": imputers(),
     "one_hot": encoders("one_hot"),
     "ordinal": encoders("ordinal"),

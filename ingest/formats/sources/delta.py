@@ -1,0 +1,61 @@
+"""How is a Delta table read? At one version, by its log, which says which of its files count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import NonNegativeInt
+
+from penstock.config import Section
+from penstock.errors import DataError
+from penstock.ingest.formats.arrow import ArrowReader
+from penstock.ingest.formats.format import Format, Origin
+from penstock.ingest.formats.library import library
+from penstock.ingest.formats.sources.naming import address_of, naming
+from penstock.ingest.spec import DataSpec
+from penstock.store_settings import object_store_options
+
+__all__ = ["DeltaFormat", "DeltaOptions"]
+
+
+class DeltaOptions(Section):
+    """Which state of a Delta table is read. `data.train` is the table's folder or URL."""
+
+    version: NonNegativeInt | None = None
+    """The version; without it the newest one, as it is when a run begins."""
+
+
+class DeltaFormat(Format):
+    """A Delta table at one version, which is part of the key; its rows are copied to the storage once."""
+
+    extensions = (".arrow",)
+    is_kept = True
+    folder_columns = False
+    Options = DeltaOptions
+
+    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+        """The table, known by its id and version, wherever it lies."""
+        deltalake = library("deltalake", "delta", "delta")
+        uri, wanted = address_of(target, base_dir), data.__dict__["delta"].version
+        with naming("Delta table", uri):
+            try:
+                table = deltalake.DeltaTable(uri, version=wanted, storage_options=object_store_options(uri))
+            except deltalake.exceptions.TableNotFoundError as error:
+                raise DataError(f"{uri}: there is no Delta table", next_step="correct the location, or data.format") from error
+            version = table.version()
+            identity = ["delta", str(table.metadata().id), version]
+        return Origin(identity, lambda: _batches(table), f"version-{version}", lambda: naming("Delta table", uri))
+
+    def reader(self, data: DataSpec, options: DeltaOptions) -> ArrowReader:
+        """Read the files that the rows were written to."""
+        return ArrowReader()
+
+
+def _batches(table: Any) -> Iterator[pa.RecordBatch]:
+    dataset = table.to_pyarrow_dataset()
+    # By name: the log's own order differs from one reading to the next.
+    for fragment in sorted(dataset.get_fragments(), key=lambda fragment: fragment.path):
+        yield from fragment.to_batches(schema=dataset.schema)

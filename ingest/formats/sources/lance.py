@@ -1,0 +1,48 @@
+"""How is a Lance dataset read? At one version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import PositiveInt
+
+from penstock.config import Section
+from penstock.ingest.formats.arrow import ArrowReader
+from penstock.ingest.formats.format import Format, Origin
+from penstock.ingest.formats.library import library
+from penstock.ingest.formats.sources.naming import address_of, naming
+from penstock.ingest.spec import DataSpec
+from penstock.store_settings import object_store_options
+
+__all__ = ["LanceFormat", "LanceOptions"]
+
+
+class LanceOptions(Section):
+    """Which state of a Lance dataset is read. `data.train` is its folder or URL."""
+
+    version: PositiveInt | None = None
+    """The version; without it the newest one, as it is when a run begins."""
+
+
+class LanceFormat(Format):
+    """A Lance dataset at one version, which is part of the key; its rows are copied to the storage once."""
+
+    extensions = (".arrow",)
+    is_kept = True
+    folder_columns = False
+    Options = LanceOptions
+
+    def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
+        """The dataset, known by its version and when that was made, since it has no id."""
+        lance = library("lance", "lance", "lance")
+        uri, wanted = address_of(target, base_dir), data.__dict__["lance"].version
+        with naming("Lance dataset", uri):
+            dataset = lance.dataset(uri, version=wanted, storage_options=object_store_options(uri))
+            version = dataset.version
+            made = next(str(each["timestamp"]) for each in dataset.versions() if each["version"] == version)
+            identity = ["lance", version, made, str(dataset.schema), dataset.count_rows()]
+        return Origin(identity, dataset.to_batches, f"version-{version}", lambda: naming("Lance dataset", uri))
+
+    def reader(self, data: DataSpec, options: LanceOptions) -> ArrowReader:
+        """Read the files that the rows were written to."""
+        return ArrowReader()

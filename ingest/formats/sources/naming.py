@@ -1,0 +1,40 @@
+"""Where is a table that a user names, and what is said when its library fails?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.errors import DataError, PenstockError
+from penstock.redact import first_line
+from penstock.stores import DENIED, is_local, store_problem
+
+__all__ = ["address_of", "naming"]
+
+
+def address_of(target: str, base_dir: Path) -> str:
+    """A URL as it is, a path from the pipeline file's folder."""
+    return target if "://" in target else os.path.abspath(base_dir / os.path.expanduser(target))
+
+
+@contextmanager
+def naming(what: str, target: str) -> Iterator[None]:
+    """Turn whatever a library raises in the block into an error that names the table.
+
+    Raises:
+        DataError: the table is not there or cannot be read.
+        ServiceError: its store refuses the credentials.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:  # every library has a tree of its own
+        if not is_local(target) and any(word in str(error) for word in DENIED):
+            raise store_problem(target, error) from error
+        raise DataError(
+            f"{target}: cannot be read as a {what}: {type(error).__name__}: {first_line(error)}",
+            next_step="correct it, or the options of its format in data",
+        ) from error

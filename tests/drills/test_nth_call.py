@@ -1,0 +1,237 @@
+"""A fault at the n-th call that leaves the process: a run ends done, or with an error of ours after which the command goes on.
+
+The weights are the same either way. All runs are in this process, so that many are cheap: stages, records, lease, checkpoints,
+tracker and registry are the real ones. Prefect and Ray are left out, as other drills kill those: rows are prepared, and the one
+rank trains, where the command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
+from mlflow.tracking import MlflowClient
+
+from penstock.errors import PenstockError, TrainingError
+from penstock.flows.run import close_attempt as closing
+from penstock.flows.run.open_attempt import introduce, is_still_its_run, open_attempt
+from penstock.flows.run.preflight import check_storage
+from penstock.flows.run.reporter import PlainReporter
+from penstock.flows.run.request import RunRequest
+from penstock.flows.spec_file import load_spec
+from penstock.ingest.ray_tasks import local_map
+from penstock.lease import hold_lease
+from penstock.machine.stopping import StopRequest
+from penstock.storage import Storage
+from penstock.tasks import materialize, preprocess
+from penstock.tasks.all_stages import ALL_STAGES
+from penstock.tasks.project import Project
+from penstock.tasks.records.ledger import lease_path
+from penstock.tasks.stage import perform
+from penstock.training.checkpoint.outcome import outcome_of
+from penstock.training.events import Event
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.on_ray import trainer
+from penstock.training.on_ray.worker import run_rank
+from penstock.training.ranks import Group
+from tests.training.digits import ListClient
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
+
+STORE_STRIDE, TRACKER_STRIDE = 13, 7
+"""Every so many calls are tried: all of them, which 1 and 1 do, take 20 minutes."""
+
+PIPELINE = """\
+name: p
+data: {{format: csv, train: rows/, validation: {{fraction: 0.2}}, label: y}}
+preprocess: [{{standard_scaler: {{columns: [a]}}}}]
+materialize: {{unit_bytes: 1}}
+train: {{recipe: "model.py:Net", epochs: 2, batch_rows: 16, checkpoint: {{every_steps: 2, keep: 1}}}}
+evaluate: {{figures: false}}
+storage: {storage}
+"""
+
+MODEL = """\
+import torch
+
+
+class Net:
+    def build_model(self, schema):
+        return torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 2))
+
+    def loss(self, model, batch):
+        return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["y"])
+
+    def predict(self, model, batch):
+        return model(batch["a"].float()[:, None])
+"""
+
+
+class Faults:
+    """Counts calls and fails one of them.
+
+    Attributes:
+        at: number of the call that fails, from 1; 0 for none.
+        after: it fails once the call has had its effect: the answer is lost.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.arm(0)
+
+    def arm(self, at: int, *, after: bool = False, error: Callable[[], Exception] = lambda: ConnectionError("cut")) -> None:
+        """Count from the start again."""
+        self.at, self.after, self.error, self.calls = at, after, error, 0
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Around one call."""
+        with self._lock:
+            self.calls += 1
+            fails = self.calls == self.at
+        if fails and not self.after:
+            raise self.error()
+        yield
+        if fails:
+            raise self.error()
+
+
+def train_here(
+    job: TrainJob, *, stop: threading.Event, listener: Callable[[list[Event]], None], **_others: Any
+) -> TrainOutcome:
+    """In place of Ray Train: the one rank, here."""
+    client = ListClient()
+    try:
+        result = run_rank(job, Group(0, 1, torch.device("cpu")), client)
+    except PenstockError:
+        raise
+    except Exception as error:  # as `EventLog.error` does
+        raise TrainingError(f"training failed: {type(error).__name__}: {error}") from error
+    finally:
+        listener(client.events)
+    return outcome_of(job, result.status, exactness=result.exactness, resumed_from_step=result.resumed_from_step)
+
+
+class Runs:
+    """`penstock run FILE` without Prefect and Ray."""
+
+    def __init__(self, folder: Path, faults: Faults) -> None:
+        self._folder, self._faults, self._made = folder, faults, 0
+
+    def project(self) -> Path:
+        """A new project with equal rows."""
+        self._made += 1
+        folder = self._folder / f"p{self._made}"
+        (folder / "rows").mkdir(parents=True)
+        for part in range(2):
+            rows = [f"{row % 7},{row % 2}" for row in range(part, part + 40)]
+            (folder / "rows" / f"{part}.csv").write_text("\n".join(["a,y", *rows]) + "\n")
+        (folder / "model.py").write_text(MODEL)
+        text = PIPELINE.format(storage=f"memory://nth-call{folder}")
+        (folder / "pipeline.yaml").write_text(text)
+        return folder / "pipeline.yaml"
+
+    def run(self, file: Path) -> dict[str, Any]:
+        """One attempt; raises what ends it."""
+        loaded = load_spec(file, [])
+        project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+        stopping = StopRequest()
+        request = RunRequest(file=str(file))
+        check_storage(project.storage)
+        with hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.give_up):
+            ctx = open_attempt(request, loaded, project, PlainReporter(), stopping, lambda: True)  # type: ignore[arg-type]
+            try:
+                introduce(ctx)
+                for stage in ALL_STAGES:
+                    if stage.name == "train":
+                        assert is_still_its_run(ctx, fresh=False)
+                    perform(stage, ctx)
+            except BaseException as error:
+                closing.close_attempt(ctx, "failed", error)
+                raise
+            return closing.close_attempt(ctx, "done")
+
+    def faulty(self, at: int, **how: Any) -> tuple[dict[str, Any], PenstockError | None, int]:
+        """Run with a fault, and where that ends the attempt, run again: (result, what ended the first, its calls)."""
+        file, ended = self.project(), None
+        self._faults.arm(at, **how)
+        try:
+            result = self.run(file)
+        except PenstockError as error:
+            ended = error
+        calls = self._faults.calls
+        self._faults.arm(0)
+        if ended is not None:
+            # The process would be gone, and its lease with it; this one lives on.
+            Storage(load_spec(file, []).spec.storage).delete(lease_path("p"))
+            result = self.run(file)
+        return result, ended, calls
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    monkeypatch.setattr(closing, "prefect_answers", lambda _within_s: True)  # there is no flow run that it could be told of
+    monkeypatch.setattr(trainer, "train", train_here)
+    monkeypatch.setattr(materialize, "materialize_dataset", partial(materialize.materialize_dataset, parallel=local_map))
+    monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))
+    return Faults()
+
+
+def test_a_cut_connection_to_the_store_costs_an_attempt_at_most(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Storage._translated
+
+    @contextlib.contextmanager
+    def translated(self: Storage, path: str) -> Iterator[None]:
+        with original(self, path), contextlib.nullcontext() if self.is_local else faults.call():
+            yield
+
+    monkeypatch.setattr(Storage, "_translated", translated)
+    runs = Runs(tmp_path, faults)
+    calm, _, calls = runs.faulty(0)
+    assert calls > 100
+    ended = {number: _same_end(runs, calm, number, after=bool(number % 2)) for number in range(2, calls + 1, STORE_STRIDE)}
+    assert any(ended.values()), "some of them cannot be done without"
+
+
+def test_a_tracking_server_that_is_away_or_refuses_once_costs_an_attempt_at_most(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **named: Any) -> Any:
+            with faults.call():
+                return call(*args, **named)
+
+        return wrapped
+
+    for name, call in list(vars(MlflowClient).items()):
+        if callable(call) and not name.startswith("_"):
+            monkeypatch.setattr(MlflowClient, name, failing(call))
+    runs = Runs(tmp_path, faults)
+    calm, _, calls = runs.faulty(0)
+    assert calls > 30
+    ended: dict[str, list[bool]] = {}
+    for code, word in ((TEMPORARILY_UNAVAILABLE, "away"), (PERMISSION_DENIED, "refuses")):
+        ended[word] = [
+            _same_end(runs, calm, number, after=bool(number % 2), error=lambda: MlflowException(word, code))  # noqa: B023
+            for number in range(1, calls + 1, TRACKER_STRIDE)
+        ]
+    assert not any(ended["away"]), "it is asked again"
+    assert any(ended["refuses"])
+
+
+def _same_end(runs: Runs, calm: dict[str, Any], number: int, **how: Any) -> bool:
+    """Run with that fault, compare the end, and return whether the first attempt was ended by it."""
+    result, error, _ = runs.faulty(number, **how)
+    same = ("status", "weights_digest", "metrics", "model_uri")
+    assert [result[name] for name in same] == [calm[name] for name in same], (number, how, error)
+    return error is not None

@@ -1,0 +1,167 @@
+"""Tables with versions and queries: what was read is kept, known by its version, and read again only when that changes."""
+
+from __future__ import annotations
+
+import datetime
+import sqlite3
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import DataError, PenstockError, PreflightError
+from penstock.ingest.files.listing import list_source
+from penstock.ingest.formats.registry import format_of
+from penstock.ingest.formats.section import spec_class_for
+from penstock.ingest.formats.sources.kept import keep_object, keep_rows
+from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
+from penstock.progress import silent
+from penstock.storage import Storage
+from penstock.store_settings import StoreSpec, object_store_options, use_stores
+from penstock.tasks.read import STAGE
+from tests.ingest.reading import read_rows, write_files
+
+FIRST = pa.table({"x": [1, 2, 3], "kind": ["a", "b", "a"]})
+SECOND = pa.table({"x": [4, 5], "kind": ["b", "c"]})
+
+
+def read(folder: Path, format: str, train: str, **options: Any) -> tuple[SourceSnapshot, list[dict[str, Any]]]:
+    section = {"format": format, "train": train, format: options}
+    data = spec_class_for(section).model_validate(section)
+    files = list_source(keep_rows(data, folder, Storage(str(folder / "storage"))), folder, format_of(data).extensions).files
+    snapshot = read_source(data, files, silent)
+    rows = [row for batch in iterate_rows(data, snapshot, snapshot.files) for row in batch.table.to_pylist()]
+    return snapshot, sorted(rows, key=lambda row: row["x"])
+
+
+class Table(NamedTuple):
+    """A table that a library has written, with two versions."""
+
+    train: str
+    options: dict[str, Any]
+    remove: Callable[[], None]
+    old: dict[str, Any]
+
+
+def delta(folder: Path) -> Table:
+    deltalake = pytest.importorskip("deltalake")
+    uri = str(folder / "table")
+    deltalake.write_deltalake(uri, FIRST, partition_by=["kind"])
+    deltalake.write_deltalake(uri, SECOND, mode="append")
+    return Table("table", {}, lambda: deltalake.DeltaTable(uri).delete("x = 2"), {"version": 0})
+
+
+def lance(folder: Path) -> Table:
+    lance = pytest.importorskip("lance")
+    uri = str(folder / "table")
+    lance.write_dataset(FIRST, uri)
+    lance.write_dataset(SECOND, uri, mode="append")
+    return Table("table", {}, lambda: lance.dataset(uri).delete("x = 2"), {"version": 1})
+
+
+def iceberg(folder: Path) -> Table:
+    pytest.importorskip("pyiceberg.catalog.sql")
+    from pyiceberg.catalog import load_catalog
+
+    (folder / "warehouse").mkdir()
+    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    catalog = load_catalog("tests", **properties)
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.rows", FIRST.schema)
+    table.append(FIRST)
+    old = table.current_snapshot().snapshot_id  # type: ignore[union-attr]
+    table.append(SECOND)
+    options = {"catalog": "tests", "properties": properties}
+    return Table("db.rows", options, lambda: table.delete("x == 2"), {**options, "snapshot": old})
+
+
+@pytest.mark.parametrize("made", [delta, lance, iceberg], ids=["delta", "lance", "iceberg"])
+def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: Path, made: Callable[[Path], Table]) -> None:
+    format = made.__name__
+    table = made(tmp_path)
+    snapshot, rows = read(tmp_path, format, table.train, **table.options)
+    assert rows == [*FIRST.to_pylist(), *SECOND.to_pylist()]
+    (version,) = {file.name.split("/")[0] for file in snapshot.files}
+    assert STAGE.facts(snapshot.model_dump(mode="json"))[0] == (format, version.replace("-", " "))
+    again, _ = read(tmp_path, format, table.train, **table.options)
+    assert again.digest == snapshot.digest and [file.uri for file in again.files] == [file.uri for file in snapshot.files]
+    table.remove()
+    newer, rows = read(tmp_path, format, table.train, **table.options)
+    assert [row["x"] for row in rows] == [1, 3, 4, 5], "a deleted row is gone"
+    assert newer.digest != snapshot.digest and newer.files[0].name.split("/")[0] != version
+    assert read(tmp_path, format, table.train, **table.old)[1] == FIRST.to_pylist()
+    for wrong in ("nowhere", "no.where"):
+        with pytest.raises(DataError, match=wrong):
+            read(tmp_path, format, wrong, **table.options)
+    if format != "iceberg":
+        with pytest.raises(DataError, match=r"is a (Delta|Lance) table") as refused:
+            read_rows(tmp_path, "parquet", train="table")
+        assert refused.value.next_step == f"data.format: {format}"
+
+
+def database(folder: Path) -> Path:
+    file = folder / "rows.db"
+    with sqlite3.connect(file) as connection:
+        connection.execute("create table rows (x integer, y real, name text, picture blob)")
+        connection.executemany("insert into rows values (?, ?, ?, ?)", [(2, 0.5, "b", b"\xff"), (1, None, "a", b"")])
+    connection.close()
+    return file
+
+
+def test_a_querys_answer_is_kept_until_query_snapshot_or_database_change(tmp_path: Path) -> None:
+    file = database(tmp_path)
+    query, options = "select x, y, name, picture from rows order by x", {"connection": "sqlite:///rows.db"}
+    first, rows = read(tmp_path, "sql", query, **options)
+    assert rows == [
+        {"x": 1, "y": None, "name": "a", "picture": b""},
+        {"x": 2, "y": 0.5, "name": "b", "picture": b"\xff"},
+    ]
+    write_files(tmp_path, {"rows.sql": query})
+    assert read(tmp_path, "sql", "rows.sql", **options)[0].files == first.files, "the same query in a file"
+    with sqlite3.connect(file) as connection:
+        connection.execute("insert into rows values (3, 1.5, 'c', null)")
+    connection.close()
+    assert [row["x"] for row in read(tmp_path, "sql", query, **options)[1]] == [1, 2, 3]
+    dated, _ = read(tmp_path, "sql", query, snapshot="2026-11-24", **options)
+    assert {file.name for file in dated.files} == {"snapshot-2026-11-24/part-00000.arrow"}
+
+
+def test_what_is_wrong_with_a_query_is_named_without_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database(tmp_path)
+    options = {"connection": "sqlite:///rows.db"}
+    for query, said in {
+        "select absent from rows": "no such column: absent",
+        "select x, y as x from rows": "gives column 'x' twice",
+        "select x from rows where x > 9": "gave no rows",
+        "select case when x = 1 then 1 else 'a' end as x from rows": "does not become Arrow",
+    }.items():
+        with pytest.raises(DataError, match=said):
+            read(tmp_path, "sql", query, **options)
+    with pytest.raises(DataError, match="there is no query"):
+        read(tmp_path, "sql", "nowhere.sql", **options)
+    with pytest.raises(DataError, match="there is no database"):
+        read(tmp_path, "sql", "select 1", connection="sqlite:///nowhere.db")
+    with pytest.raises(PreflightError, match="WAREHOUSE_URL is not set"):
+        read(tmp_path, "sql", "select 1", connection="$WAREHOUSE_URL")
+    monkeypatch.setenv("WAREHOUSE_URL", "postgresql+psycopg://me:hunter2hunter2@127.0.0.1:9/db")
+    with pytest.raises(PenstockError) as refused:
+        read(tmp_path, "sql", "select 1", connection="$WAREHOUSE_URL")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_types_of_a_database_are_kept(tmp_path: Path) -> None:
+    rows = {"x": [Decimal("1.50"), None], "at": [datetime.datetime(2020, 1, 2), None], "ok": [True, False]}
+    uri = keep_object(rows, Storage(str(tmp_path)), "rows")
+    table = read_rows(Path(uri), "arrow")
+    assert table.schema.types == [pa.decimal128(3, 2), pa.timestamp("us"), pa.bool_()]
+
+
+def test_a_delta_table_is_read_from_a_store_of_its_own(tmp_path: Path, rows_bucket: tuple[str, dict[str, str]]) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    bucket, settings = rows_bucket
+    use_stores({bucket: StoreSpec.model_validate(settings)})
+    deltalake.write_deltalake(f"{bucket}/table", FIRST, storage_options=object_store_options(bucket))
+    assert read(tmp_path, "delta", f"{bucket}/table")[1] == FIRST.to_pylist()

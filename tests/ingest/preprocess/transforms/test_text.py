@@ -1,0 +1,161 @@
+"""Categories that are unknown, many, or several in a row; and text in one spelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from penstock.errors import DataError
+from penstock.ingest.preprocess.chain import Chain
+from penstock.ingest.preprocess.problems import Origin
+from penstock.ingest.preprocess.steps import PreprocessStep
+from tests import ROOT
+from tests.ingest.preparing import Source, transform_table
+
+TRAIN = pa.table({"c": ["a", "b", "a"], "i": [1, 2, 3]})
+TEST = pa.table({"c": ["b", "q"], "i": [1, 9]})
+
+
+def source_of(folder: Path, steps: list[Any], train: pa.Table = TRAIN, test: pa.Table = TEST, **data: Any) -> Source:
+    return Source.of(folder, {"train/a.parquet": train, "test/a.parquet": test}, steps, test="test", **data)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ({"ordinal": {"columns": ["c"], "unknown": "code"}}, [1, 2]),
+        ({"one_hot": {"columns": ["c"]}}, [[0, 1], [0, 0]]),
+        ({"one_hot": {"columns": ["c"], "unknown": "code"}}, [[0, 1, 0], [0, 0, 1]]),
+        ({"one_hot": {"columns": ["c"], "unknown": "code", "max_categories": 1}}, [[0, 1], [0, 1]]),
+    ],
+)
+def test_what_train_does_not_have_is_counted_and_has_the_code_that_the_file_says(
+    tmp_path: Path, step: dict[str, Any], expected: list[Any]
+) -> None:
+    source = source_of(tmp_path, [step])
+    manifest = source.materialize()
+    assert source.column(manifest, "c", "test").tolist() == expected
+    rare = step.get("one_hot", {}).get("max_categories")
+    assert manifest.extra["unseen_categories"] == {"c": 3 if rare else 1}
+    chain = Chain(source.data, source.steps, source.fit(), {})
+    request = chain.prepare_few(TEST, Origin.of_file("f", 0, TEST.num_rows)).table
+    assert request.column("c").to_pylist() == chain.apply(TEST, "f", 0).column("c").to_pylist()
+
+
+def test_an_unknown_category_may_be_null_and_filled_afterwards(tmp_path: Path) -> None:
+    fill = {"imputer": {"columns": ["c"], "strategy": "constant", "fill_value": -1}}
+    source = source_of(tmp_path, [{"ordinal": {"columns": ["c"], "unknown": "ignore"}}, fill])
+    assert source.column(source.materialize(), "c", "test").tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("step", [{"one_hot": {"columns": ["c"], "unknown": "error"}}, {"ordinal": {"columns": ["c"]}}])
+def test_an_unknown_category_may_be_an_error(tmp_path: Path, step: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"a value in c that the train split does not have; first: .*test/a.parquet, row 1"):
+        source_of(tmp_path, [step]).materialize()
+
+
+def test_options_that_came_later_are_in_no_key_where_they_are_not_used() -> None:
+    for kind in ("one_hot", "ordinal"):
+        assert "unknown" not in PreprocessStep.model_validate({kind: {"columns": ["c"]}}).model_dump(mode="json")[kind]
+    with pytest.raises(ValidationError, match="unknown must be ignore or code"):
+        PreprocessStep.model_validate({"one_hot": {"columns": ["c"], "unknown": "error", "max_categories": 2}})
+
+
+TAGS = pa.table({"t": pa.array([["x", "y"], [], ["y", "y"]], pa.list_(pa.string()))})
+
+
+def test_lists_of_words_become_one_vector(tmp_path: Path) -> None:
+    test = pa.table({"t": pa.array([["x", "z"], ["y"]], pa.list_(pa.string()))})
+    source = source_of(tmp_path, [{"multi_hot": {"columns": ["t"]}}], TAGS, test)
+    manifest = source.materialize()
+    assert source.column(manifest, "t").tolist() == [[1, 1], [0, 0], [0, 1]]
+    assert source.column(manifest, "t", "test").tolist() == [[1, 0], [0, 1]]
+    assert manifest.extra["unseen_categories"] == {"t": 1}
+    strict = source_of(tmp_path / "b", [{"multi_hot": {"columns": ["t"], "unknown": "error"}}], TAGS, test, invalid="drop")
+    manifest = strict.materialize()
+    assert manifest.extra["dropped"] == {"unknown category: t": 1}
+    assert strict.column(manifest, "t", "test").tolist() == [[0, 1]]
+
+
+def test_lists_with_nulls_are_rows_that_cannot_be_used(tmp_path: Path) -> None:
+    train = pa.table({"t": pa.array([["x"], None, ["x", None]], pa.list_(pa.string()))})
+    source = Source.of(tmp_path, {"train/a.parquet": train}, [{"multi_hot": {"columns": ["t"]}}], invalid="drop")
+    manifest = source.materialize()
+    assert manifest.rows["train"] == 1 and manifest.extra["dropped"] == {"null: t": 2}
+
+
+def test_hashes_are_buckets_that_never_change() -> None:
+    table = pa.table({"c": ["a", "b", "a"], "i": [1, 2, 1], "t": pa.array([["a", "a"], [], ["b"]], pa.list_(pa.string()))})
+    made = transform_table(table, [{"hashing": {"columns": ["c", "i", "t"], "buckets": 16}}])
+    buckets = made.column("c").to_pylist()
+    # Written down once: if these change, a model looks its embeddings up in the wrong places.
+    assert buckets == [5, 13, 5]
+    assert made.column("i").to_pylist()[0] == made.column("i").to_pylist()[2]
+    counts = np.array([row.as_py() for row in made.column("t")])
+    assert counts.shape == (3, 16) and counts[0, buckets[0]] == 2 and counts[2, buckets[1]] == 1 and counts.sum() == 3
+    other = transform_table(table, [{"hashing": {"columns": ["c"], "buckets": 16, "seed": 1}}, {"drop": ["t"]}])
+    assert other.column("c").to_pylist() != buckets
+
+
+def test_buckets_are_filled_evenly() -> None:
+    names = [f"user {n}" for n in range(20_000)]
+    made = transform_table(pa.table({"c": names}), [{"hashing": {"columns": "*", "buckets": 20}}])
+    counts = np.bincount(made.column("c").to_numpy(), minlength=20)
+    # chi squared with 19 degrees of freedom passes 50 about once in 10,000 times.
+    assert float(((counts - 1000) ** 2 / 1000).sum()) < 50
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "clean"),
+    [
+        ({}, "  a\t b\u00a0\n c ", "a b c"),
+        ({}, "e\u0301", "\u00e9"),
+        ({"normalize": "NFKC", "lower": True}, "\uff21B\ufb01", "abfi"),
+        ({"remove": "https?://[^ ]+"}, "see https://x.org/a now", "see now"),
+        ({"whitespace": False, "normalize": None}, " a  b ", " a  b "),
+    ],
+)
+def test_text_comes_to_one_spelling(options: dict[str, Any], text: str, clean: str) -> None:
+    steps = [{"clean_text": {"columns": ["c"], **options}}, {"hashing": {"columns": ["c"], "buckets": 1 << 20}}]
+    table = pa.table({"c": [text, clean]})
+    first, second = transform_table(table, steps).column("c").to_pylist()
+    expected = transform_table(pa.table({"c": [clean]}), steps[1:]).column("c").to_pylist()[0]
+    assert first == second == expected
+
+
+def test_text_that_is_empty_may_be_null() -> None:
+    steps = [{"clean_text": {"columns": ["c"], "remove": "[?]", "empty_is_null": True}}]
+    fill = {"imputer": {"columns": ["c"], "strategy": "constant", "fill_value": "none"}}
+    hashed = {"hashing": {"columns": ["c"], "buckets": 1 << 20}}
+    made = transform_table(pa.table({"c": ["?", "none", None]}), [*steps, fill, hashed]).column("c").to_pylist()
+    assert made[0] == made[1] == made[2]
+    with pytest.raises(ValidationError, match="is no regular expression"):
+        PreprocessStep.model_validate({"clean_text": {"columns": ["c"], "remove": "("}})
+
+
+def test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").split("### Text as tokens\n")[1]
+    code, steps = page.split("```python\n")[1].split("```")[0], page.split("```yaml\n")[1].split("```")[0]
+    words = {"[UNK]": 0, "the": 1, "cat": 2, "sat": 3}
+
+    def write(vocabulary: dict[str, int]) -> None:
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    write(words)
+    table = pa.table({"text": ["The  cat", "the dog sat", "sat"]})
+    files: dict[str, Any] = {"tokens.py": code, "train/a.parquet": table}
+    source = Source.of(tmp_path, files, yaml.safe_load(steps)["preprocess"])
+    ((_, rows),) = source.preparation().tables()
+    assert [row.as_py() for row in rows.column("tokens").combine_chunks().storage] == [[1, 2], [1, 0, 3], [3]]
+    before = source.code["tokens.py:tokenize"].digest
+    write({**words, "dog": 4})
+    assert source.code["tokens.py:tokenize"].digest != before
