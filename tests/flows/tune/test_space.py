@@ -26,6 +26,10 @@ def with_space(folder: Path, space: str) -> Path:
         ("train.batch_rows: {range: [2, 33]}", "tune.space.train.batch_rows: train.batch_rows: 33 does not divide over 2"),
         ("preprocess.7.drop: {choice: [1]}", "preprocess.7 is not an index of a list of 2"),
         ("shuffle.seed: {choice: [x]}", "tune.space.shuffle.seed: 'x': input should be a valid integer"),
+        (
+            "shuffle.seed: {choice: [1]}\n  scheduler: pbt",
+            "tune.scheduler: 'pbt': population based training copies one trial's weights",
+        ),
     ],
 )
 def test_a_key_or_value_that_the_file_does_not_take_is_named(tmp_path: Path, space: str, says: str) -> None:
