@@ -15,7 +15,7 @@ from mlflow.models import Model
 
 from penstock.ingest.schema import FeedSchema
 from penstock.training.model import ModelSpec
-from penstock.training.registry.flavors import add_flavors
+from penstock.training.registry.register import add_flavors
 from penstock.usercode.capture import UserCode
 
 ROWS, LABELS = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2
