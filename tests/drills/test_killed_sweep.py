@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.tracking import MlflowClient
 
 from tests.drills.project import Command, make_project
 
@@ -18,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(1500), py
 
 PARALLEL = """
 tune:
-  space: {train.learning_rate: {log_range: [1e-3, 1e-1]}, data.validation.fraction: {choice: [0.2, 0.3]}}
+  space: {train.learning_rate: {log_range: [1e-3, 1e-1]}}
   trials: 4
   concurrent: 2
 """
@@ -82,11 +81,6 @@ def test_three_kills_change_no_weights_of_any_trial(tmp_path: Path) -> None:
     assert facts(survived) == facts(calm)
     assert survived["weights_digest"] == calm["weights_digest"] and survived["metrics"] == calm["metrics"]
     assert survived["model_uri"] == "models:/drill/1"
-    fractions = {0.2, *(trial["values"]["data.validation.fraction"] for trial in survived["trials"])}
-    for folder in (calm_file.parent, file.parent):
-        datasets = list(folder.glob(".penstock/datasets/*/manifest.json"))
-        assert len(datasets) == len(fractions) == 2, "trials whose values give the same rows share them"
-        assert len(list(folder.glob(".penstock/stages/read/*.json"))) == 1, "the source was read once for all of them"
     assert reports(file.parent, survived["sweep"]) == reports(calm_file.parent, calm["sweep"])
     attempts = list(file.parent.glob(f".penstock/runs/{survived['sweep']}-001/attempts/*.json"))
     assert len(attempts) >= 3, "the first trial was cut twice"
@@ -102,5 +96,3 @@ def test_a_killed_sweep_ends_the_same_trials_early(tmp_path: Path) -> None:
     assert facts(survived) == facts(calm)
     stopped = next(trial for trial in survived["trials"] if trial["state"] == "stopped")
     assert stopped["note"].startswith("stopped early by asha after ")
-    tags = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db").get_run(stopped["tracked_run"]).data.tags
-    assert tags["penstock.trial.state"] == "stopped early" and stopped["note"] in tags["mlflow.note.content"]
