@@ -244,7 +244,7 @@ def _add_entries(folder: Path, code: str, prepared: ModelSignature) -> None:
 
 
 def add_flavors(model: ModelSpec, folder: Path) -> None:
-    """Name in the MLmodel what MLflow's own loader of a library reads: `mlflow.xgboost.load_model` gives the library's object."""
+    """Name in the MLmodel what MLflow's own loader of a library reads, such as `mlflow.xgboost.load_model`."""
     if model.loader not in _FLAVORS:
         return
     name, configuration = _FLAVORS[model.loader]
