@@ -73,8 +73,8 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
 
 def name_at_begin() -> str:
     """What a flow run is called until it is known which run it is of: its log shall not begin with a name that says nothing."""
-    request = flow_run.get_parameters()["request"]
-    asked = Path(request.file if hasattr(request, "file") else request.input)
+    request = dict(flow_run.get_parameters()["request"])  # of a deployment it may be a dict still
+    asked = Path(request.get("file") or request["input"])
     return f"{asked.parent.name}/{asked.name}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
