@@ -137,6 +137,14 @@ From the command to the first optimizer step of the tabular template on two work
 {rounds} rounds. By hand: a script that reads the same rows and trains the same network with Ray Train, and records nothing.
 """
 
+TUNE = """\
+## Sweeps
+
+{trials} trials of the tabular template, {epochs} epochs of 11 steps each, one worker a trial, two trials at once. By hand: the
+same trainings, with validation and checkpoints, in two processes that have torch loaded. A sweep is timed from its first
+trial's begin to its last one's end; the start of the cluster is left out. The weights of all trials are the same.
+"""
+
 FIRST_BATCH = """\
 A worker that is up and opens its share of prepared rows, those of the feed's tables above, has its first batch after
 {times}, the pages in memory as a run before has left them.
@@ -168,6 +176,7 @@ def main() -> None:
     for library in ("xgboost", "lightgbm"):
         lines += _section(f"boosted_{library}", BOOSTED, "seconds", "seconds", "by hand = 1")
     lines += _section("start", START, "seconds", "seconds", "by hand = 1") + _first_batch() + _growth()
+    lines += _section("tune", TUNE, "seconds", "seconds", "by hand = 1")
     (DOCS / "performance.md").write_text("\n".join(lines).rstrip() + "\n")
     _draw(feed)
 

@@ -105,6 +105,7 @@ class Template(StrEnum):
     text = "text"
     boosted = "boosted"
     lightning = "lightning"
+    ray_loop = "ray-loop"
 
 
 @app.command()
@@ -143,6 +144,31 @@ def check(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> N
 
 
 @app.command()
+def probe(
+    file: File = _HERE,
+    overrides: Set = None,
+    budget_s: Annotated[
+        float, typer.Option("--budget-s", help="Seconds for trying other values; 0 only reads as configured.")
+    ] = 120.0,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it, as this .png file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast rows reach the workers, where the time goes, and which values of the file make it faster."""
+
+    def work() -> dict[str, Any]:
+        _read_spec(file, overrides)
+        from penstock.flows.verbs.probe.probe import probe_pipeline, show_probe
+
+        result = probe_pipeline(
+            file, overrides or [], budget_s, plot, lambda line: _out.print(line, markup=False, soft_wrap=True)
+        )
+        show_probe(result, _out)
+        return result
+
+    _answer(work, as_json)
+
+
+@app.command()
 def plan(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> None:
     """Say for each stage whether it would be reused, resumed or run, and which input differs."""
 
@@ -171,6 +197,7 @@ def run(
     def work() -> dict[str, Any]:
         if folds:
             return _folds(file, overrides or [], fresh=fresh, until=until)
+        _read_spec(file, overrides)
         from penstock.flows.verbs.run import run as run_pipeline
 
         result = run_pipeline(file, overrides or [], fresh=fresh, until=until)
@@ -445,6 +472,18 @@ def deploy(
     columns: Columns = None,
     format: Format = None,
     gpus: Gpus = False,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            help="Send a message when a run fails or none begins for a day: URL of a webhook, or a mail address; "
+            "`none` ends it.",
+            show_default="as it was",
+        ),
+    ] = None,
+    silence_h: Annotated[
+        float | None,
+        typer.Option("--silence-h", help="With --notify: hours without a run.", show_default="25, on a schedule of every day"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
@@ -453,12 +492,12 @@ def deploy(
         _out.print(line, markup=False, soft_wrap=True)
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.deploy import deploy_pipeline, deploy_predictions
+        from penstock.flows.verbs.deploy.deploy import Messages, deploy_pipeline, deploy_predictions
 
         if not predict:
             if source or output or model or columns or format or gpus:
                 raise SpecError("--input, --output, --model, --column, --format and --gpus go with --predict")
-            return deploy_pipeline(file, cron, pool, overrides or [], say)
+            return deploy_pipeline(file, cron, pool, overrides or [], say, Messages(notify, silence_h))
         if source is None or output is None or overrides:
             raise SpecError("--predict needs --input and --output, and takes no --set")
         from penstock.flows.verbs.model.predict import predict_request
@@ -466,7 +505,7 @@ def deploy(
         request = partial(
             predict_request, source=source, output=output, columns=columns or [], format=format, gpus=gpus, file=file
         )
-        return deploy_predictions(file, cron, pool, model, request, say)
+        return deploy_predictions(file, cron, pool, model, request, say, Messages(notify, silence_h))
 
     _answer(work, as_json)
 

@@ -17,7 +17,7 @@ from prefect.utilities.annotations import quote
 from penstock.errors import Interrupted, PenstockError
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
-from penstock.flows.run.flow_runs import EndedUntold
+from penstock.flows.run.flow_runs import EndedUntold, name_at_begin
 from penstock.flows.run.open_attempt import RayOnDemand, introduce, is_still_its_run, open_attempt
 from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
@@ -38,7 +38,7 @@ from penstock.tasks.stages import STAGES
 __all__ = ["pipeline"]
 
 
-@flow(name="penstock", persist_result=False)
+@flow(name="penstock", flow_run_name=name_at_begin, persist_result=False)
 def pipeline(request: RunRequest) -> State[Any]:
     """Run or continue the pipeline that `request.file` describes.
 

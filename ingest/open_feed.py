@@ -38,7 +38,7 @@ def open_feed(
 
     Args:
         dataset: its address, `<storage>/datasets/<key>`: a path or an fsspec URL. MLflow has it as the tag
-            `penstock.data.uri` of a registered model; the key is that of the materialize stage in `penstock plan --json`. Or
+            `penstock.data.uri` of a run in MLflow; the key is that of the materialize stage in `penstock plan --json`. Or
             several of the same columns: `{address: 3, other: 1}` says of each what `mix` makes of it, `[address, other]` leaves
             that to `temperature`.
         split: train, validation or test.

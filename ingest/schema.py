@@ -6,12 +6,15 @@ from typing import Literal
 
 from penstock.config import Section
 
-__all__ = ["SPLITS", "ColumnInfo", "FeedSchema"]
+__all__ = ["METRICS_OF", "SPLITS", "ColumnInfo", "FeedSchema"]
 
 
 Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+METRICS_OF: dict[Split, str] = {"train": "train", "validation": "val", "test": "test"}
+"""What stands before the names of a split's metrics: `val/accuracy`."""
 
 
 class ColumnInfo(Section):

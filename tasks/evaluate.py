@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from penstock.ingest.materialize.provenance import sources_of
 from penstock.ingest.schema import SPLITS, Split
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
-from penstock.tasks.model.held_out import location_of
+from penstock.tasks.model.held_out import HeldOut, held_out_of
 from penstock.tasks.model.slices import slices_of
 from penstock.tasks.model.tables import as_csv, most_wrong
 from penstock.tasks.stage import Facts, Stage
@@ -41,31 +41,36 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     best = spec.train.checkpoint.best
     splits: list[Split] = [split for split in SPLITS[1:] if rows.get(split)]
     checkpoint = trusted_checkpoint(ctx.project, ctx.work_storage, model_checkpoint(ctx))
-    options = {
-        "splits": splits,
-        "metrics": spec.evaluate.metrics,
-        "figures": spec.evaluate.figures,
-        "slices": {split: slices_of(ctx, split) for split in splits} if spec.evaluate.slices else {},
-    }
-    measure = partial(measure_checkpoint, make_job(ctx), model_spec(ctx), checkpoint.storage, **options)
+    measure = partial(
+        measure_held_out,
+        held_out_of(ctx),
+        spec.evaluate.slices,
+        make_job(ctx),
+        model_spec(ctx),
+        checkpoint.storage,
+        splits=splits,
+        metrics=spec.evaluate.metrics,
+        figures=spec.evaluate.figures,
+    )
     if ctx.on_cluster:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
 
         ctx.need_ray()
-        result = on_one_worker(spec.train, "evaluate", measure)
+        measured = on_one_worker(spec.train, "evaluate", measure)
     else:
-        result = measure(progress=ctx.reporter.progress("evaluate"))
+        measured = measure(progress=ctx.reporter.progress("evaluate"))
+    result = measured.result
+    for warning in measured.warnings:
+        ctx.warn(warning)
     for name, table in result.tables.items():
         ctx.tracker.log_json(f"evaluation/{name}.json", table)
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     for name in sorted(result.metrics.keys() - metrics.keys()):
         ctx.warn(f"evaluate: {name} is {result.metrics[name]}; it is left out")
-    for split, columns in result.rows.items():
-        if columns:
-            answers = _with_sources(ctx, split, columns)
-            ctx.ledger.save_answers(ctx.run.run, split, answers)
-            if "file" in answers.column_names:
-                ctx.tracker.log_text(f"evaluation/{split}-most_wrong.csv", most_wrong(answers, ctx.manifest.feed_schema))
+    for split, answers in measured.answers.items():
+        ctx.ledger.save_answers(ctx.run.run, split, answers)
+        if "file" in answers.column_names:
+            ctx.tracker.log_text(f"evaluation/{split}-most_wrong.csv", most_wrong(answers, ctx.manifest.feed_schema))
     if result.slices:
         ctx.tracker.log_text("evaluation/slices.csv", as_csv(pa.Table.from_pylist(result.slices)))
     for name, figure in result.figures.items():
@@ -86,13 +91,39 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     return output, "ran"
 
 
-def _with_sources(ctx: RunContext, split: Split, columns: dict[str, np.ndarray]) -> pa.Table:
+class Measured(NamedTuple):
+    """What was found. Picklable."""
+
+    result: EvaluationResult
+    answers: dict[Split, pa.Table]
+    """The model's answer on each row, with the file and row it came from."""
+    warnings: list[str]
+
+
+def measure_held_out(
+    held_out: HeldOut,
+    slices: Sequence[str | Mapping[str, Sequence[float]]],
+    job: TrainJob,
+    model: ModelSpec,
+    files: Storage,
+    *,
+    splits: Sequence[Split],
+    **options: Any,
+) -> Measured:
+    """Measure in this process, which also reads the source's rows that slices go by and where each row came from."""
+    warnings: list[str] = []
+    sliced = {split: slices_of(held_out, split, slices, warnings.append) for split in splits} if slices else {}
+    result = measure_checkpoint(job, model, files, splits=splits, slices=sliced, **options)
+    answers = {split: _with_sources(held_out, split, columns) for split, columns in result.rows.items() if columns}
+    return Measured(result, answers, warnings)
+
+
+def _with_sources(held_out: HeldOut, split: Split, columns: dict[str, np.ndarray]) -> pa.Table:
     """The model's answers with the file and row that each row came from, as far as the shards are kept that know it."""
     table = pa.table(columns)
-    if ctx.manifest.shards:
-        found = sources_of(ctx.storage, ctx.manifest, split, columns["id"])
-        location = location_of(ctx, split)
-        names = pa.array([f"{location}/{name}" for name in found.names], pa.string())
+    if held_out.manifest.shards:
+        found = sources_of(held_out.storage, held_out.manifest, split, columns["id"])
+        names = pa.array([f"{held_out.location(split)}/{name}" for name in found.names], pa.string())
         table = table.append_column("file", pa.DictionaryArray.from_arrays(pa.array(found.files), names))
         table = table.append_column("row", pa.array(found.rows))
     return table
@@ -110,7 +141,11 @@ def measure_checkpoint(job: TrainJob, model: ModelSpec, files: Storage, **option
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:
     # In every attempt: a kill right after the stage must not lose its numbers. The tracker drops what is there already.
-    ctx.tracker.log_metrics(output["metrics"], output["step"])
+    last = ctx.output("train")["step"]
+    for name, value in output["metrics"].items():
+        # Validation has been charted while training. A page shows the newest value: let it be that of the model that was kept.
+        after = name.startswith("val/") and output["step"] < last
+        ctx.tracker.log_metrics({name: value}, last + 1 if after else output["step"])
 
 
 def _facts(output: dict[str, Any]) -> Facts:

@@ -17,6 +17,8 @@ from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.schema import SPLITS
 from penstock.tasks.context import Outcome, RunContext
+from penstock.tasks.records.data import RunData
+from penstock.tasks.records.data_tables import NEW_TABLE, data_tables, dataset_name, new_since, split_profile
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
@@ -154,11 +156,32 @@ def _facts(output: dict[str, Any]) -> Facts:
 
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:
-    manifest = DatasetManifest.model_validate(output)
-    ctx.tracker.log_dataset(manifest, name=ctx.run.pipeline, uri=ctx.project.spec.data.train)
-    ctx.tracker.log_json("manifest.json", output)
-    if manifest.rows_quarantined or ctx.project.spec.data.invalid == "quarantine":
-        ctx.tracker.log_metrics({"data/rows_quarantined": float(manifest.rows_quarantined)}, 0)
+    manifest, spec, tracker = DatasetManifest.model_validate(output), ctx.project.spec.data, ctx.tracker
+    data = RunData(ctx.snapshot, manifest, ctx.ledger.profile(manifest.key) or Profile())
+    for split in SPLITS:
+        if manifest.rows.get(split):
+            source = getattr(spec, split)
+            tracker.log_dataset(
+                manifest,
+                split,
+                name=dataset_name(ctx.run.pipeline, split),
+                uri=source if isinstance(source, str) else spec.train,
+                profile=split_profile(data, split),
+            )
+    facts = {"digest": manifest.content_digest, "rows": dict(manifest.rows), "uri": _uri(ctx, manifest)}
+    tracker.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
+    tracker.log_json("manifest.json", output)
+    for name, table in data_tables(data, ctx.fitted).items():
+        tracker.log_text(name, table)
+    if (new := new_since(ctx.ledger, ctx.run, ctx.now, data)) is not None:
+        tracker.log_text(NEW_TABLE, new)
+    if manifest.rows_quarantined or spec.invalid == "quarantine":
+        tracker.log_metrics({"data/rows_quarantined": float(manifest.rows_quarantined)}, 0)
+
+
+def _uri(ctx: RunContext, manifest: DatasetManifest) -> str:
+    """What `open_feed` takes; without rows on disk, where they come from."""
+    return ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else ctx.project.spec.data.train
 
 
 STAGE = Stage("materialize", _run, _verify, _facts, publish=_show)

@@ -11,17 +11,20 @@ import pyarrow as pa
 from penstock.digest import digest_of
 from penstock.errors import DataError, ServiceError
 from penstock.ingest.preprocess.chain import Chain, split_rows
+from penstock.ingest.schema import METRICS_OF
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
 from penstock.tasks.materialize import preparation_of
+from penstock.tasks.model.description import describe
 from penstock.tasks.model.promote import keeps_aliases, promote
+from penstock.tasks.records.data_tables import dataset_name
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
 from penstock.training.frameworks.framework import TrimsCode
 from penstock.training.registry.raw_rows import raw_form
-from penstock.training.registry.registry import KeepsAliases, TrainedVersion
+from penstock.training.registry.registry import WEIGHTS_TAG, KeepsAliases, TrainedVersion
 from penstock.usercode.capture import UserCode
 
 __all__ = ["STAGE"]
@@ -58,13 +61,15 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
             tags={
                 "penstock.run": ctx.run.run,
                 "penstock.checkpoint": checkpoint.name,
-                "penstock.weights_digest": checkpoint.manifest.weights_digest,
+                WEIGHTS_TAG: checkpoint.manifest.weights_digest,
                 "penstock.data.digest": manifest.content_digest,
                 "penstock.data.uri": ctx.storage.uri(f"datasets/{manifest.key}") if manifest.shards else spec.data.train,
                 "penstock.code": ctx.project.recipe.digest,
             },
             experiment=spec.name,
             run_name=ctx.run.run,
+            description=describe(ctx),
+            metrics=_metrics(ctx),
         )
         registry = ctx.project.registry
         uri = registry.default_uri(ctx.state_dir)
@@ -78,6 +83,15 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         "tracking_uri": redact_text(uri),
         "weights_digest": checkpoint.manifest.weights_digest,
     }, "ran"
+
+
+def _metrics(ctx: RunContext) -> dict[str, tuple[float, str, str]]:
+    found: dict[str, tuple[float, str, str]] = {}
+    for split, prefix in METRICS_OF.items():
+        of_rows = dataset_name(ctx.run.pipeline, split), ctx.manifest.split_digests.get(split, "")
+        measured = ctx.output("evaluate")["metrics"].items()
+        found |= {name: (value, *of_rows) for name, value in measured if name.startswith(f"{prefix}/")}
+    return found
 
 
 def _code_to_predict(ctx: RunContext) -> UserCode:

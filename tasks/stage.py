@@ -180,17 +180,29 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
         {"": "because", "value": "; ".join(outcome.because)},
         {"": "seconds", "value": f"{outcome.seconds:.2f}"},
         {"": "key", "value": outcome.key},
-        {"": "tracked run", "value": ctx.tracker.url or ctx.tracker.run_id},
     ]
     try:
         create_table_artifact(
             key=f"{ctx.run.pipeline.replace('_', '-')}-{outcome.name}",
             table=rows,
-            description=f"**{outcome.name}** of run `{ctx.run.run}`",
+            description=f"**{outcome.name}** of run {_linked(ctx)}{_changed(ctx)}",
         )
     except AWAY as error:
         # An artifact is for reading; a server that drops one must not fail a stage whose output is safe.
         ctx.warn(f"{outcome.name}: no Prefect artifact: {error}")
+
+
+def _linked(ctx: RunContext) -> str:
+    """The run, with a link to its page at the tracker where there is a server."""
+    if ctx.tracker.url is None:
+        return f"`{ctx.run.run}`, tracked as `{ctx.tracker.run_id}`"
+    return f"[{ctx.run.run}]({ctx.tracker.url})"
+
+
+def _changed(ctx: RunContext) -> str:
+    """What had changed since the attempt before, as a list."""
+    lines = [f"\n- {line}" for line in ctx.attempt.changed]
+    return "".join(["\n\nChanged since the attempt before:\n", *lines]) if lines else ""
 
 
 def _sentence(outcome: StageOutcome) -> str:

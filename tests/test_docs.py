@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from typer.main import get_command
 
+from penstock.flows.cli import app
+from penstock.flows.verbs.probe.knobs import ADVICE
+from penstock.flows.verbs.probe.measure import NODE_CACHE, OTHER, Reading
+from penstock.ingest.phases import PHASES
 from penstock.storage import Storage
 from penstock.training.callbacks.callback import HOOKS, Callbacks, Training
 from penstock.training.callbacks.registry import CALLBACKS
@@ -72,3 +77,14 @@ def test_the_callback_of_the_callbacks_page_logs_and_stops(tmp_path: Path) -> No
 def test_the_pages_name_every_callback_and_hook() -> None:
     page = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
     assert [name for name in (*CALLBACKS.names, *HOOKS) if f"`{name}" not in page] == []
+
+
+def test_the_page_of_the_probe_names_every_place_and_every_figure() -> None:
+    page = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
+    rows = page.split("## Where the time goes")[1].split("|---|---|\n")[1].split("\n\n")[0].splitlines()
+    assert {row.split("`")[1] for row in rows} == {*PHASES, NODE_CACHE, OTHER} == {*ADVICE}
+    figures = page.split("## For programs")[1]
+    assert [name for name in Reading.model_fields if f"`{name}`" not in figures] == []
+    command = page.split("    penstock ")[1].splitlines()[0].split()
+    verb = get_command(app).commands[command[0]]  # type: ignore[attr-defined]
+    assert {word for word in command if word.startswith("--")} <= {name for each in verb.params for name in each.opts}

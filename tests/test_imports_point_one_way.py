@@ -80,8 +80,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/", "tasks/"),
     "prefect_ray": ("flows/", "tasks/"),
     "mlflow": (
-        *("training/tracking/mlflow_backend.py", "training/tracking/mlflow_tracker.py", "training/registry/"),
-        "training/users_mlflow.py",
+        *(f"training/tracking/mlflow_{part}.py" for part in ("backend", "pages", "tracker", "versions")),
+        *("training/registry/", "training/users_mlflow.py"),
     ),
     "typer": ("flows/",),
 }

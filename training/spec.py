@@ -101,6 +101,11 @@ class TrainSpec(Section):
     @classmethod
     def _loop_is_trained(cls, given: Any) -> Any:
         """A loop stands for its framework and for what it trains."""
+        if isinstance(given, dict) and given.get("framework") == "horovod":
+            raise ValueError(
+                "Horovod is gone from Ray; a recipe's gradients are averaged by torch's DistributedDataParallel (DDP): "
+                "take `framework` out"
+            )
         if not isinstance(given, dict) or given.get("loop") is None:
             return given
         if given.get("recipe") not in (None, given["loop"]):
@@ -158,14 +163,21 @@ class EvaluateSpec(Section):
 class PromoteSpec(Section):
     """When the alias moves: if the new model is better than the one that holds it, measured now on the same held-out rows."""
 
-    metric: Annotated[str, OnResume.FREE, Field(pattern=r"^(test|validation)/\w+$")]
-    """What is compared, as in `test/accuracy`: a split and a metric of docs/recipe.md, but no loss and none of the recipe's."""
+    metric: Annotated[str, OnResume.FREE, Field(pattern=r"^(test|val)/\w+$")]
+    """What is compared, as in `test/accuracy`: `test` or `val`, and a metric of docs/recipe.md, but no loss and none of the
+    recipe's."""
     min_gain: Annotated[float, OnResume.FREE, Field(ge=0)] = 0.0
     """The least gain, in the metric's unit. At 0 any gain will do, and an equal model does not move the alias."""
     floors: Annotated[dict[str, float], OnResume.FREE] = Field(default_factory=dict)
     """Slice (`country=France`), or a column of `evaluate.slices` for each of its slices: the metric's worst value there."""
     otherwise: Annotated[Literal["keep", "move"], OnResume.FREE] = "keep"
     """What the alias does where the two cannot be compared, such as when a column that the old model needs is gone."""
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _one_word(cls, metric: Any) -> Any:
+        """The split's whole name is taken, too."""
+        return metric.replace("validation/", "val/", 1) if isinstance(metric, str) else metric
 
 
 class RegisterSpec(Section):

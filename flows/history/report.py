@@ -8,17 +8,17 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.flows.history.data import RunData
 from penstock.flows.history.render import render
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.schema import SPLITS
+from penstock.tasks.records.data import RunData
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point
 
-__all__ = ["report_page", "throughput_sentence"]
+__all__ = ["report_page", "throughput_sentence", "wait_by_rank"]
 
 _NEVER = 1 << 60
 
@@ -34,7 +34,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
     """
     attempts = [attempt for attempt in ledger.attempts(run.run) if newest is None or attempt.number != newest.number]
     attempts += [newest] if newest is not None else []
-    points, data, own = read_journal(ledger.run_storage(run.run), _NEVER), RunData(ledger, run), ledger.run_storage(run.run)
+    points, data, own = read_journal(ledger.run_storage(run.run), _NEVER), RunData.of(ledger, run), ledger.run_storage(run.run)
     sources, manifest = data.files, data.manifest
     return render(
         "report.html",
@@ -51,6 +51,7 @@ def report_page(ledger: Ledger, run: Run, newest: Attempt | None = None) -> str:
         columns=list(data.profile.columns.get("train", {}).items())[:100],
         charts=_charts(points),
         throughput=throughput_sentence(points),
+        ranks=wait_by_rank(points),
         checkpoints=CheckpointStore(own).committed(),
         figures=[(name, _picture(own.read_bytes(f"figures/{name}"))) for name in sorted(own.list("figures"))],
         environment=own.read_bytes("environment.txt").decode() if own.exists("environment.txt") else "",
@@ -76,25 +77,35 @@ def throughput_sentence(points: Sequence[Point]) -> str:
     share = sum(values["train/data_wait_s"] for values in timed) / total
     if share < _DATA_BOUND:
         return f"{said}, and waited for rows {share:.0%} of the time: the model is what takes it, not the data."
-    waits: dict[str, float] = {}
-    for point in points:
-        for name, value in point.values.items():
-            if name.startswith("ranks/") and name.endswith("/data_wait_s"):
-                waits[name.split("/")[1]] = waits.get(name.split("/")[1], 0.0) + value
-    by_rank = f" (rank {max(waits, key=lambda rank: waits[rank])} the most)" if len(waits) > 1 else ""
+    ranks = wait_by_rank(points)
+    by_rank = f" (rank {max(ranks, key=lambda entry: entry['wait_s'])['rank']} the most)" if len(ranks) > 1 else ""
     return (
         f"{said}. It was data-bound {share:.0%} of the time{by_rank}: the workers waited for rows. Larger batches, "
         "cache: disk, or more CPUs for each worker may help."
     )
 
 
+def wait_by_rank(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """For each rank how long it waited for rows in all, and what share of the time of the steps that is."""
+    steps_s = sum(point.values.get("train/step_s", 0.0) for point in points)
+    waits: dict[str, float] = {}
+    for point in points:
+        for name, value in point.values.items():
+            if name.startswith("ranks/") and name.endswith("/data_wait_s"):
+                rank = name.split("/")[1]
+                waits[rank] = waits.get(rank, 0.0) + value
+    if not waits and steps_s:  # one worker: the step's own wait is its wait
+        waits["0"] = sum(point.values.get("train/data_wait_s", 0.0) for point in points)
+    by_number = sorted(waits.items(), key=lambda item: int(item[0]))
+    return [{"rank": rank, "wait_s": wait_s, "share": wait_s / steps_s if steps_s else None} for rank, wait_s in by_number]
+
+
 def _metrics(run: Run) -> list[dict[str, Any]]:
-    """Test first, train last; what was measured of the same rows while training is left out."""
+    """Test first, train last."""
     found = run.result.get("metrics", {})
-    splits = ("test/", "validation/", "val/", "train/")
+    splits = ("test/", "val/", "train/")
     order = sorted(found, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
-    twice = {f"val/{name.removeprefix('validation/')}" for name in found if name.startswith("validation/")}
-    return [{"metric": name, "value": found[name]} for name in order if name not in twice]
+    return [{"metric": name, "value": found[name]} for name in order]
 
 
 def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[float, float]]]]]:
@@ -106,8 +117,10 @@ def _charts(points: Sequence[Point]) -> list[tuple[str, dict[str, list[tuple[flo
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name in sorted(curves):
         prefix, _, metric = name.partition("/")
-        if prefix in ("train", "val", "validation") and metric not in ("epoch", "step_s", "data_wait_s"):
+        if prefix in ("train", "val") and metric not in ("epoch", "step_s", "data_wait_s"):
             groups.setdefault(metric, {})[name] = curves[name]
+        elif metric.endswith("data_wait_s"):
+            groups.setdefault("seconds of a step that waited for rows", {})[name] = curves[name]
     first = ("loss", "accuracy", "f1")
     return sorted(groups.items(), key=lambda item: (first.index(item[0]) if item[0] in first else len(first), item[0]))
 

@@ -20,7 +20,7 @@ from penstock.flows.predict.request import PredictRequest
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.cluster import refuse_unfit_nodes
 from penstock.flows.run.environment import git_commit
-from penstock.flows.run.flow_runs import name_flow_run
+from penstock.flows.run.flow_runs import name_at_begin, name_flow_run
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import storage_failure
 from penstock.flows.servers.services import ray_cluster, telemetry_off
@@ -49,7 +49,7 @@ __all__ = ["predict"]
 LEASE = f"{OWN}/lease"
 
 
-@flow(name="penstock-predict", persist_result=False)
+@flow(name="penstock-predict", flow_run_name=name_at_begin, persist_result=False)
 def predict(request: PredictRequest) -> State[Any]:
     """Score what is not scored yet. The result is the data of the state, completed or cancelled."""
     telemetry_off()

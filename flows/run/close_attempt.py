@@ -7,11 +7,12 @@ from typing import Any
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.flows.history.report import report_page
-from penstock.flows.run.flow_runs import name_flow_run
+from penstock.flows.run.flow_runs import flow_run_page, name_flow_run
 from penstock.flows.run.repair import TRACKED_STATUS
 from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.tasks.context import RunContext
+from penstock.tasks.model.description import describe
 from penstock.tasks.prefect_away import prefect_answers
 from penstock.tasks.records.ledger import Status, utc_now
 from penstock.training.checkpoint.store import CheckpointStore
@@ -65,7 +66,7 @@ def _flow_run_name(ctx: RunContext, status: Status) -> str:
     """Pipeline and date, which the run's id is made of, then how it ended: a list of flow runs can be read."""
     performed = [outcome.outcome for outcome in ctx.outcomes.values()]
     how = "all reused" if status == "done" and set(performed) == {"reused"} else status
-    names = (f"{split}/{name}" for split in ("test", "validation") for name in ("accuracy", "r2", "loss"))
+    names = (f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "r2", "loss"))
     metric = next((name for name in names if name in ctx.attempt.metrics), None)
     result = f", {metric} {ctx.attempt.metrics[metric]:.4f}" if metric is not None and status == "done" else ""
     return f"{ctx.run.run} attempt {ctx.attempt.number}: {how}{result}"
@@ -82,11 +83,12 @@ def _attach_report(ctx: RunContext) -> None:
 
 
 def _description(ctx: RunContext) -> str:
-    """Data, training and result, a paragraph each, in the words of the stages."""
-    train = ctx.project.spec.train
-    named = {"materialize": "Data", "train": f"Training of {train.recipe or train.framework}", "evaluate": "Result"}
-    parts = [(title, ctx.outcomes[stage].facts) for stage, title in named.items() if stage in ctx.outcomes]
-    return "\n\n".join(f"{title}: " + ", ".join(f"{label} {value}" for label, value in facts) for title, facts in parts)
+    """Result, model and data, a paragraph each, and where Prefect shows the attempt."""
+    found = describe(ctx)
+    page = flow_run_page(ctx.attempt.prefect_flow_run_id, ctx.state_dir) if ctx.attempt.prefect_flow_run_id else None
+    if page is not None:
+        found = [*found, f"[Attempt {ctx.attempt.number} in Prefect]({page})"]
+    return "\n\n".join(found)
 
 
 def _result(ctx: RunContext, status: Status) -> dict[str, Any]:

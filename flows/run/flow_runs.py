@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -12,12 +14,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_HOME
+from prefect.utilities.urls import url_for
 
 from penstock.errors import Interrupted
+from penstock.flows.servers.prefect_server import ServerFiles
 from penstock.tasks.prefect_away import AWAY
 from penstock.tasks.records.ledger import Attempt, Status
 
-__all__ = ["EndedUntold", "flow_result", "name_flow_run", "tell_end"]
+__all__ = ["EndedUntold", "flow_result", "flow_run_page", "name_at_begin", "name_flow_run", "tell_end"]
 
 _STATES: dict[Status, StateType] = {
     "done": StateType.COMPLETED,
@@ -64,6 +69,20 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
     if not state.is_completed():
         raise result if isinstance(result, BaseException) else RuntimeError(str(state.message))
     return dict(result)
+
+
+def name_at_begin() -> str:
+    """What a flow run is called until it is known which run it is of: its log shall not begin with a name that says nothing."""
+    request = dict(flow_run.get_parameters()["request"])  # of a deployment it may be a dict still
+    asked = Path(request.get("file") or request["input"])
+    return f"{asked.parent.name}/{asked.name}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def flow_run_page(identity: str, state_dir: Path) -> str | None:
+    """Address of a flow run's page; None at an embedded server, which has another port each time."""
+    if PREFECT_HOME.value() == ServerFiles(state_dir).home:
+        return None
+    return url_for("flow-run", obj_id=identity)
 
 
 def name_flow_run(name: str, tags: list[str]) -> None:

@@ -145,7 +145,7 @@ def is_still_its_run(ctx: RunContext, *, fresh: bool) -> bool:
     ctx.keys, ctx.run = keys, ctx.run.model_copy(update={"keys": keys})
     ctx.ledger.save_run(ctx.run)
     ctx.ledger.make_current(ctx.run)
-    ctx.tracker.set_tags(_key_tags(ctx.run))
+    _show_keys(ctx)
     ctx.will_train = not _is_trained(ctx.ledger, ctx.project, ctx.run)
     return True
 
@@ -161,7 +161,12 @@ def introduce(ctx: RunContext) -> None:
     resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/environment.txt", describe_environment())
+    _show_keys(ctx)
     ctx.reporter.say(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
+
+
+def _show_keys(ctx: RunContext) -> None:
+    ctx.tracker.log_json("keys.json", {name: key.model_dump(mode="json") for name, key in ctx.keys.items()})
 
 
 def _current_run(ledger: Ledger, pipeline: str, fresh: bool, reporter: Reporter) -> Run | None:
@@ -205,7 +210,8 @@ def _chosen_run(
         return decision.run.model_copy(update=going_on)
     if current is not None:
         reporter.say(f"a new run: {decision.reason}")
-    return ledger.new_run(loaded.spec.name, spec).model_copy(update={"origins": loaded.origins, "keys": keys})
+    begun = {"origins": loaded.origins, "keys": keys, "follows": current.run if current is not None else None}
+    return ledger.new_run(loaded.spec.name, spec).model_copy(update=begun)
 
 
 def _is_trained(ledger: Ledger, project: Project, run: Run) -> bool:
@@ -289,17 +295,12 @@ def _tags(run: Run, attempt: Attempt, loaded: LoadedSpec) -> dict[str, str]:
         "penstock.status": "running",
         "source": f"{loaded.file.parent.name}/{loaded.file.name}",
         "prefect.flow_run_id": attempt.prefect_flow_run_id or "",
-        **_key_tags(run),
     }
     if commit := git_commit(loaded.base_dir):
         tags["git.commit"] = commit
     with contextlib.suppress(KeyError, OSError):  # an account without a name
         tags["user"] = getpass.getuser()
     return tags
-
-
-def _key_tags(run: Run) -> dict[str, str]:
-    return {f"penstock.key.{name}": key.key for name, key in run.keys.items()}
 
 
 @dataclass

@@ -22,6 +22,9 @@ __all__ = ["PlainReporter", "TerminalReporter", "make_reporter"]
 
 _MARK = {"reused": "=", "ran": "+", "resumed": ">"}
 
+_FACTS_SHOWN = {"evaluate": 6}
+"""Its metrics are what the run was for."""
+
 LINE_EVERY_S = 5.0
 """Plain logs get one progress line in so many seconds."""
 
@@ -38,7 +41,7 @@ def _to_prefect(text: str, level: int = logging.INFO) -> None:
 
 
 def _sentence(outcome: StageOutcome) -> str:
-    facts = "  ".join(f"{label} {value}" for label, value in outcome.facts[:3])
+    facts = "  ".join(f"{label} {value}" for label, value in outcome.facts[: _FACTS_SHOWN.get(outcome.name, 3)])
     return f"{_MARK[outcome.outcome]} {outcome.name:<12} {outcome.outcome:<8} {outcome.seconds:6.1f} s   {facts}"
 
 

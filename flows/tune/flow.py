@@ -20,7 +20,7 @@ from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.pipeline import pipeline
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
-from penstock.flows.run.flow_runs import EndedUntold, flow_result
+from penstock.flows.run.flow_runs import EndedUntold, flow_result, name_at_begin
 from penstock.flows.run.open_attempt import RayOnDemand, begin_attempt, check_needs, introduce
 from penstock.flows.run.preflight import check_storage, machine_cpus
 from penstock.flows.run.reporter import make_reporter
@@ -65,7 +65,7 @@ def best_file(loaded: LoadedSpec) -> Path:
     return loaded.file.with_name(f"{loaded.file.stem}.best{loaded.file.suffix}")
 
 
-@flow(name="penstock-tune", persist_result=False)
+@flow(name="penstock-tune", flow_run_name=name_at_begin, persist_result=False)
 def tune(request: TuneRequest) -> State[Any]:
     """Make or continue the sweep that `request.file` describes. The result is the data of the state."""
     telemetry_off()

@@ -22,6 +22,7 @@ from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.flows.tune.space import check_space
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.messages import counted
 from penstock.progress import silent
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
@@ -38,7 +39,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
         PenstockError: the first part that does not hold, with all its problems.
     """
     loaded = load_spec(file, overrides)
-    say(f"spec       ok   {loaded.file.name}, {len(loaded.overrides)} overrides")
+    say(f"spec       ok   {loaded.file.name}, {counted(len(loaded.overrides), 'override')}")
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     check_storage(project.storage)
     warnings = check_resources(project)
@@ -68,7 +69,7 @@ def _check_the_rest(
         ]
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)
-    say(f"sources    ok   {snapshot.rows:,} rows in {len(snapshot.files):,} files")
+    say(f"sources    ok   {counted(snapshot.rows, 'row')} in {counted(len(snapshot.files), 'file')}")
     ships: dict[str, int] = {}
     for code in project.codes:
         ships |= code.shipped

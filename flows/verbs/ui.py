@@ -21,7 +21,14 @@ from penstock.errors import ServiceError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
 from penstock.redact import redact_text
-from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW, database_of, follow_its_folder, mlflow_uri
+from penstock.training.tracking.relocate_mlflow import (
+    TRAINING_VIEW,
+    VIEW_KEY,
+    VIEW_TAG,
+    database_of,
+    follow_its_folder,
+    mlflow_uri,
+)
 
 __all__ = ["serve_ui"]
 
@@ -137,13 +144,17 @@ def _list_of_runs(url: str, pipeline: str | None) -> str:
     """The pipeline's page; without a pipeline that of the one there is, or the list of all."""
     try:
         answer = httpx.post(f"{url}/api/2.0/mlflow/experiments/search", json={"max_results": 1000}, timeout=10)
-        ids = {found["name"]: found["experiment_id"] for found in answer.raise_for_status().json().get("experiments", [])}
+        found = {each["name"]: each for each in answer.raise_for_status().json().get("experiments", [])}
     except (httpx.HTTPError, ValueError, KeyError):
         return url
-    ids.pop("Default", None)  # MLflow's own, which penstock never uses
-    only = next(iter(ids)) if len(ids) == 1 else None
-    chosen = ids.get(pipeline or only or "")
-    return f"{url}/#/experiments" + (f"/{chosen}/runs" if chosen else "") + TRAINING_VIEW
+    found.pop("Default", None)  # MLflow's own, which penstock never uses
+    only = next(iter(found)) if len(found) == 1 else None
+    chosen = found.get(pipeline or only or "")
+    if chosen is None:
+        return f"{url}/#/experiments{TRAINING_VIEW}"
+    with_view = any(tag["key"] == VIEW_TAG for tag in chosen.get("tags", []))
+    view = f"&viewStateShareKey={VIEW_KEY}" if with_view else ""
+    return f"{url}/#/experiments/{chosen['experiment_id']}/runs{TRAINING_VIEW}{view}"
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

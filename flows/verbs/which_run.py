@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import PenstockError, SpecError
 from penstock.flows.verbs.status import state_of
 from penstock.tasks.records.ledger import Ledger, Run
+from penstock.training.evaluation.paired import LOWER_IS_BETTER
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import BestSpec, TrackingSpec
 
@@ -97,7 +98,7 @@ def main_metric(run: Run) -> str | None:
     """The metric a run is judged by: the one its best checkpoint is chosen by, else the first held-out one of its result."""
     metrics = run.result.get("metrics", {})
     chosen = ((run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}).get("metric")
-    wanted = [chosen, *(f"{split}/{name}" for split in ("test", "validation", "val") for name in ("accuracy", "r2", "loss"))]
+    wanted = [chosen, *(f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "r2", "loss"))]
     return next((name for name in wanted if name in metrics), next(iter(sorted(metrics)), None))
 
 
@@ -106,8 +107,7 @@ def better_is(run: Run, metric: str) -> int:
     best = (run.spec.get("train", {}).get("checkpoint") or {}).get("best") or {}
     if best.get("metric") == metric:
         return 1 if BestSpec.model_validate(best).mode == "max" else -1
-    lower = ("loss", "mae", "mse", "rmse", "calibration_error")
-    return -1 if metric.rpartition("/")[2] in lower else 1
+    return -1 if metric.rpartition("/")[2] in LOWER_IS_BETTER else 1
 
 
 def _parse_model(name: str) -> tuple[str | None, str | None, str]:

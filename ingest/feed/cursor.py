@@ -20,6 +20,7 @@ from penstock.ingest.feed.batch import Augment, Batch, FeedShare
 from penstock.ingest.feed.delivery import Arrival, Delivery, Scaling
 from penstock.ingest.feed.lists import packed_problem
 from penstock.ingest.feed.read_ahead import ahead
+from penstock.ingest.phases import phase
 from penstock.ingest.schema import FeedSchema, Split
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.shuffle.row_generator import RowGenerator
@@ -155,7 +156,8 @@ class FeedCursor:
                 if self._delivery is None:
                     yield group, None
                 else:
-                    columns, arrival = self._delivery.send([batch.columns for batch in group])
+                    with phase("copy"):
+                        columns, arrival = self._delivery.send([batch.columns for batch in group])
                     yield [batch._replace(columns=own) for batch, own in zip(group, columns, strict=True)], arrival
 
     def _augmented(self, epoch: int, batch: Batch) -> Batch:
@@ -163,7 +165,7 @@ class FeedCursor:
             return batch
         positions = np.arange(batch.first_row, batch.first_row + batch.rows)
         told_apart = positions if self.order.is_drawn else batch.row_ids
-        with self._delivery.here() if self._delivery is not None else nullcontext():
+        with self._delivery.here() if self._delivery is not None else nullcontext(), phase("augment"):
             columns = self._augment(batch.columns, RowGenerator(self._augment_seed, epoch, told_apart))
         check_augmented(columns, batch.rows, self.schema.packed)
         return batch._replace(columns=dict(columns))

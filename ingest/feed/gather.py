@@ -22,6 +22,7 @@ from penstock.ingest.feed.lists import Packed
 from penstock.ingest.feed.page_advice import read_ahead, read_randomly
 from penstock.ingest.feed.per_process import PerProcess
 from penstock.ingest.feed.variable_rows import ImageDecoder, Places, bytes_at, places_of, take_lists
+from penstock.ingest.phases import phase
 from penstock.ingest.schema import ColumnInfo
 
 __all__ = ["RowGather", "fixed_bytes"]
@@ -129,14 +130,16 @@ class RowGather:
         The tensors are the caller's to keep and to change. Their memory is used again when no part of it is held any more.
         Encoded images are decoded; columns of lists are left to `take_lists`.
         """
-        with self._alone():
+        with self._alone(), phase("gather"):
             tensors = {name: memory.lend(len(ids)) for name, memory in self._memory.items()}
             if not len(ids):
                 return tensors
             fixed = {name: tensor for name, tensor in tensors.items() if all(image.name != name for image in self._images)}
             self._take_fixed(ids, fixed)
             for image in self._images:
-                self._decoder.decode(image, self._places(image, ids), tensors[image.name])
+                places = self._places(image, ids)
+                with phase("decode"):
+                    self._decoder.decode(image, places, tensors[image.name])
             return tensors
 
     def take_lists(self, ids: NDArray[np.int64]) -> list[tuple[ColumnInfo, Packed]]:
@@ -144,7 +147,7 @@ class RowGather:
         if not len(ids):
             empty = np.zeros(1, np.int64)
             return [(c, Packed(torch.from_numpy(np.empty(0, np.dtype(c.dtype))), empty)) for c in self._lists]
-        with self._alone():
+        with self._alone(), phase("gather"):
             return [(column, take_lists(self._places(column, ids))) for column in self._lists]
 
     def lengths(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.int64]:

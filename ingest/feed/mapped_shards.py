@@ -23,6 +23,7 @@ from penstock.ingest.feed.page_advice import free_memory
 from penstock.ingest.feed.per_process import PerProcess
 from penstock.ingest.manifest import ShardInfo
 from penstock.ingest.materialize.shard_file import open_shard
+from penstock.ingest.phases import phase
 from penstock.ingest.schema import ColumnInfo
 from penstock.ingest.shuffle.order import Order
 from penstock.storage import Storage
@@ -138,8 +139,10 @@ class ShardBlocks:
             ServiceError, PreflightError: it cannot be brought here.
         """
         storage, shard = self._places[index]
-        held = self._fetcher().take(index)
-        reader = open_shard(held.path)
+        with phase("fetch"):
+            held = self._fetcher().take(index)
+        with phase("read"):
+            reader = open_shard(held.path)
         block = _HeldBlock(held)
         for column in self._columns:
             try:

@@ -11,10 +11,12 @@ from typing import Unpack
 
 import ray
 
+from penstock.ingest.columns.arrays import Block
 from penstock.ingest.feed.batch import FeedShare, ShareArguments
 from penstock.ingest.feed.cached import CachedFeed, select_columns
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.materialize.without_disk import MemoryDataset
+from penstock.ingest.phases import phase
 from penstock.ingest.shuffle.order import Order
 
 __all__ = ["MemoryFeed"]
@@ -33,7 +35,11 @@ class MemoryFeed(CachedFeed):
     ) -> None:
         schema = select_columns(dataset.schema, columns)
         list_bytes = dataset.size_bytes // max(1, dataset.num_rows) if any(column.ragged for column in schema.columns) else 0
-        rows = RowGather(
-            schema.columns, dataset.block_rows, lambda index: ray.get(dataset.blocks[index]), list_bytes=list_bytes
-        )
+
+        def block(index: int) -> Block:
+            with phase("fetch"):  # mapped where the node has it, and brought from another one where not
+                found: Block = ray.get(dataset.blocks[index])
+            return found
+
+        rows = RowGather(schema.columns, dataset.block_rows, block, list_bytes=list_bytes)
         super().__init__(schema, dataset.split, dataset.content, rows, order, FeedShare(**share))

@@ -27,6 +27,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from penstock.digest import file_digest
 from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
+from penstock.ingest.phases import fetched
 from penstock.machine.cache_dir import cache_folder
 from penstock.storage import NO_ROOM, Storage
 
@@ -134,6 +135,7 @@ class NodeCache:
             held = LocalShard(target, lock)
             try:
                 storage.get_file(shard.path, part)
+                fetched(shard.size_bytes)
                 _check_size(part, shard, uri)
                 if file_digest(part) != shard.digest:
                     raise DataError(

@@ -38,6 +38,7 @@ from penstock.ingest.feed.batch import Batch, FeedShare
 from penstock.ingest.feed.cached import batches_at_once, gathered, make_pools, own_positions, select_columns
 from penstock.ingest.feed.cursor import FeedCursor
 from penstock.ingest.feed.gather import RowGather, fixed_bytes
+from penstock.ingest.phases import counting, from_metadata, phase, running_clock, to_metadata
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
 from penstock.ingest.schema import ColumnInfo, FeedSchema, Split
 from penstock.ingest.shuffle.length_pools import find_column
@@ -81,10 +82,23 @@ def streamed(
 def _prepared(
     items: Sequence[T], tables_of: Callable[[T], Iterator[pa.Table]], num_cpus: float, tasks: int
 ) -> Generator[pa.Table]:
+    clock = running_clock()
+    if clock is not None:
+        tables_of = partial(_counted, tables_of)
     for references in ray_streams(tables_of, items, num_cpus=num_cpus, at_once=tasks, ahead=TABLES_AHEAD):
         for reference in references:
-            with raising_the_original():
-                yield ray.get(reference)
+            with phase("tasks"), raising_the_original():
+                table: pa.Table = ray.get(reference)
+            if clock is not None:
+                clock.hear(from_metadata(table.schema.metadata))
+            yield table
+
+
+def _counted(tables_of: Callable[[T], Iterator[pa.Table]], item: T) -> Iterator[pa.Table]:
+    """The tables of an item, each with what its making took. Runs in a task, the only one of its process."""
+    with counting() as clock:
+        for table in tables_of(item):
+            yield table.replace_schema_metadata({**(table.schema.metadata or {}), **to_metadata(clock.take())})
 
 
 def streams_cpus(ranks: int) -> float:
@@ -159,7 +173,8 @@ class StreamFeed(FeedCursor):
 
             def block(index: int) -> Block:
                 # Asked for in rising order. Windows that are passed over were consumed before, or are for other ranks.
-                table = next(table for number, table in windows if number == index)
+                with phase("tasks"):
+                    table = next(table for number, table in windows if number == index)
                 return {name: column_view(contiguous(table.column(name))) for name in table.column_names}
 
             rows = RowGather(self.schema.columns, [*sizes, self.num_rows % self._window_rows], block)
@@ -174,8 +189,9 @@ class StreamFeed(FeedCursor):
                 while group := list(itertools.islice(ending, self._group_batches)):
                     rows.let_go(group[0][0] - group[0][0] % pool_rows)
                     yield gathered(rows, self.part, group, ids_at(epoch, own_positions(self.part, group)))
-            for _ in windows:  # to the stream's end, where its rows are counted
-                pass
+            with phase("tasks"):
+                for _ in windows:  # to the stream's end, where its rows are counted
+                    pass
 
     def _windows(self) -> Generator[pa.Table]:
         """The rows of an epoch, cut up from its first row on, so that a resume sees the same windows."""

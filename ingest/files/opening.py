@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import posixpath
 import socket
@@ -19,6 +20,7 @@ import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
 from penstock.errors import DataError, ServiceError
+from penstock.ingest.phases import fetching, running_clock
 from penstock.storage import filesystem_of
 from penstock.store_settings import settings_of
 from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
@@ -55,14 +57,48 @@ _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN
 def open_input(uri: str) -> pa.NativeFile:
     """Open for random access."""
     fs, path = _arrow_filesystem(uri)
-    return fs.open_input_file(path)
+    return _counted(uri, fs.open_input_file(path))
 
 
 def open_stream(uri: str) -> pa.NativeFile:
     """Open for reading from start to end; `.gz`, `.bz2`, `.zst` and `.lz4` files are decompressed."""
     fs, path = _arrow_filesystem(uri)
     codec = COMPRESSED.get(posixpath.splitext(uri.lower())[1])
-    return fs.open_input_stream(path, compression=codec, buffer_size=_STREAM_BYTES)
+    if running_clock() is None or is_local(uri):
+        return fs.open_input_stream(path, compression=codec, buffer_size=_STREAM_BYTES)
+    stream = _counted(uri, fs.open_input_stream(path, compression=None, buffer_size=_STREAM_BYTES))
+    return pa.CompressedInputStream(stream, codec) if codec else stream
+
+
+class _Counted(io.RawIOBase):
+    """A remote file whose transfers a clock sees, for `penstock probe`."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def read(self, size: int = -1) -> bytes:
+        with fetching():
+            return bytes(self._file.read(None if size < 0 else size))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _counted(uri: str, file: pa.NativeFile) -> pa.NativeFile:
+    return file if running_clock() is None or is_local(uri) else pa.PythonFile(_Counted(file), mode="r")
 
 
 def open_span(uri: str, begin: int, end: int) -> pa.NativeFile:

@@ -225,6 +225,11 @@ class CsvReader(Reader):
                 f"{file.uri}: its columns are separated by {other!r}, not by a comma",
                 next_step=f"set data.csv: {{delimiter: {json.dumps(other)}}}",
             )
+        if odd := next((name for name in header if "\ufffd" in name), None):
+            raise DataError(
+                f"{file.uri}: the column name {odd!r} in its first line is not UTF-8",
+                next_step="say how it is written, as in data.csv: {encoding: latin1}",
+            )
         repeated = sorted({name for name in header if header.count(name) > 1})
         if repeated:
             raise DataError(f"{file.uri}: column {repeated[0]!r} is in the header twice")

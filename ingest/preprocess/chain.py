@@ -16,6 +16,7 @@ from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
+from penstock.ingest.phases import phase
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
 from penstock.ingest.preprocess.problems import NEVER_DROPPED, Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
@@ -215,7 +216,8 @@ def split_rows(
             batch = batch._replace(table=batch.table.filter(reads).combine_chunks(), files=files_read)
             if not batch.table.num_rows:
                 continue
-        codes = split_codes(data, batch.table, batch.files)
+        with phase("transform"):
+            codes = split_codes(data, batch.table, batch.files)
         # Columns that only the rules go by have done their part.
         rows = batch.table if data.columns is None else batch.table.select(data.columns)
         for code, split in enumerate(SPLITS):
@@ -288,7 +290,9 @@ class Preparation:
             read(split, table)
             if hashed:
                 origin.hashes = row_hashes(self.data, table)
-            yield split, chain.prepare(table, origin)
+            with phase("transform"):
+                prepared = chain.prepare(table, origin)
+            yield split, prepared
 
     def tables(self) -> Iterator[tuple[Split, pa.Table]]:
         """Read and prepare the files: tables of columns as a shard holds them, without provenance, never empty.

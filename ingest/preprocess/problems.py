@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -110,10 +110,18 @@ NEVER_DROPPED: tuple[Reason, ...] = ("label out of range",)
 _LABEL_ADVICE = "correct the labels in the source"
 
 
-def _advice(problem: RowProblem, label: str | None) -> str:
-    if problem.column == label and problem.reason in ("null", "not finite"):
-        return _LABEL_ADVICE
-    return _ADVICE[problem.reason].replace("COLUMN", problem.column)
+def _advice(problems: Sequence[RowProblem], label: str | None) -> list[str]:
+    """What to do, once for all columns that have the same trouble."""
+    columns: dict[str, list[str]] = {}
+    for problem in problems:
+        of_label = problem.column == label and problem.reason in ("null", "not finite")
+        columns.setdefault(_LABEL_ADVICE if of_label else _ADVICE[problem.reason], []).append(problem.column)
+    return [_for_columns(advice, list(dict.fromkeys(names))) for advice, names in columns.items()]
+
+
+def _for_columns(advice: str, names: list[str]) -> str:
+    """The advice with the names: in lists all of them; where one can stand, the first."""
+    return advice.replace("[COLUMN]", f"[{', '.join(names)}]").replace("COLUMN", names[0])
 
 
 def joined(problems: Iterable[RowProblem]) -> list[RowProblem]:
@@ -139,7 +147,7 @@ def raise_for(problems: list[RowProblem], *, droppable: bool = True, label: str 
     problems = joined(problems)
     if not problems:
         return
-    advice = list(dict.fromkeys(_advice(problem, label) for problem in problems))[:3]
+    advice = _advice(problems, label)[:3]
     droppable = droppable and any(problem.reason not in NEVER_DROPPED for problem in problems)
     if droppable:
         advice.append("or leave such rows out and count them (data.invalid: drop; quarantine also lists them)")

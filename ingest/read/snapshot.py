@@ -20,6 +20,7 @@ from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.phases import phase, timed
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.inspection import PART_BYTES, inspect_files, inspect_head, threads_for
 from penstock.ingest.read.unify import given_types, unify
@@ -207,7 +208,7 @@ def iterate_rows(
         first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
             tables = _tables(reader, file, snapshot, batch_rows, piece, marked=data.invalid == "quarantine")
-            for table in _rebatched(tables, batch_rows):
+            for table in timed("read", _rebatched(tables, batch_rows)):
                 table, unreadable = _without_marks(table)
                 yield RowBatch(table, file, first_row, (file,), unreadable)
                 first_row += table.num_rows
@@ -322,7 +323,7 @@ def _grouped(
 
 
 def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor, marked: bool) -> RowBatch:
-    with unchanged(group, pool.map):
+    with unchanged(group, pool.map), phase("read"):
         tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1, marked=marked)), group))
     table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
     return RowBatch(table, group[0], 0, tuple(group), unreadable)

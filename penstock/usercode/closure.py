@@ -340,6 +340,8 @@ class Closure:
                 name = file.relative_to(self._root.resolve()).as_posix()
             except ValueError:
                 name = file.as_posix()
+            if name == path:  # `Path(__file__).parent` means the folder; of the file itself counts what is reached
+                return None
             if is_secret_file(literal) or is_secret_file(file.name):
                 raise secret_refused(path, name)
             stat = file.stat()

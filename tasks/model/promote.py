@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from penstock.config import Section
 from penstock.errors import PenstockError, SpecError
-from penstock.ingest.schema import Split
+from penstock.ingest.schema import METRICS_OF, Split
 from penstock.tasks.context import RunContext
-from penstock.tasks.model.held_out import raw_rows
+from penstock.tasks.model.held_out import held_out_of
 from penstock.training.evaluation.paired import LOWER_IS_BETTER, Paired
 from penstock.training.registry.registry import KeepsAliases, Registered
 from penstock.training.spec import PromoteSpec
@@ -93,14 +93,14 @@ def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, 
     if policy is None:
         return Promotion(moved=True, reason="register.promote is not set", holder=holder)
     evaluated = ctx.output("evaluate")
-    split, _, name = policy.metric.partition("/")
+    split, name = _split_and_name(policy)
     below = below_floors(policy, evaluated.get("slices", []))
     if below:
         return Promotion(moved=False, reason=below, holder=holder, metric=policy.metric)
     if holder is None:
         return Promotion(moved=True, reason="no version held it", metric=policy.metric)
     try:
-        compared = _compared(ctx, registry, uri, new, holder, cast("Split", split), name)
+        compared = _compared(ctx, registry, uri, new, holder, split, name)
     except SpecError:
         raise
     except PenstockError as error:
@@ -122,7 +122,7 @@ def _compared(
     from penstock.training.registry.held_against import compare_models  # it loads pandas
 
     models = [registry.load(uri, new.name, version) for version in (new.version, holder)]
-    compared = compare_models(models[0], models[1], metric, (rows for rows, _ in raw_rows(ctx, split)))
+    compared = compare_models(models[0], models[1], metric, (rows for rows, _ in held_out_of(ctx).raw(split)))
     return compared.paired, compared.unanswered
 
 
@@ -141,13 +141,18 @@ def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[b
     return True, said
 
 
+def _split_and_name(policy: PromoteSpec) -> tuple[Split, str]:
+    prefix, _, name = policy.metric.partition("/")
+    return next(split for split, own in METRICS_OF.items() if own == prefix), name
+
+
 def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> str | None:
     """Which slice of the new model is worse than its floor, as a sentence; None if none is.
 
     Args:
         slices: entries with `split`, `column`, `slice`, `rows` and metrics by name, as the evaluate stage lists them.
     """
-    split, _, name = policy.metric.partition("/")
+    split, name = _split_and_name(policy)
     sign = -1 if name in LOWER_IS_BETTER else 1
     broken = []
     for key, floor in policy.floors.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from penstock.errors import SpecError
 from penstock.ingest.materialize.provenance import Sources, sources_of
 from penstock.ingest.schema import Split
-from penstock.tasks.context import RunContext
-from penstock.tasks.model.held_out import raw_rows
+from penstock.tasks.model.held_out import HeldOut
 from penstock.training.evaluation.evaluate import Slice
 
 __all__ = ["MAX_VALUES", "slices_of"]
@@ -27,28 +27,35 @@ _ROWS_OF_A_FILE = 1 << 40
 """More than any file has: file and row become one number to look up by."""
 
 
-def slices_of(ctx: RunContext, split: Split) -> list[Slice]:
-    """The slices of `evaluate.slices` that have rows of the split.
+def slices_of(
+    held_out: HeldOut, split: Split, wanted: Sequence[str | Mapping[str, Sequence[float]]], warn: Callable[[str], None]
+) -> list[Slice]:
+    """The slices that have rows of the split.
+
+    Args:
+        wanted: as `evaluate.slices` says them.
+        warn: told of a column with too many values.
 
     Raises:
         SpecError: the source has no such column, or one with edges holds no numbers.
     """
-    wanted = [each if isinstance(each, dict) else {each: None} for each in ctx.project.spec.evaluate.slices]
-    edges = {name: cuts for each in wanted for name, cuts in each.items()}
-    ids = np.arange(ctx.manifest.rows[split])
-    table = _values(ctx, split, list(edges), sources_of(ctx.storage, ctx.manifest, split, ids))
+    edges: dict[str, Sequence[float] | None] = {}
+    for each in wanted:
+        edges |= {each: None} if isinstance(each, str) else each
+    ids = np.arange(held_out.manifest.rows[split])
+    table = _values(held_out, split, list(edges), sources_of(held_out.storage, held_out.manifest, split, ids))
     found = []
     for name, cuts in edges.items():
-        found += _by_value(ctx, name, table.column(name)) if cuts is None else _by_edges(name, table.column(name), cuts)
+        found += _by_value(warn, name, table.column(name)) if cuts is None else _by_edges(name, table.column(name), cuts)
     return found
 
 
-def _values(ctx: RunContext, split: Split, names: list[str], sources: Sources) -> pa.Table:
+def _values(held_out: HeldOut, split: Split, names: list[str], sources: Sources) -> pa.Table:
     """Columns of the source, in the order of the prepared rows."""
     number = {name: index for index, name in enumerate(sources.names)}
-    number = {file.uri: number.get(file.name, len(number)) for file in ctx.snapshot.files}
+    number = {file.uri: number.get(file.name, len(number)) for file in held_out.snapshot.files}
     tables, places = [], []
-    for table, origin in raw_rows(ctx, split):
+    for table, origin in held_out.raw(split):
         for name in names:
             if name not in table.column_names:
                 close = difflib.get_close_matches(name, table.column_names, 1)
@@ -66,11 +73,11 @@ def _values(ctx: RunContext, split: Split, names: list[str], sources: Sources) -
     return pa.concat_tables(tables).take(pa.array(order[at]))
 
 
-def _by_value(ctx: RunContext, name: str, values: pa.ChunkedArray) -> list[Slice]:
+def _by_value(warn: Callable[[str], None], name: str, values: pa.ChunkedArray) -> list[Slice]:
     counted = pc.value_counts(values.combine_chunks()).to_pylist()
     counted.sort(key=lambda each: (-each["counts"], str(each["values"])))
     if len(counted) > MAX_VALUES:
-        ctx.warn(f"evaluate.slices: {name!r} has {len(counted):,} values; the {MAX_VALUES} of most rows are measured")
+        warn(f"evaluate.slices: {name!r} has {len(counted):,} values; the {MAX_VALUES} of most rows are measured")
     found = []
     for each in counted[:MAX_VALUES]:
         value = each["values"]
@@ -79,7 +86,7 @@ def _by_value(ctx: RunContext, name: str, values: pa.ChunkedArray) -> list[Slice
     return found
 
 
-def _by_edges(name: str, values: pa.ChunkedArray, edges: list[float]) -> list[Slice]:
+def _by_edges(name: str, values: pa.ChunkedArray, edges: Sequence[float]) -> list[Slice]:
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)):
         raise SpecError(
             f"evaluate.slices: column {name!r} is {values.type}, and edges are for numbers", next_step=f"write {name}"

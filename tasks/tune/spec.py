@@ -15,6 +15,9 @@ __all__ = ["Dimension", "TuneSpec"]
 _FIXED = ("name", "storage", "tracking", "tune", "register", "evaluate")
 """Sections that change no training, or what a trial belongs to."""
 
+_POPULATION_BASED = ("pbt", "pb2", "population_based_training")
+"""Schedulers that are refused by name."""
+
 
 class Dimension(Section):
     """The values that one key may take: exactly one of these."""
@@ -94,6 +97,17 @@ class TuneSpec(Section):
             if any(other.startswith(f"{key}.") for other in space):
                 raise ValueError(f"{key} and a key below it are both in the space")
         return space
+
+    @field_validator("scheduler", mode="before")
+    @classmethod
+    def _has_a_spec_for_each_trial(cls, scheduler: Any) -> Any:
+        if str(scheduler).lower() in _POPULATION_BASED:
+            raise ValueError(
+                "population based training copies one trial's weights into another and changes values on the way: no pipeline "
+                "file describes such a training, so it could not continue exactly, be repeated or be registered by its "
+                "settings; use asha or median"
+            )
+        return scheduler
 
     @field_validator("metric")
     @classmethod

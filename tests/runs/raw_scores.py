@@ -30,6 +30,7 @@ __all__ = ["check_raw_rows"]
 def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     """Compare the answers of the model that `penstock run FILE` has registered, with and without the label's column."""
     project, spec = file.parent, penstock.load_spec(file).spec
+    torch.set_num_threads(max(1, int(spec.train.cpus_per_worker)))  # as the stage does: how a sum is cut decides its last bits
     model = penstock.load_model(result["model_uri"], f"sqlite:///{project}/.penstock/mlflow/mlflow.db")
     test = held_out(file)
     answer = model.predict(test)

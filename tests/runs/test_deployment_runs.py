@@ -23,12 +23,13 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import Cancelling
+from prefect.states import Cancelling, Failed
 
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.training.checkpoint.store import CheckpointStore
 from tests.drills.project import make_project
+from tests.runs.receivers import SECRET, Mailbox, Webhook
 from tests.runs.servers import ROOT, eventually, free_port, script_environment, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -122,6 +123,18 @@ def deployed(operator: Operator) -> dict[str, Any]:
     return operator.deploy("--set", "train.params.pause_s=0.05")
 
 
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    with Mailbox() as receiver:
+        yield receiver
+
+
 @pytest.fixture(scope="module")
 def worker(operator: Operator, deployed: dict[str, Any]) -> Iterator[psutil.Process]:
     log = Path(operator.environment["PENSTOCK_SERVERS"]) / "worker.log"
@@ -203,16 +216,59 @@ def test_the_automation_for_vanished_runs_is_made_once(operator: Operator) -> No
     assert automation.enabled
 
 
+def test_messages_are_sent_when_a_run_fails_and_when_none_begins(
+    operator: Operator, deployed: dict[str, Any], webhook: Webhook
+) -> None:
+    asked = ("--set", "train.params.pause_s=0.05", "--notify", webhook.url)
+    watched = operator.deploy(*asked, "--silence-h", str(10 / 3600))["notify"]
+    assert watched["to"] == "http://127.0.0.1/..." and watched["by"] == "webhook"
+    with operator.client() as client:
+        before = {found.name: found.id for found in client.read_automations()}
+        run = client.create_flow_run_from_deployment(UUID(deployed["id"])).id
+        told = 'column "fare" holds text\nNext: cast it'
+        client.set_flow_run_state(run, Failed(message=told), force=True)
+    failed = eventually(lambda: webhook.said("a run failed"), 60, "the message of the failed run")
+    silent = eventually(lambda: webhook.said("nothing has run"), 60, "the message that nothing has run")
+    assert "pipeline: drill" in failed[0] and f"Failed: {told}" in failed[0] and operator.flow_run(run).name in failed[0]
+    assert "no run of penstock/drill has begun" in silent[0] and "penstock log" in silent[0]
+
+    again = operator.deploy(*asked)["notify"]  # of a schedule of one day in the year: silence is as it should be
+    assert again["silence_s"] is None
+    with operator.client() as client:
+        after = {found.name: found.id for found in client.read_automations()}
+    assert after == {name: identity for name, identity in before.items() if "nothing has run" not in name}
+    said = operator.perform("penstock", "deploy", str(operator.file), "--cron", NEW_YEAR, *asked[:2])
+    assert "--notify none" in said
+    operator.deploy(*asked[:2], "--notify", "none")
+    with operator.client() as client:
+        assert [found.name for found in client.read_automations()] == [name for name in before if "penstock/" not in name]
+    assert len(webhook.said("a run failed")) == 1, "one message for one run"
+    assert SECRET not in said + json.dumps([watched, again])
+
+
+def test_mail_goes_through_the_mail_server(operator: Operator, deployed: dict[str, Any], mailbox: Mailbox) -> None:
+    asked = ("--set", "train.params.pause_s=0.05", "--notify", "ops@example.org")
+    command = ["deploy", str(operator.file), "--cron", NEW_YEAR, *asked, "--json"]
+    said = json.loads(operator.perform("penstock", *command, PENSTOCK_SMTP=mailbox.url).splitlines()[-1])
+    assert (said["notify"]["to"], said["notify"]["by"]) == ("ops@example.org", "mail")
+    with operator.client() as client:
+        run = client.create_flow_run_from_deployment(UUID(deployed["id"])).id
+        client.set_flow_run_state(run, Failed(message="the disk is full"), force=True)
+    eventually(lambda: mailbox.received, 60, "the mail of the failed run")
+    assert "drill: a run failed" in mailbox.received[0] and "the disk is full" in mailbox.received[0]
+    operator.deploy(*asked[:2], "--notify", "none")
+
+
 def test_a_triggered_run_completes_and_mlflow_holds_it(operator: Operator, first: FlowRun) -> None:
     assert first.state is not None
     assert first.state.is_completed(), first.state.message
     (run,) = operator.ledger.runs()
     assert run.status == "done"
-    assert re.fullmatch(r"drill-\d{8}-\d{6}-[0-9a-f]{4} attempt 1: done, validation/accuracy 0\.\d{4}", first.name)
+    assert re.fullmatch(r"drill-\d{8}-\d{6}-[0-9a-f]{4} attempt 1: done, val/accuracy 0\.\d{4}", first.name)
     assert [stage["name"] for stage in run.result["stages"]] == STAGES
     tracked = operator.mlflow.get_run(run.tracking_runs["mlflow"])
     assert tracked.info.status == "FINISHED"
-    assert tracked.data.metrics["validation/accuracy"] > 0
+    assert tracked.data.metrics["val/accuracy"] > 0
     assert tracked.data.tags["prefect.flow_run_id"] == str(first.id)
 
 
@@ -275,6 +331,21 @@ def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, ca
     committed = CheckpointStore(Storage(str(operator.file.parent / ".penstock")).child(f"runs/{run.run}")).committed()
     assert f"{committed[0].name} is saved" in (attempt.error or "")
     assert operator.mlflow.get_run(run.tracking_runs["mlflow"]).info.status == "KILLED"
+
+
+@pytest.mark.drill
+def test_a_run_that_fails_says_why_and_what_to_do_in_one_message(
+    operator: Operator, deployed: dict[str, Any], worker: psutil.Process, webhook: Webhook
+) -> None:
+    operator.deploy("--set", "train.params.pause_s=0.05", "--notify", webhook.url)
+    ended = operator.end_of(operator.trigger(UUID(deployed["id"]), "data.label=nothing"))
+    assert ended.state is not None and ended.state.is_failed()
+    (said,) = eventually(lambda: webhook.said("a run failed"), 60, "the message")
+    assert "pipeline: drill" in said and operator.flow_run(ended.id).name in said
+    assert "'nothing'" in said and "Next: " in said
+    operator.deploy("--set", "train.params.pause_s=0.05", "--notify", "none")
+    servers = Path(operator.environment["PENSTOCK_SERVERS"])
+    assert SECRET not in "".join(log.read_text(errors="replace") for log in servers.glob("*.log"))
 
 
 @pytest.mark.drill

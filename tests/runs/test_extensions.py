@@ -121,7 +121,7 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
     assert (checked["rows"], checked["files"], checked["batch"]["parameters"]) == (180, 3, 4)
     result = Command("run", str(file), "--json", environment=environment).finish()
     assert (result["status"], result["exactness"]) == ("done", "bit-exact")
-    assert result["metrics"]["validation/accuracy"] > 0.8
+    assert result["metrics"]["val/accuracy"] > 0.8
     storage = Storage(str(tmp_path / ".penstock"))
     (dataset,) = Path(storage.root).glob("datasets/*/manifest.json")
     manifest = DatasetManifest.model_validate_json(dataset.read_text())

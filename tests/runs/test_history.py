@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from penstock.errors import SpecError
 from penstock.flows.cli import app
-from penstock.flows.history.report import throughput_sentence
+from penstock.flows.history.report import throughput_sentence, wait_by_rank
 from penstock.flows.verbs.compare.compare import compare_runs
 from penstock.flows.verbs.compare.page import comparison_page
 from penstock.flows.verbs.explain import explain_run
@@ -137,13 +138,43 @@ def test_a_run_is_one_page_that_the_tracked_run_has_too(nights_file: Path, night
     page = tmp_path / "run.html"
     assert said("report", "last", "--file", nights_file, "--output", page).strip() == str(page)
     text = page.read_text()
-    for part in (nights["second"]["run"], f"files: added train/{ADDED}", "test/accuracy", "rows a second", "penstock run "):
+    parts = (nights["second"]["run"], f"files: added train/{ADDED}", "test/accuracy", "rows a second", "penstock run ")
+    for part in (*parts, 'role="img" aria-label="time line of attempt 1"', "waited for rows", "Checkpoints kept"):
         assert part in text, part
     assert text.count("data:image/png;base64") == 8 and "mean radius" in text and "models:/nightly/2" in text
     assert "http" not in text.partition("the environment")[0] and "<script" not in text
     client = MlflowClient(f"sqlite:///{nights_file.parent}/.penstock/mlflow/mlflow.db")
     attached = client.download_artifacts(nights["second"]["mlflow_run_id"], "report.html", str(tmp_path))
     assert Path(attached).read_text() == text
+
+
+def test_mlflow_shows_the_rows_by_split_and_what_is_new_of_them(
+    nights: dict[str, Any], nights_file: Path, tmp_path: Path
+) -> None:
+    client = MlflowClient(f"sqlite:///{nights_file.parent}/.penstock/mlflow/mlflow.db")
+    run = client.get_run(nights["second"]["mlflow_run_id"])
+    inputs = {given.tags[0].value: given.dataset for given in run.inputs.dataset_inputs}
+    assert len(run.inputs.dataset_inputs) == 3 and inputs.keys() == {"train", "validation", "test"}
+    profile = json.loads(inputs["train"].profile)
+    assert (profile["num_rows"], profile["files"]) == (281, 2) and sum(profile["classes"].values()) == 281
+
+    def table(name: str, run_id: str = run.info.run_id) -> list[dict[str, str]]:
+        return [*csv.DictReader(Path(client.download_artifacts(run_id, f"data/{name}.csv", str(tmp_path))).open())]
+
+    files = {row["file"]: row for row in table("files")}
+    assert files.keys() == {FIRST, ADDED, "test.csv"} and (files[ADDED]["rows"], len(files[ADDED]["digest"])) == ("150", 32)
+    assert {(row["split"], row["class"]) for row in table("rows")} >= {("train", "(all)"), ("test", "benign")}
+    assert {row["column"] for row in table("columns")} >= {"mean radius", "diagnosis"}
+    scaled = [row for row in table("fitted") if (row["column"], row["statistic"]) == ("mean radius", "center")]
+    assert len(scaled) == 1 and float(scaled[0]["value"]) > 0
+    new = table("new_since_last_run")
+    assert (new[0]["what"], new[0]["name"], new[0]["now"]) == ("file added", f"train/{ADDED}", "150 rows")
+    assert {"what": "rows", "name": "train", "before": "172 rows", "now": "281 rows", "notable": ""} in new
+    assert "data/new_since_last_run.csv" not in {
+        item.path for item in client.list_artifacts(nights["first"]["mlflow_run_id"], "data")
+    }
+    version = client.get_model_version("nightly", "2")
+    assert version.description.startswith("Result: test/accuracy 0.") and f"added train/{ADDED}" in version.description
 
 
 def test_prefects_list_of_flow_runs_says_what_ran_when_and_how_it_ended(
@@ -163,3 +194,5 @@ def test_the_speed_is_a_sentence() -> None:
     assert throughput_sentence([]) == ""
     assert "waited for rows 5% of the time: the model is what takes it" in throughput_sentence(points(0.05))
     assert "It was data-bound 31% of the time (rank 1 the most)" in throughput_sentence(points(0.31))
+    first, second = wait_by_rank(points(0.31))
+    assert (first["rank"], second["rank"]) == ("0", "1") and second["share"] == pytest.approx(0.31)

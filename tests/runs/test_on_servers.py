@@ -4,6 +4,8 @@ run that is embedded."""
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 import secrets
@@ -41,6 +43,10 @@ NOTES_WHERE_IT_RUNS = """\
 
     def scores(self, model, batch):
 """
+
+
+TABLES = ("slices.csv", "validation-most_wrong.csv")
+"""What the evaluate stage finds where the rows are, on the cluster."""
 
 
 class Servers(NamedTuple):
@@ -146,7 +152,8 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     model = file.parent / "model.py"
     model.write_text(model.read_text().replace("    def predict(self, model, batch):\n", NOTES_WHERE_IT_RUNS))
     text = file.read_text().replace("train: data/train/", f"train: {bucket}/rows/train/")
-    file.write_text(f"{text}storage: {s3_bucket}/state\nstores: {{{bucket}: {json.dumps(settings)}}}\n")
+    text += f"storage: {s3_bucket}/state\nstores: {{{bucket}: {json.dumps(settings)}}}\n"
+    file.write_text(f"{text}evaluate: {{slices: [label]}}\n")
     where, pids = tmp_path / "ran", tmp_path / "ran.pids"
     words = [str(file), "--json", "--set", f"train.params={{pause_s: 0.05, where: {where}}}"]
     storage = Storage(f"{s3_bucket}/state")
@@ -189,6 +196,12 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     assert steps == sorted(set(steps)) and steps[-1] == 115
     assert 115 in {model.step for model in run.outputs.model_outputs}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.environment["MLFLOW_TRACKING_URI"])
+    tables = [mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/evaluation/{name}") for name in TABLES]
+    slices, wrong = ([*csv.DictReader(io.StringIO(table))] for table in tables)
+    assert sorted(row["slice"] for row in slices) == [f"label={digit}" for digit in range(10)] and len(wrong) == 100
+    right = sum(int(row["rows"]) * float(row["accuracy"]) for row in slices) / sum(int(row["rows"]) for row in slices)
+    assert right == pytest.approx(continued["metrics"]["validation/accuracy"], abs=1e-5)
+    assert wrong[0]["file"].startswith("train/")
     model = mlflow.pyfunc.load_model(continued["model_uri"])
     assert len(model.predict(model.input_example)) > 0
 

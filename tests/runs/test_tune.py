@@ -86,7 +86,8 @@ def test_the_same_command_again_trains_nothing(swept: tuple[Path, dict[str, Any]
 @pytest.mark.drill
 def test_folds_are_trained_once_each_and_end_in_one_table(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "tabular")[0].with_name("pipeline.yaml")
-    changes = ("data.folds=3", "data.validation={stratify: diagnosis}", "train.workers=1", "train.epochs=2")
+    strata = ("data.validation={stratify: diagnosis}", "data.test.stratify=diagnosis")
+    changes = ("data.folds=3", *strata, "train.workers=1", "train.epochs=2")
     command = ("run", str(file), "--folds", "--json", *(word for text in changes for word in ("--set", text)))
     said = Command(*command).finish()
     assert [fold["fold"] for fold in said["folds"]] == [0, 1, 2]

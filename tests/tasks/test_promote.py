@@ -23,7 +23,8 @@ from penstock.tasks.context import RunContext
 from penstock.tasks.model.promote import Promotion, below_floors, promote, weigh
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.spec import PipelineSpec
-from penstock.training.evaluation.paired import Paired, Scorer, compare_paired
+from penstock.training.evaluation.paired import Paired, compare_paired
+from penstock.training.evaluation.scorer import Scorer
 from penstock.training.model import ModelSpec
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.mlflow_registry import MLFLOW
@@ -92,9 +93,11 @@ def test_an_alias_and_the_one_before_change_places(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
     client.create_registered_model("m")
-    run_id = client.create_run(client.create_experiment("e", tmp_path.as_uri())).info.run_id
+    experiment = client.create_experiment("e", tmp_path.as_uri())
+    run_id = client.create_run(experiment).info.run_id
     for weights in ("a", "b"):
-        client.create_model_version("m", "file:///nowhere", run_id, tags={"penstock.weights_digest": weights})
+        model = client.create_logged_model(experiment, "m", source_run_id=run_id, tags={"penstock.weights_digest": weights})
+        client.create_model_version("m", model.artifact_location, run_id)
     assert MLFLOW.aliases(uri, "other") == {}
     MLFLOW.give_alias(uri, "m", "live", "1")
     with pytest.raises(SpecError, match=r"nothing to roll alias 'live' back to: live is version 1"):
@@ -118,7 +121,11 @@ def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_comm
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri, registry_uri=uri)
-    run_id = client.create_run(client.create_experiment("e", tmp_path.as_uri())).info.run_id
+    experiment = client.create_experiment("e", tmp_path.as_uri())
+    run_id = client.create_run(experiment).info.run_id
+    models = [
+        client.create_logged_model(experiment, "m", run_id, tags={"penstock.weights_digest": weights}) for weights in "ab"
+    ]
     writes = ("set_model_version_tag", "delete_model_version_tag", "set_registered_model_alias")
     done = 0
 
@@ -150,8 +157,8 @@ def test_a_rollback_that_is_killed_after_any_write_is_completed_by_the_same_comm
     for last in range(1, 20):
         name = f"m{last}"
         client.create_registered_model(name)
-        for weights in ("a", "b"):
-            client.create_model_version(name, "file:///nowhere", run_id, tags={"penstock.weights_digest": weights})
+        for model in models:
+            client.create_model_version(name, model.artifact_location, run_id)
         for version in ("1", "2"):
             MLFLOW.give_alias(uri, name, "live", version)
         for _ in range(2):  # so that version 1 has lost the alias once, and the tag of that is to be taken away

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch
-from penstock.ingest.schema import FeedSchema, Split
+from penstock.ingest.schema import METRICS_OF, FeedSchema, Split
 from penstock.progress import Progress, silent
 from penstock.training.evaluation.metrics import MetricSet, label_kind, make_metrics, prepare_predictions, prepare_target
 from penstock.training.evaluation.row_results import RowResults
@@ -54,7 +54,7 @@ class EvaluationResult:
     """What was found. Picklable.
 
     Attributes:
-        metrics: `<split>/<metric>` to value; `<split>/loss` is always there.
+        metrics: `test/<metric>` and `val/<metric>` to value; the loss is always there.
         figures: file name (`test-confusion_matrix.png`) to PNG.
         tables: file name without suffix to columns, such as precision and recall per class.
         rows: split to the model's answer on each of its rows (see `RowResults.columns`).
@@ -125,7 +125,7 @@ def evaluate(
                 _measure_part(part, metrics_of_part, batch, output)
             progress(done, total, "rows")
 
-        with collecting(OwnValues(None, split)) as own:
+        with collecting(OwnValues(None, METRICS_OF[split])) as own:
             loss, count = run_over(model, feed, measured, observe)
         result.rows[split] = rows.columns()
         for part, metrics_of_part in parts:
@@ -133,7 +133,7 @@ def evaluate(
             result.slices.append({**entry, **metrics_of_part.compute()})
         values = {"loss": loss / count} if has_loss else {}
         values |= measured.compute()
-        result.metrics.update({**own.totals(), **{f"{split}/{name}": value for name, value in values.items()}})
+        result.metrics.update({**own.totals(), **{f"{METRICS_OF[split]}/{name}": value for name, value in values.items()}})
         if figures and model.can_predict:
             result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
             result.tables.update({f"{split}-{name}": table for name, table in findings.tables().items()})

@@ -12,8 +12,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from penstock.errors import SpecError
-from penstock.training.registry.registry import PREVIOUS
+from penstock.training.registry.registry import PREVIOUS, WEIGHTS_TAG
 from penstock.training.tracking.mlflow_backend import patiently
+from penstock.training.tracking.mlflow_versions import tags_behind
 
 __all__ = ["aliases_of", "give_alias", "roll_back", "rolled_back"]
 
@@ -51,9 +52,13 @@ def give_alias(client: MlflowClient, name: str, alias: str, version: str) -> Non
 
 def rolled_back(client: MlflowClient, name: str, alias: str, weights_digest: str) -> str | None:
     """See `KeepsAliases.rolled_back`."""
-    wanted = f"name = '{name}' AND tag.`penstock.weights_digest` = '{weights_digest}'"
-    found = patiently("search the registry", lambda: client.search_model_versions(wanted))
-    return next((version.tags[_tag(alias)] for version in found if _tag(alias) in version.tags), None)
+
+    def search() -> str | None:
+        lost = [version for version in client.search_model_versions(f"name = '{name}'") if _tag(alias) in version.tags]
+        same = (version for version in lost if tags_behind(client, version).get(WEIGHTS_TAG) == weights_digest)
+        return next((version.tags[_tag(alias)] for version in same), None)
+
+    return patiently("search the registry", search)
 
 
 def roll_back(client: MlflowClient, name: str, alias: str) -> tuple[str, str]:

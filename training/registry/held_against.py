@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import DataError
 from penstock.training.evaluation.metrics import label_kind
-from penstock.training.evaluation.paired import Paired, Scorer, compare_paired
+from penstock.training.evaluation.paired import Paired, compare_paired
+from penstock.training.evaluation.scorer import Scorer
 from penstock.training.registry.loaded_model import LoadedModel
 
 __all__ = ["ModelsCompared", "compare_models"]

@@ -11,11 +11,8 @@ from penstock.errors import DataError, ServiceError
 from penstock.redact import redact_text
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 
-__all__ = ["MODEL_TAG", "FetchedModel", "fetch_model", "load_model"]
+__all__ = ["FetchedModel", "fetch_model", "load_model"]
 
-
-MODEL_TAG = "penstock.model_id"
-"""On the version, because the registry of some stores does not give the logged model back."""
 
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
@@ -98,6 +95,7 @@ def _fetched(model: str, uri: str) -> FetchedModel:
     from mlflow.exceptions import MlflowException
 
     from penstock.training.tracking.mlflow_backend import open_client
+    from penstock.training.tracking.mlflow_versions import model_behind
     from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder
 
     if (database := database_of(uri)) is not None:
@@ -127,6 +125,4 @@ def _fetched(model: str, uri: str) -> FetchedModel:
             f"{model} cannot be loaded from {redact_text(uri)}: {error.message}",
             next_step="correct the name, or give the address of the registry that has it (tracking_uri=...)",
         ) from error
-    return FetchedModel(
-        _model_folder(folder), uri, version.name, str(version.version), version.run_id, version.tags.get(MODEL_TAG)
-    )
+    return FetchedModel(_model_folder(folder), uri, version.name, str(version.version), version.run_id, model_behind(version))

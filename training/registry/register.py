@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import mlflow.pyfunc
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from mlflow.entities import LoggedModel, LoggedModelOutput
+from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
@@ -27,19 +29,20 @@ from mlflow.tracking import MlflowClient
 from penstock.ingest.columns.images import holds_images
 from penstock.training.model import ModelSpec
 from penstock.training.registry.aliases import give_alias
-from penstock.training.registry.load import MODEL_TAG
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.needed_code import archive_needed_code
 from penstock.training.registry.raw_rows import RawForm
 from penstock.training.registry.registry import Registered, TrainedVersion
 from penstock.training.registry.signature import model_signature, prepared_signature
 from penstock.training.tracking.mlflow_backend import patiently
+from penstock.training.tracking.mlflow_limits import fit_key
+from penstock.training.tracking.mlflow_pages import short_digest
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
+from penstock.training.tracking.mlflow_versions import KEY_TAG, find_version, model_behind
+from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW
 
-__all__ = ["register_model"]
+__all__ = ["add_flavors", "register_model"]
 
-
-KEY_TAG = "penstock.register_key"
 
 _ENTRY = """from mlflow.models import set_model
 
@@ -58,6 +61,27 @@ _REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pillow", "pyarrow
 
 _EXAMPLE_BYTES = 1 << 20
 
+_READABLE_TAGS = ("penstock.run",)
+"""What a version has as tags, too; digests are on the logged model and on the run."""
+
+
+_FRAMEWORKS = "penstock.training.frameworks"
+
+_FLAVORS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{_FRAMEWORKS}.xgboost.loading:load": (
+        "xgboost",
+        {"data": "artifacts/model.ubj", "model_class": "xgboost.core.Booster", "model_format": "ubj"},
+    ),
+    f"{_FRAMEWORKS}.lightgbm.loading:load": (
+        "lightgbm",
+        {"data": "artifacts/model.txt", "model_class": "lightgbm.basic.Booster"},
+    ),
+    f"{_FRAMEWORKS}.keras.loading:load": ("keras", {"data": "artifacts/model", "save_exported_model": False}),
+}
+"""Loader of the model -> name of the flavour, and what MLflow's loader of it reads."""
+
+_VERSIONS = {"xgboost": "xgb_version", "lightgbm": "lgb_version", "keras": "keras_version"}
+
 
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
     """Log the model to the tracker's run, register it, set the alias. A second call with the same key gives the same version.
@@ -71,25 +95,22 @@ def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registere
     name, alias, key = trained.name, trained.alias, trained.key
     client = tracker.client
     all_tags = {**trained.tags, KEY_TAG: key}
-    version = patiently("search the registry", lambda: _find_version(client, name, key, tracker.run_id))
+    version = patiently("search the registry", lambda: find_version(client, name, key, tracker.run_id))
     if version is None:
         found = patiently("search logged models", lambda: _find_model(client, tracker, key))
         if found is None or str(found.status) != "READY":
             with _model_folder(trained) as folder:
                 found = patiently("log the model", lambda: _log_model(client, tracker, name, all_tags, folder, found))
         logged = found
-        version = patiently("register the model", lambda: _create_version(client, name, logged, tracker.run_id, all_tags))
+        version = patiently("register the model", lambda: _create_version(client, trained, logged, tracker.run_id))
     number = str(version.version)
     if alias is not None:
         give_alias(client, name, alias, number)
     uri = f"models:/{name}/{number}"
-    model_id = version.tags[MODEL_TAG]
+    model_id = str(model_behind(version))
+    patiently("describe the model", lambda: _describe_model(client, trained, version, model_id))
+    patiently("link the metrics", lambda: _link_metrics(client, trained, tracker.run_id, model_id))
     return Registered(name=name, version=number, uri=uri, alias=alias, model_id=model_id, run_id=tracker.run_id)
-
-
-def _find_version(client: MlflowClient, name: str, key: str, run_id: str) -> ModelVersion | None:
-    found = client.search_model_versions(f"name = '{name}' AND tag.`{KEY_TAG}` = '{key}'")
-    return next((version for version in found if version.run_id == run_id), None)
 
 
 def _find_model(client: MlflowClient, tracker: MlflowTracker, key: str) -> LoggedModel | None:
@@ -117,14 +138,54 @@ def _log_model(
     return client.finalize_logged_model(model.model_id, "READY")
 
 
-def _create_version(client: MlflowClient, name: str, model: LoggedModel, run_id: str, tags: Mapping[str, str]) -> ModelVersion:
+def _create_version(client: MlflowClient, trained: TrainedVersion, model: LoggedModel, run_id: str) -> ModelVersion:
+    name = trained.name
     with contextlib.suppress(MlflowException):  # it exists, or the next call says what is wrong
-        client.create_registered_model(name)
+        client.create_registered_model(name, description=f"What pipeline `{trained.experiment}` trains.")
     # A request whose answer was lost may have made the version already.
-    made = _find_version(client, name, tags[KEY_TAG], run_id)
+    made = find_version(client, name, trained.key, run_id)
+    readable = {key: value for key, value in trained.tags.items() if key in _READABLE_TAGS}
     return made or client.create_model_version(
-        name, model.artifact_location, run_id=run_id, tags={**tags, MODEL_TAG: model.model_id}, model_id=model.model_id
+        name,
+        model.artifact_location,
+        run_id=run_id,
+        tags=readable,
+        description=_description(trained, model, run_id),
+        model_id=model.model_id,
     )
+
+
+def _description(trained: TrainedVersion, model: LoggedModel, run_id: str) -> str:
+    """A list of versions shows the first line: the metrics."""
+    page = f"#/experiments/{model.experiment_id}/runs/{run_id}{TRAINING_VIEW}"
+    run = f"Trained by run [{trained.run_name}]({page}), whose datasets, figures and curves are there."
+    return "\n\n".join([*trained.description, run])
+
+
+def _describe_model(client: MlflowClient, trained: TrainedVersion, version: ModelVersion, model_id: str) -> None:
+    """Show the version on the logged model's page, as MLflow's own way to register does."""
+    known = client.get_logged_model(model_id).tags
+    versions = [{"name": trained.name, "version": str(version.version)}]
+    wanted = {"mlflow.modelVersions": json.dumps(versions), "mlflow.note.content": "\n\n".join(trained.description)}
+    if missing := {name: value for name, value in wanted.items() if value and name not in known}:
+        client.set_logged_model_tags(model_id, missing)
+
+
+def _link_metrics(client: MlflowClient, trained: TrainedVersion, run_id: str, model_id: str) -> None:
+    """Show the run's held-out metrics on the model's page, each with the dataset it was measured on.
+
+    A point is sent as it stands in the run, so that the run has it once.
+    """
+    linked = []
+    for name, (value, dataset, digest) in trained.metrics.items():
+        key = fit_key(name)
+        history = [point for point in client.get_metric_history(run_id, key) if point.value == value]
+        if history:
+            point = history[-1]
+            measured = {"model_id": model_id, "dataset_name": dataset, "dataset_digest": short_digest(digest)}
+            linked.append(Metric(key, point.value, point.timestamp, point.step, **measured))
+    if linked:
+        client.log_batch(run_id, metrics=linked, synchronous=True)
 
 
 @contextlib.contextmanager
@@ -160,6 +221,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             except OSError:
                 shutil.copyfile(file, target)
         _add_entries(work / "model", f"code/{ours.name}", prepared_signature(model.feed_schema, answer))
+        add_flavors(model, work / "model")
         yield work / "model"
 
 
@@ -179,6 +241,17 @@ def _add_entries(folder: Path, code: str, prepared: ModelSignature) -> None:
     described.signature = prepared
     described.saved_input_example_info = None  # type: ignore[assignment]
     described.save(str(entry / "MLmodel"))
+
+
+def add_flavors(model: ModelSpec, folder: Path) -> None:
+    """Name in the MLmodel what MLflow's own loader of a library reads, such as `mlflow.xgboost.load_model`."""
+    if model.loader not in _FLAVORS:
+        return
+    name, configuration = _FLAVORS[model.loader]
+    versions = {_VERSIONS[name]: next((version for own, version in model.requires.items() if own.startswith(name)), "")}
+    description = Model.load(str(folder))
+    description.add_flavor(name, **versions, **configuration)
+    description.save(str(folder / "MLmodel"))
 
 
 def few_rows(example: pa.Table) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +13,10 @@ from penstock.config import Section
 from penstock.training.model import ModelSpec
 from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["PREVIOUS", "KeepsAliases", "ModelRegistry", "Registered", "TrainedVersion"]
+__all__ = ["PREVIOUS", "WEIGHTS_TAG", "KeepsAliases", "ModelRegistry", "Registered", "TrainedVersion"]
+
+WEIGHTS_TAG = "penstock.weights_digest"
+"""Tag of `TrainedVersion.tags`: by it `rolled_back` knows a model again."""
 
 PREVIOUS = "previous"
 """Alias of the version that held the pipeline's alias before."""
@@ -30,7 +33,9 @@ class TrainedVersion:
         model: what the model is rebuilt from, besides its files, with what prepares raw rows for it.
         files: local files in one folder, such as a safetensors file; the folder is the caller's, and may be written to.
         example: some raw rows of the train split: the columns that the preprocess steps begin with, without the label.
-        tags: for the version, such as the dataset's digest and the code's version.
+        tags: facts for machines, such as the dataset's digest and the code's version.
+        description: paragraphs for people (markdown): the metrics, the model, the data.
+        metrics: name -> (value, dataset's name, dataset's digest), of the held-out splits, as the tracker has them.
         experiment: name of the pipeline.
         run_name: penstock's id of the run.
     """
@@ -44,6 +49,8 @@ class TrainedVersion:
     tags: Mapping[str, str]
     experiment: str
     run_name: str
+    description: Sequence[str] = ()
+    metrics: Mapping[str, tuple[float, str, str]] = field(default_factory=dict)
 
 
 class Registered(Section):

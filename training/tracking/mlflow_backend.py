@@ -10,7 +10,6 @@ import base64
 import contextlib
 import fcntl
 import importlib
-import json
 import logging
 import os
 import re
@@ -21,19 +20,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import mlflow
-import numpy as np
-from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow.types.schema import ColSpec, Schema, TensorSpec
 
 from penstock.errors import PenstockError, ServiceError
-from penstock.ingest.schema import FeedSchema
 from penstock.machine.empty_database import copy_database, keep_database
 from penstock.redact import first_line
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_limits import fit_key, fit_value
-from penstock.training.tracking.relocate_mlflow import artifacts_beside, database_of, follow_its_folder
+from penstock.training.tracking.mlflow_pages import CHECKPOINTS_FILE, checkpoint_table, dataset_input, list_view
+from penstock.training.tracking.relocate_mlflow import VIEW_TAG, artifacts_beside, database_of, follow_its_folder
 from penstock.training.tracking.sender import Operation, Trouble
 
 __all__ = [
@@ -45,8 +42,6 @@ __all__ = [
     "load_sqlite",
     "open_client",
     "patiently",
-    "version_exists",
-    "version_of_alias",
 ]
 
 
@@ -185,14 +180,6 @@ def describe_run(client: MlflowClient, run: Run) -> OpenRun:
     return OpenRun(client, run.info.run_id, run.info.experiment_id, dict(run.data.params), last_step, ended_ms)
 
 
-def dataset_schema(schema: FeedSchema) -> str:
-    """The columns as MLflow's JSON for tensor datasets; -1 stands for the number of rows."""
-    columns: list[ColSpec | TensorSpec] = [
-        TensorSpec(np.dtype(column.dtype), column.batch_shape, name=column.name) for column in schema.columns
-    ]
-    return json.dumps({"mlflow_tensorspec": {"features": Schema(columns).to_json(), "targets": None}})
-
-
 class MlflowTransport:
     """Does what the sender's queue asks for, on one run."""
 
@@ -202,7 +189,7 @@ class MlflowTransport:
         self._experiment_id = run.experiment_id
         self._params = dict(run.params)
         self._ended_ms = run.ended_ms
-        self._checkpoints: dict[str, LoggedModel] = {}
+        self._checkpoints: dict[str, dict[str, Any]] = {}
 
     def send_points(self, points: list[Point]) -> None:
         """One request for all points."""
@@ -239,82 +226,28 @@ class MlflowTransport:
         with _temporary_file(name, base64.b64decode(content)) as path:
             self._client.log_artifact(self._run_id, str(path), os.path.dirname(name) or None)
 
-    def _do_dataset(self, name: str, digest: str, uri: str, schema: dict[str, Any], context: str) -> None:
-        kind = "s3" if uri.startswith("s3://") else "local"
-        columns = dataset_schema(FeedSchema.model_validate(schema))
-        dataset = Dataset(name[:500], digest[:36], kind, json.dumps({"uri": uri}), schema=columns)
-        tag = InputTag("mlflow.data.context", context)
-        self._client.log_inputs(self._run_id, [DatasetInput(dataset, [tag])])
+    def _do_dataset(self, **dataset: Any) -> None:
+        self._client.log_inputs(self._run_id, [dataset_input(**dataset)])
 
-    def _do_checkpoint(
-        self, name: str, step: int, params: dict[str, str], metrics: list[dict[str, Any]], manifest: str, tags: dict[str, str]
-    ) -> None:
-        model = self._checkpoint(name)
-        if model is None:
-            model = self._client.create_logged_model(
-                self._experiment_id, name, source_run_id=self._run_id, params=params, tags=tags, model_type="checkpoint"
-            )
-        outputs = self._client.get_run(self._run_id).outputs
-        if outputs is None or all(output.model_id != model.model_id for output in outputs.model_outputs):
-            self._client.log_outputs(self._run_id, [LoggedModelOutput(model.model_id, step)])
-        linked = [m for m in map(self._known_metric, metrics) if m is not None]
-        if linked:
-            entities = [Metric(m.key, m.value, m.timestamp, m.step, model_id=model.model_id) for m in linked]
-            self._client.log_batch(self._run_id, metrics=entities, synchronous=True)
-        with _temporary_file("manifest.json", manifest.encode()) as path:
-            self._client.log_model_artifact(model.model_id, str(path))
-        self._checkpoints[name] = self._client.finalize_logged_model(model.model_id, "READY")
+    def _do_checkpoint(self, **checkpoint: Any) -> None:
+        self._checkpoints[checkpoint["name"]] = checkpoint
+        self._do_artifact(CHECKPOINTS_FILE, base64.b64encode(checkpoint_table(self._checkpoints.values()).encode()).decode())
 
     def _do_checkpoints(self, present: list[dict[str, Any]]) -> None:
-        found = self._find_checkpoints("")
-        for one in present:
-            model = found.pop(one["name"], None)
-            if model is None or str(model.status) != "READY":
-                self._do_checkpoint(**one)
-        for model in found.values():
-            self._client.delete_logged_model(model.model_id)
+        self._checkpoints = {checkpoint["name"]: checkpoint for checkpoint in present}
+        self._do_artifact(CHECKPOINTS_FILE, base64.b64encode(checkpoint_table(present).encode()).decode())
 
     def _do_status(self, status: str) -> None:
         self._client.set_terminated(self._run_id, status, self._ended_ms if status == "FINISHED" else None)
+        if status == "FINISHED":
+            with contextlib.suppress(MlflowException):  # how a list looks is worth no second try
+                self._choose_columns()
 
-    def _checkpoint(self, name: str) -> LoggedModel | None:
-        if name not in self._checkpoints:
-            self._checkpoints.update(self._find_checkpoints(f" AND name = '{name}'"))
-        return self._checkpoints.get(name)
-
-    def _find_checkpoints(self, condition: str) -> dict[str, LoggedModel]:
-        """The run's checkpoints by name."""
-        wanted = f"source_run_id = '{self._run_id}'{condition}"
-        found: list[LoggedModel] = []
-        token: str | None = ""
-        while token is not None:
-            page = self._client.search_logged_models([self._experiment_id], filter_string=wanted, page_token=token or None)
-            found += page
-            token = page.token or None
-        return {model.name: model for model in found if model.model_type == "checkpoint"}
-
-    def _known_metric(self, metric: dict[str, Any]) -> Metric | None:
-        """The run's own point for a checkpoint's value: linking it must not add a second point to the run's history."""
-        if metric["t_ms"] is not None:
-            return Metric(metric["key"], metric["value"], metric["t_ms"], metric["step"])
-        history = [m for m in self._client.get_metric_history(self._run_id, metric["key"]) if m.step <= metric["step"]]
-        return max(history, key=lambda m: (m.step, m.timestamp), default=None)
-
-
-def version_exists(tracking_uri: str, name: str, version: str, run_id: str) -> bool:
-    """Whether the registry has that version, of that run. One that does not answer counts as having it."""
-    try:
-        return bool(open_client(tracking_uri).get_model_version(name, version).run_id == run_id)
-    except MlflowException as error:
-        return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
-
-
-def version_of_alias(tracking_uri: str, name: str, alias: str) -> str | None:
-    """The version that an alias of a model points to; None where there is none, or the registry does not answer."""
-    try:
-        return str(open_client(tracking_uri).get_model_version_by_alias(name, alias).version)
-    except MlflowException:
-        return None
+    def _choose_columns(self) -> None:
+        """Let the list of runs show the held-out metrics of this one."""
+        view = list_view(self._client.get_run(self._run_id).data.metrics)
+        if view is not None and self._client.get_experiment(self._experiment_id).tags.get(VIEW_TAG) != view:
+            self._client.set_experiment_tag(self._experiment_id, VIEW_TAG, view)
 
 
 def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:

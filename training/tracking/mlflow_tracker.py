@@ -1,6 +1,6 @@
 """What does MLflow learn of a run? One MLflow run over all attempts of a penstock run.
 
-A checkpoint is a logged model of type `checkpoint`, linked to its step. MLflow never changes a parameter: a later attempt's
+Its checkpoints are a table; its one logged model is what is registered. MLflow never changes a parameter: a later attempt's
 other value becomes the tag `spec.<path>.attempt_<n>`. The run's name is penstock's id of it without the pipeline's name, which
 the experiment has: a list shows the beginning of a name only.
 """

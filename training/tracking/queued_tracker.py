@@ -1,8 +1,8 @@
 """How does a tracker never hold up training, and never log a step twice? Points and operations go through one queue.
 
 Shared by the trackers of all services; a service brings a `Transport` (training/tracking/sender.py). Its operations are `tags`
-(tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name, digest, uri, schema, context),
-`checkpoint` (name, step, params, metrics, manifest, tags), `checkpoints` (present: a list of those) and `status` (status).
+(tags), `params` (params, attempt), `artifact` (name, content as base64), `dataset` (name, digest, uri, schema,
+context, profile), `checkpoint` (name, step, epoch, uri, metrics), `checkpoints` (present: a list of those), `status` (status).
 
 No method but `open` fails because of the server, and only `drain` and `close` wait for it, so tracking trouble never reaches
 training. Steps that are executed again after a restart are not logged again: per metric only steps above the highest one so
@@ -21,9 +21,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import Split
 from penstock.redact import first_line, redact, redact_text
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
@@ -70,7 +72,6 @@ class QueuedTracker(ABC, Generic[R]):
         self._sender = sender
         self._lock = threading.Lock()
         self._last_step = dict(run.last_step)
-        self._latest: dict[str, tuple[int, int, float]] = {}
         self._closed = False
 
     @classmethod
@@ -247,23 +248,23 @@ class QueuedTracker(ABC, Generic[R]):
         figure.savefig(buffer, format=name.rsplit(".", 1)[-1], bbox_inches="tight")
         self._artifact(name, buffer.getvalue())
 
-    def log_dataset(self, manifest: DatasetManifest, *, name: str, uri: str, context: str = "training") -> None:
-        """Record the cached dataset as the run's input, by its content digest and by where its source rows lie.
-
-        The full digest is a tag too: a service may cut its own or look at some rows only, ours looks at every byte.
-        """
-        schema = manifest.feed_schema.model_dump(mode="json")
-        args = {"name": name, "digest": manifest.content_digest, "uri": redact_text(uri), "schema": schema, "context": context}
-        self._put("dataset", any_order=True, **args)
-        facts = {"digest": manifest.content_digest, "key": manifest.key, "rows": dict(manifest.rows)}
-        self.set_tags({f"penstock.data.{name}": value for name, value in facts.items()})
+    def log_dataset(
+        self, manifest: DatasetManifest, split: Split, *, name: str, uri: str, profile: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Record the rows of a split as an input of the run, by their content digest and by where their source lies."""
+        self._put(
+            "dataset",
+            any_order=True,
+            name=name,
+            digest=manifest.split_digests.get(split, manifest.content_digest),
+            uri=redact_text(uri),
+            schema=manifest.feed_schema.model_dump(mode="json"),
+            context=split,
+            profile={"num_rows": manifest.rows.get(split, 0), **redact(profile)},
+        )
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Show a committed checkpoint. The same name counts once.
-
-        The metrics it is ranked by are linked to it, not logged again. What is sent of it is its manifest: the weights stay in
-        penstock's storage.
-        """
+        """Show a committed checkpoint. The same name counts once. What is sent of it says where its files lie."""
         self._put("checkpoint", **self._describe(checkpoint))
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
@@ -275,23 +276,12 @@ class QueuedTracker(ABC, Generic[R]):
 
     def _describe(self, checkpoint: Checkpoint) -> dict[str, Any]:
         manifest = checkpoint.manifest
-        with self._lock:
-            linked = [
-                self._link(self.fit_key(key), float(value), manifest.step)
-                for key, value in manifest.metrics.items()
-                if value is not None
-            ]
         return {
             "name": checkpoint.name,
             "step": manifest.step,
-            "params": {
-                "step": str(manifest.step),
-                "epoch": str(manifest.epoch),
-                "uri": redact_text(checkpoint.storage.uri()),
-            },
-            "metrics": linked,
-            "manifest": redact_text(manifest.model_dump_json()),
-            "tags": {"penstock.attempt": str(self.attempt)},
+            "epoch": manifest.epoch,
+            "uri": redact_text(checkpoint.storage.uri()),
+            "metrics": {self.fit_key(key): float(value) for key, value in manifest.metrics.items() if value is not None},
         }
 
     def drain(self, timeout_s: float = 30.0) -> int:
@@ -327,17 +317,9 @@ class QueuedTracker(ABC, Generic[R]):
         for name, raw in point.values.items():
             key = self.fit_key(name)
             if point.step > self._last_step.get(key, -1):
-                fresh[key] = value = float(raw)
+                fresh[key] = float(raw)
                 self._last_step[key] = point.step
-                self._latest[key] = (point.step, point.t_ms, value)
         return Point(point.t_ms, point.step, fresh)
-
-    def _link(self, key: str, value: float, step: int) -> dict[str, Any]:
-        """Identify the run's point behind a checkpoint's value; no time means: look it up on the server. Holds the lock."""
-        known = self._latest.get(key)
-        if known is not None and known[0] <= step:
-            return {"key": key, "step": known[0], "t_ms": known[1], "value": known[2]}
-        return {"key": key, "step": step, "t_ms": None, "value": value}
 
     def _artifact(self, name: str, content: bytes) -> None:
         if len(content) > _INLINE_BYTES:

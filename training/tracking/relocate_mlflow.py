@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["TRAINING_VIEW", "artifacts_beside", "database_of", "follow_its_folder", "mlflow_uri"]
+__all__ = ["TRAINING_VIEW", "VIEW_KEY", "VIEW_TAG", "artifacts_beside", "database_of", "follow_its_folder", "mlflow_uri"]
 
 
 _ADDRESSES = {
@@ -26,6 +26,7 @@ _ADDRESSES = {
 
 _PATHS = {
     "params": ("value",),
+    "tags": ("value",),
     "logged_model_params": ("param_value",),
     "logged_model_tags": ("tag_value",),
     "model_version_tags": ("value",),
@@ -35,6 +36,12 @@ _PATHS = {
 
 TRAINING_VIEW = "?workflowType=machine_learning"
 """Ends the address of a page. Without it MLflow shows the one for language model applications, until a user changes that."""
+
+VIEW_KEY = "penstock"
+"""Name, in the address, of the view of the list of runs that shows their metrics."""
+
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+"""Tag of an experiment that holds this view, as MLflow's own button for sharing one writes it."""
 
 
 def mlflow_uri(state_dir: Path) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self
 
 from penstock.ingest.manifest import DatasetManifest
+from penstock.ingest.schema import Split
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
@@ -142,8 +144,17 @@ class Tracker(Protocol):
         """Keep a figure as the document `name`: encoded bytes, or anything with matplotlib's `savefig`."""
         ...
 
-    def log_dataset(self, manifest: DatasetManifest, *, name: str, uri: str, context: str = "training") -> None:
-        """Record the prepared dataset as the run's input, by its content digest and by where its source rows lie."""
+    def log_dataset(
+        self, manifest: DatasetManifest, split: Split, *, name: str, uri: str, profile: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Record the rows of a split as an input of the run, by their content digest and by where their source lies.
+
+        Args:
+            manifest: the prepared dataset.
+            name: of the dataset.
+            uri: of the source.
+            profile: what is said of the rows, such as classes; JSON-able.
+        """
         ...
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -151,7 +162,7 @@ class Tracker(Protocol):
         ...
 
     def checkpoints(self, present: Iterable[Checkpoint]) -> None:
-        """Show those of `present` that are not shown yet, and mark all others of the run as deleted."""
+        """Show those of `present` that are not shown yet, and none of the run besides."""
         ...
 
     def drain(self, timeout_s: float = 30.0) -> int:

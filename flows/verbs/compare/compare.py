@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import SpecError
-from penstock.flows.history.data import RunData, compare_data
 from penstock.flows.verbs.compare.findings import findings
 from penstock.flows.verbs.compare.results import by_file, compare_metrics, curves, same_rows
 from penstock.flows.verbs.compare.source import code_diffs
 from penstock.flows.verbs.which_run import RunNames, main_metric
 from penstock.tasks.records.changes import Before, changes
+from penstock.tasks.records.data import RunData, compare_data
 from penstock.tasks.records.ledger import Run
 
 __all__ = ["compare_runs", "show_comparison"]
@@ -36,7 +36,7 @@ def compare_runs(file: Path | None, first: str, second: str) -> dict[str, Any]:
         )
     sides = Before.of(names.ledger, before), Before.of(names.ledger, after)
     found = changes(*sides)
-    data = RunData(names.ledger, before), RunData(names.ledger, after)
+    data = RunData.of(names.ledger, before), RunData.of(names.ledger, after)
     compared = {
         "status": "done",
         "before": _described(before),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.ingest.schema import METRICS_OF
+
 __all__ = ["findings"]
 
 _FEW = 5
@@ -45,12 +47,11 @@ def _result(compared: Mapping[str, Any]) -> list[str]:
     said = f"{metric['metric']} is {word}: {metric['before']:.4f} -> {metric['after']:.4f} ({metric['difference']:+.4f})"
     for entry in compared["same_rows"]:
         for paired in entry["metrics"]:
-            if entry["split"].startswith(split[:3]) and paired["metric"] == name:
+            if METRICS_OF[entry["split"]] == split and paired["metric"] == name:
                 chance = "" if paired["sure"] else ", which may be chance"
-                said += (
-                    f"; on the {entry['rows']:,} rows that both judged by {paired['difference']:+.4f}, "
-                    f"95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]{chance}"
-                )
+                said += f"; on the {entry['rows']:,} rows that both judged by {paired['difference']:+.4f}"
+                if paired["low"] is not None:
+                    said += f", 95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]{chance}"
     return [said + "."]
 
 

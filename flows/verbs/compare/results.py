@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.flows.history.data import RunData
 from penstock.flows.verbs.which_run import better_is
 from penstock.ingest.schema import SPLITS, Split
+from penstock.tasks.records.data import RunData
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.checkpoint.journal import read_journal
+from penstock.training.evaluation.paired import LOWER_IS_BETTER, compare_paired
 
 __all__ = ["by_file", "compare_metrics", "curves", "same_rows"]
-
-_SURE = 1.96
-"""Standard errors on each side of a 95 % interval."""
 
 _NEVER = 1 << 60
 
@@ -61,12 +59,10 @@ def answers_of(ledger: Ledger, run: Run, data: RunData, split: Split) -> Answers
 def compare_metrics(before: Run, after: Run) -> list[dict[str, Any]]:
     """Every metric of either run, held-out ones first; `better` says for each whether the later run is."""
     was, now = before.result.get("metrics", {}), after.result.get("metrics", {})
-    splits = ("test/", "validation/", "val/", "train/")
+    splits = ("test/", "val/", "train/")
     names = sorted({*was, *now}, key=lambda name: (next((i for i, s in enumerate(splits) if name.startswith(s)), 9), name))
     found = []
     for name in names:
-        if name.startswith("val/") and f"validation/{name.removeprefix('val/')}" in names:
-            continue  # measured while training, of the same rows
         entry = {"metric": name, "before": was.get(name), "after": now.get(name), "difference": None, "better": None}
         if name in was and name in now:
             entry["difference"] = difference = now[name] - was[name]
@@ -123,7 +119,7 @@ def curves(ledger: Ledger, runs: Sequence[Run]) -> dict[str, list[list[tuple[int
     """Metric -> for each run its points (step, value), of the losses and of what was measured on held-out rows."""
     points = [read_journal(ledger.run_storage(run.run), _NEVER) for run in runs]
     names = sorted({name for side in points for point in side for name in point.values})
-    chosen = [name for name in names if name.startswith(("val/", "validation/")) or name == "train/loss"]
+    chosen = [name for name in names if name.startswith("val/") or name == "train/loss"]
     return {
         name: [[(point.step, point.values[name]) for point in side if name in point.values] for side in points]
         for name in chosen
@@ -149,13 +145,17 @@ def _taken(answers: Answers, index: NDArray[np.int64]) -> Answers:
 
 
 def _paired(name: str, was: NDArray[np.float64], now: NDArray[np.float64]) -> dict[str, Any]:
-    apart = now - was
-    mean, error = float(apart.mean()), math.sqrt(_variance(apart) / len(apart))
-    low, high = mean - _SURE * error, mean + _SURE * error
-    sure = not low <= 0 <= high
-    better = None if not sure else (mean > 0) == (name == "accuracy")
-    found = {"metric": name, "before": float(was.mean()), "after": float(now.mean()), "difference": mean}
-    return {**found, "low": low, "high": high, "sure": sure, "better": better}
+    """As `register.promote` measures it."""
+
+    def mean_of(scores: NDArray[np.float64]) -> Callable[..., float]:
+        return lambda rows=None: float((scores if rows is None else scores[rows]).mean())
+
+    paired = compare_paired(mean_of(was), mean_of(now), len(was))
+    sure = not math.isnan(paired.low) and not paired.low <= 0 <= paired.high
+    better = (paired.difference > 0) == (name not in LOWER_IS_BETTER) if sure else None
+    found = {"metric": name, "before": paired.before, "after": paired.after, "difference": paired.difference}
+    interval = {side: None if math.isnan(value) else value for side, value in (("low", paired.low), ("high", paired.high))}
+    return {**found, **interval, "sure": sure, "better": better}
 
 
 def _variance(values: NDArray[np.float64]) -> float:

@@ -15,6 +15,7 @@ from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import DeepImage, Fit, ImageMode, decode_image, holds_images
+from penstock.ingest.phases import phase
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
@@ -107,14 +108,9 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
             next_step="leave the step out if the column holds pixels already",
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
-    pixels, errors = _decode_all(
-        rows,
-        name,
-        [value.as_buffer() for value in column if value.is_valid],
-        images,
-        "mask" if is_mask else images.mode,
-        keeps=keep != "encoded",
-    )
+    encoded, mode = [value.as_buffer() for value in column if value.is_valid], "mask" if is_mask else images.mode
+    with phase("decode"):
+        pixels, errors = _decode_all(rows, name, encoded, images, mode, keeps=keep != "encoded")
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
     if keep == "sizes":

@@ -8,7 +8,12 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.flows.spec_file import as_override, load_spec
+from penstock.flows.tune.folds import with_folds
 from penstock.flows.tune.space import check_space, load_trial
+from penstock.tasks.project import Project
+from penstock.tasks.records.keys import stage_keys
+from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.stages import BEFORE_TRAINING
 from tests.drills.project import make_project
 
 
@@ -25,6 +30,10 @@ def with_space(folder: Path, space: str) -> Path:
         ("train.batch_rows: {range: [2, 33]}", "tune.space.train.batch_rows: train.batch_rows: 33 does not divide over 2"),
         ("preprocess.7.drop: {choice: [1]}", "preprocess.7 is not an index of a list of 2"),
         ("shuffle.seed: {choice: [x]}", "tune.space.shuffle.seed: 'x': input should be a valid integer"),
+        (
+            "shuffle.seed: {choice: [1]}\n  scheduler: pbt",
+            "tune.scheduler: 'pbt': population based training copies one trial's weights",
+        ),
     ],
 )
 def test_a_key_or_value_that_the_file_does_not_take_is_named(tmp_path: Path, space: str, says: str) -> None:
@@ -47,3 +56,29 @@ def test_a_value_is_the_same_after_it_was_written(tmp_path: Path, value: object)
     loaded = load_spec(make_project(tmp_path / "project", files=1))
     assert as_override("train.params.x", value).startswith("train.params.x=")
     assert load_trial(loaded, {"train.params.x": value}).spec.train.params == {"x": value}
+
+
+def test_folds_become_a_sweep_over_each_of_them_and_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "project", files=1)
+    with pytest.raises(SpecError, match=r"has no data\.folds"):
+        with_folds(load_spec(file))
+    tune = with_folds(load_spec(file, ["data.folds=4", "data.validation=null"])).spec.tune
+    assert tune is not None and tune.limit == 4
+    assert tune.space["data.fold"].options == [0, 1, 2, 3] and tune.metric == "val/loss"
+
+
+def test_trials_whose_values_give_the_same_rows_share_them(tmp_path: Path) -> None:
+    loaded = load_spec(make_project(tmp_path / "project", files=2))
+
+    def prepared(**values: object) -> list[str]:
+        spec = load_trial(loaded, {key.replace("__", "."): value for key, value in values.items()})
+        project = Project(spec.spec, spec.base_dir, spec.origins)
+        keys = stage_keys(project, Ledger(project.storage).stage_output)
+        return [keys[stage].key for stage in BEFORE_TRAINING]
+
+    same = prepared(train__learning_rate=0.1)
+    assert prepared(train__learning_rate=0.2, train__epochs=9) == same, "no value of training prepares rows anew"
+    assert prepared(shuffle__seed=6)[:-1] == same[:-1] and prepared(shuffle__seed=6) != same, "another order of the same rows"
+    fewer = prepared(data__validation__fraction=0.1, train__learning_rate=0.1)
+    assert not set(fewer) & set(same), "other rows"
+    assert prepared(data__validation__fraction=0.1, train__learning_rate=0.2) == fewer, "shared by those that have them"

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.blocks.notifications import SlackWebhook
 from prefect.cli.deploy import _models as known
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from penstock.errors import ServiceError, SpecError
 from penstock.flows.cli import app
-from penstock.flows.verbs.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline, deploy_predictions
+from penstock.flows.verbs.deploy.deploy import ENTRYPOINT, _environment_to_store, deploy_pipeline, deploy_predictions
+from penstock.flows.verbs.deploy.notify import notify_of
 from tests.drills.project import make_project
+from tests.runs.receivers import Mailbox
 from tests.runs.servers import ROOT, free_port
 
 NIGHTLY = "0 3 * * *"
@@ -55,6 +59,40 @@ def test_a_wrong_schedule_is_named_before_anything_is_asked_of_a_server(project:
         deploy(project, cron)
     assert repr(cron) in refused.value.message
     assert NIGHTLY in refused.value.message, "an example leads on"
+
+
+def test_an_address_for_messages_is_checked_and_shown_without_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = notify_of("https://user:pw@hooks.example.com/services/T0KEN", NIGHTLY, None)
+    assert hook.shown == "https://hooks.example.com/..." and hook.silence_s == 25 * 3600
+    assert notify_of("https://hooks.example.com/x", "0 3 * * 1", None).silence_s is None, "of a week, a day of silence is none"
+    assert notify_of("https://hooks.example.com/x", "0 3 * * 1", 170).silence_s == 170 * 3600
+    monkeypatch.setenv("PENSTOCK_SMTP", "smtps://bot%40example.org:s3cret@mail.example.org")
+    mail = notify_of("ops@example.org", NIGHTLY, None)
+    assert mail.by_mail and mail.shown == "ops@example.org"
+    assert mail.url.startswith(
+        "mailtos://bot%40example.org:s3cret@mail.example.org:587?to=ops%40example.org&from=bot%40example.org"
+    )
+    for wrong in ("ops", "ftp://host/T0KEN", "https://", "nobody@host"):
+        with pytest.raises(SpecError) as refused:
+            notify_of(wrong, NIGHTLY, None)
+        assert "T0KEN" not in str(refused.value)
+    with pytest.raises(SpecError, match="10 s"):
+        notify_of("https://hooks.example.com/x", NIGHTLY, 0.001)
+    monkeypatch.setenv("PENSTOCK_SMTP", "mail.example.org:s3cret")
+    with pytest.raises(SpecError) as unknown:
+        notify_of("ops@example.org", NIGHTLY, None)
+    assert "s3cret" not in str(unknown.value)
+
+
+def test_mail_arrives_through_the_block_that_prefect_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Mailbox() as mailbox:
+        monkeypatch.setenv("PENSTOCK_SMTP", mailbox.url)
+        block = SlackWebhook(url=SecretStr(notify_of("ops@example.org", NIGHTLY, None).url))
+        with block.raise_on_failure():
+            block.notify(subject="drill: a run failed", body="the disk is full\nNext: df -h")
+    (mail,) = mailbox.received
+    assert "Subject: drill: a run failed" in mail and "To: ops@example.org" in mail
+    assert "penstock@example.org" in mail and "the disk is full" in mail and "Next: df -h" in mail
 
 
 def test_addresses_are_stored_and_secrets_are_not() -> None:

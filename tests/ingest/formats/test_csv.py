@@ -114,6 +114,7 @@ def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
         ("a;b\n1;2\n", "separated by ';'"),
         ("5.1,3.5\n4.9,3.0\n", "the first line holds values"),
         ("a,a\n1,2\n", "column 'a' is in the header twice"),
+        ("x,caf\xe9\n1,2\n".encode("latin1"), "the column name 'caf\ufffd' in its first line is not UTF-8"),
         ("a,b\n1,2\n3," + "x" * 9_000_000 + "\n", "the row of line 3 is longer than 4 MiB"),
         (pa.table({"a": [1]}), "this is a Parquet file, not CSV"),
         (b"PK\x03\x04" + b"\0" * 100, "this is a zip file (or an Excel workbook), not CSV"),

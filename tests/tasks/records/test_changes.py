@@ -62,4 +62,4 @@ def test_comments_docstrings_and_what_is_not_reached_are_no_change(tmp_path: Pat
     )
     after = side(file, "b")
     assert changes(before, after).lines() == []
-    assert list(after.code["model.py:Net"]["model.py"]) == ["Net"]
+    assert list(after.code["model.py:Net"]["model.py"]) == ["HERE", "Net"]

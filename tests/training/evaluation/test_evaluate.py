@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r
 from penstock.errors import CheckpointError, DataError, SpecError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.schema import METRICS_OF, ColumnInfo, FeedSchema
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
@@ -80,7 +80,7 @@ def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[Tr
             "f1": f1_score(labels, logits.argmax(1), average="macro"),
             "auroc": roc_auc_score(labels, torch.softmax(logits, 1), multi_class="ovr"),
         }
-        found = {name.split("/")[1]: value for name, value in result.metrics.items() if name.startswith(split)}
+        found = {name.split("/")[1]: value for name, value in result.metrics.items() if name.startswith(METRICS_OF[split])}
         assert found == pytest.approx(expected, abs=1e-5)
     assert result.metrics["test/accuracy"] > 0.7
     assert seen[-1] == job.manifest.rows["validation"] + job.manifest.rows["test"]

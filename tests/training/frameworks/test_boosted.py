@@ -95,7 +95,7 @@ def test_what_goes_on_from_a_checkpoint_ends_with_the_same_trees_and_predictions
     # Both ranks' rows are in the trees, and they are good for more than one rank's: chance is right in a tenth.
     found = evaluate(pairs[-1][0], models[0], splits=["validation", "test"])
     assert found.metrics["test/accuracy"] > 0.6
-    assert found.metrics["validation/loss"] == pytest.approx(ends[0].manifest.metrics["val/loss"], rel=1e-4)
+    assert found.metrics["val/loss"] == pytest.approx(ends[0].manifest.metrics["val/loss"], rel=1e-4)
     assert {"test-confusion_matrix.png", "feature_importance.png"} <= set(found.figures)
     assert found.tables["feature_importance"] == {"column": ["image"], "share": [1.0]}
 
@@ -118,7 +118,7 @@ def test_patience_ends_training_the_best_round_is_kept_and_an_objective_of_ones_
     assert kept is not None and kept.manifest.step == best
     assert [item.manifest.step for item in store.committed()] == [best + 3, best]
     found = evaluate(patient, load_model(model_spec(name, patient), kept.storage), splits=["validation"], figures=False)
-    assert found.metrics["validation/loss"] == pytest.approx(min(losses), rel=1e-4)
+    assert found.metrics["val/loss"] == pytest.approx(min(losses), rel=1e-4)
 
     run_boosted_rank(library(name), own, Group(0, 1, CPU), ListClient())
     model = load_model(model_spec(name, own), job_checkpoints(own).committed()[0].storage)

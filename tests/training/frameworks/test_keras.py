@@ -95,7 +95,7 @@ def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
     spec = ModelSpec(code=job.code, params={}, feed_schema=SCHEMA, loader=KERAS.loader)
     model = load_model(spec, newest.storage)
     found = evaluate(job, model, splits=["validation"], figures=False)
-    assert found.metrics["validation/loss"] == pytest.approx(newest.manifest.metrics["val/loss"], rel=1e-5)
+    assert found.metrics["val/loss"] == pytest.approx(newest.manifest.metrics["val/loss"], rel=1e-5)
     import keras
 
     whole = keras.models.load_model(newest.storage.local_path("model.keras"))

@@ -62,7 +62,7 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     assert found.metrics["test/accuracy"] > 0.4, "a guess is right in a tenth"
     # Lightning's sync_dist divides by the mean number of rows of a rank, rounded down: 50 of 101 / 2.
     logged = there[0].manifest.metrics["val/loss"]
-    assert found.metrics["validation/loss"] == pytest.approx(logged * 50 / 50.5, rel=1e-5)
+    assert found.metrics["val/loss"] == pytest.approx(logged * 50 / 50.5, rel=1e-5)
 
 
 def test_what_lightning_does_not_read_is_refused_by_name(tmp_path: Path) -> None:

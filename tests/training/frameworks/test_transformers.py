@@ -67,8 +67,8 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
     assert found.metrics["test/accuracy"] > 0.25, "a guess is right in a tenth"
     logged = there[0].manifest.metrics
-    assert found.metrics["validation/loss"] == pytest.approx(logged["val/loss"], rel=1e-5)
-    assert found.metrics["validation/accuracy"] == pytest.approx(logged["val/accuracy"])
+    assert found.metrics["val/loss"] == pytest.approx(logged["val/loss"], rel=1e-5)
+    assert found.metrics["val/accuracy"] == pytest.approx(logged["val/accuracy"])
     folder = there[0].storage.local_path(".")
     assert {"model.safetensors", "config.json"} <= {file.name for file in folder.iterdir()}
     theirs = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)

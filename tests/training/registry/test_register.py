@@ -30,8 +30,9 @@ from penstock.training.registry import register
 from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.register import register_model
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.tracking.mlflow_backend import connect, version_exists
+from penstock.training.tracking.mlflow_backend import connect
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
+from penstock.training.tracking.mlflow_versions import version_exists
 from penstock.usercode.capture import capture
 
 RECIPE = """
@@ -109,12 +110,16 @@ def arguments(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
         "tags": {"penstock.data.digest": "d" * 32, "penstock.data.uri": "s3://bucket/datasets/1"},
         "experiment": "demo",
         "run_name": "run",
+        "description": ["test/accuracy 0.5000", "Model: model.py:Net"],
+        "metrics": {"test/accuracy": (0.5, "demo test", "t" * 32)},
     }
 
 
 def run_register(uri: str, arguments: dict[str, Any], run_id: str | None = None) -> Registered:
     tracker = MlflowTracker.open(uri, "demo", "run", run_id=run_id)
     try:
+        tracker.log_metrics({"test/accuracy": 0.5}, 7)
+        tracker.drain()
         return register_model(tracker, TrainedVersion(**arguments))
     finally:
         tracker.close("FINISHED")
@@ -195,7 +200,16 @@ def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
     registered = run_register(uri, arguments)
     client = MlflowClient(uri)
     version = client.get_model_version_by_alias(arguments["name"], "candidate")
-    assert version.run_id == registered.run_id and version.tags["penstock.data.digest"] == "d" * 32
+    assert version.run_id == registered.run_id and version.tags == {}, "digests are no tags that a person reads first"
+    assert client.get_logged_model(registered.model_id).tags["penstock.data.digest"] == "d" * 32
+    first, *_, last = version.description.split("\n\n")
+    assert first == "test/accuracy 0.5000" and f"/runs/{registered.run_id}?workflowType" in last
+    model = client.get_logged_model(registered.model_id)
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": registered.name, "version": "1"}]
+    (measured,) = model.metrics
+    assert (measured.key, measured.value, measured.step) == ("test/accuracy", 0.5, 7)
+    assert (measured.dataset_name, measured.dataset_digest) == ("demo test", "t" * 12)
+    assert len(client.get_metric_history(registered.run_id, "test/accuracy")) == 1
     assert [o.model_id for o in client.get_run(registered.run_id).outputs.model_outputs] == [registered.model_id]
     root = Path(client.get_logged_model(registered.model_id).artifact_location.removeprefix("file://"))
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
@@ -277,7 +291,8 @@ def test_a_store_that_is_moved_or_copied_takes_its_models_along(tmp_path: Path, 
     for project in (copied, moved):
         client, experiment_id = connect(uri_in(project), "demo")
         version = client.get_model_version(registered.name, registered.version)
-        assert version.tags["penstock.data.uri"] == f"{project}/.penstock/datasets/d"
+        tags = client.get_logged_model(registered.model_id).tags
+        assert tags["penstock.data.uri"] == f"{project}/.penstock/datasets/d"
         model = mlflow.pyfunc.load_model(
             f"{project.as_uri()}/.penstock/mlflow/artifacts/models/{registered.model_id}/artifacts"
         )

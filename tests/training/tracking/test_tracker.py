@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from mlflow.tracking import MlflowClient
 
 from penstock.errors import ServiceError
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.ingest.schema import ColumnInfo, FeedSchema, Split
 from penstock.storage import Storage
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_backend import open_client
@@ -194,56 +195,62 @@ def test_names_mlflow_refuses_are_rewritten_instead_of_spoiling_their_batch(uri:
     assert len(metrics) == 4
 
 
-def test_a_checkpoint_is_a_logged_model_linked_to_its_step_once(uri: str, tmp_path: Path) -> None:
-    tracker = open_tracker(uri)
-    train(tracker, range(1, 5))
-    saved = checkpoint_at(4, {"train/loss": 4.0, "train/nan": None})
-    tracker.checkpoint(saved)
-    tracker.checkpoint(saved)
-    assert tracker.close("KILLED") == 0
-    again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
-    again.checkpoint(saved)
-    again.checkpoints([saved])
-    assert again.close("FINISHED") == 0
-    client = MlflowClient(uri)
-    (model,) = client.search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
-    assert model.model_type == "checkpoint" and model.status == "READY"
-    assert model.params == {"step": "4", "epoch": "1", "uri": "/ckpt/step-4"}
-    assert {(m.key, m.step, m.value) for m in model.metrics} == {("train/loss", 4, 4.0)}
-    outputs = client.get_run(tracker.run_id).outputs.model_outputs
-    assert [(output.model_id, output.step) for output in outputs] == [(model.model_id, 4)]
-    assert [step for step, _ in history(uri, tracker.run_id, "train/loss")] == [1, 2, 3, 4]
-    assert [file.path for file in client.list_logged_model_artifacts(model.model_id)] == ["manifest.json"]
+def checkpoint_rows(uri: str, run_id: str, folder: Path) -> list[dict[str, str]]:
+    return [*csv.DictReader(Path(MlflowClient(uri).download_artifacts(run_id, "checkpoints.csv", str(folder))).open())]
 
 
-def test_checkpoints_a_killed_attempt_wrote_or_deleted_in_silence_are_put_right_by_the_next(uri: str) -> None:
+def test_the_checkpoints_that_are_there_are_a_table_of_the_run_and_no_models(uri: str, tmp_path: Path) -> None:
     tracker = open_tracker(uri)
     for step in (2, 4):
-        tracker.checkpoint(checkpoint_at(step))
+        tracker.checkpoint(checkpoint_at(step, {"train/loss": 0.5, "train/nan": None}))
+    tracker.checkpoint(checkpoint_at(4, {"train/loss": 0.5}))
+    tracker.drain()
+    first, second = checkpoint_rows(uri, tracker.run_id, tmp_path)
+    assert first == {"name": "step-2", "step": "2", "epoch": "1", "train/loss": "0.5", "uri": "/ckpt/step-2"}
+    assert second["name"] == "step-4"
     assert tracker.close("KILLED") == 0
     again = open_tracker(uri, run_id=tracker.run_id, attempt=2)
-    again.checkpoints([checkpoint_at(6), checkpoint_at(4)])
+    again.checkpoints([checkpoint_at(6), checkpoint_at(4)])  # of what the killed attempt wrote and deleted in silence
+    again.checkpoint(checkpoint_at(8))
     assert again.close("FINISHED") == 0
-    found = MlflowClient(uri).search_logged_models([tracker.experiment_id], filter_string=f"source_run_id = '{tracker.run_id}'")
-    assert {model.name for model in found} == {"step-4", "step-6"}
+    assert [row["name"] for row in checkpoint_rows(uri, tracker.run_id, tmp_path)] == ["step-4", "step-6", "step-8"]
+    assert not MlflowClient(uri).search_logged_models([tracker.experiment_id])
 
 
-def test_the_dataset_is_an_input_of_the_run_with_the_digest_of_its_content(uri: str) -> None:
+def test_each_split_is_an_input_of_the_run_once_over_all_attempts(uri: str) -> None:
     schema = FeedSchema(
         columns=(ColumnInfo(name="image", dtype="uint8", shape=(28, 28)), ColumnInfo(name="label", dtype="int64")),
         label="label",
     )
+    rows: dict[Split, int] = {"train": 9, "test": 3}
+    digests: dict[Split, str] = {"train": "a" * 32, "test": "b" * 32}
     manifest = DatasetManifest(
-        key="k" * 32, feed_schema=schema, rows={"train": 9}, shards=(), units=(), content_digest="d" * 32
+        key="k" * 32, feed_schema=schema, rows=rows, shards=(), units=(), content_digest="d" * 32, split_digests=digests
     )
+    run_id = None
+    for attempt in (1, 2):
+        tracker = open_tracker(uri, run_id=run_id, attempt=attempt)
+        run_id = tracker.run_id
+        for split in rows:
+            profile = {"classes": {"bag": 2}}
+            tracker.log_dataset(manifest, split, name=f"fashion {split}", uri="s3://bucket/fashion/", profile=profile)
+        assert tracker.close("FINISHED") == 0
+    inputs = {given.dataset.name: given for given in MlflowClient(uri).get_run(str(run_id)).inputs.dataset_inputs}
+    assert inputs.keys() == {"fashion train", "fashion test"}
+    given = inputs["fashion test"]
+    assert (given.dataset.digest, given.dataset.source_type) == ("b" * 12, "s3")
+    assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "test")]
+    assert json.loads(given.dataset.profile) == {"num_rows": 3, "classes": {"bag": 2}}
+    assert json.loads(given.dataset.source)["uri"] == "s3://bucket/fashion/" and "image" in given.dataset.schema
+
+
+def test_the_list_of_runs_has_a_view_with_the_held_out_metrics(uri: str) -> None:
     tracker = open_tracker(uri)
-    tracker.log_dataset(manifest, name="fashion", uri="s3://bucket/fashion/train/")
+    tracker.log_metrics({"train/loss": 1.0, "val/loss": 1.0, "val/f1": 0.5, "test/f1": 0.5, "system/load": 1.0}, step=3)
     assert tracker.close("FINISHED") == 0
-    run = MlflowClient(uri).get_run(tracker.run_id)
-    (given,) = run.inputs.dataset_inputs
-    assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == ("fashion", "d" * 32, "s3")
-    assert json.loads(given.dataset.source)["uri"] == "s3://bucket/fashion/train/" and "image" in given.dataset.schema
-    assert run.data.tags["penstock.data.digest"] == "d" * 32
+    view = MlflowClient(uri).get_experiment(tracker.experiment_id).tags["mlflow.sharedViewState.penstock"]
+    metrics = [name for name in json.loads(view)["selectedColumns"] if name.startswith("metrics.")]
+    assert metrics == ["metrics.`test/f1`", "metrics.`val/f1`", "metrics.`val/loss`"]
 
 
 def test_artifacts_lie_beside_the_database(uri: str) -> None:

@@ -6,11 +6,13 @@ file when a run begins. Nothing secret is stored in Prefect: credentials belong 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import httpx
 from prefect import Flow
@@ -29,8 +31,9 @@ from penstock.errors import ServiceError, SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.flows.verbs.deploy.notify import NOBODY, Notify, forget_messages, notify_of, put_messages, sends_messages
 
-__all__ = ["ENTRYPOINT", "PREDICT_ENTRYPOINT", "deploy_pipeline", "deploy_predictions"]
+__all__ = ["ENTRYPOINT", "PREDICT_ENTRYPOINT", "Messages", "deploy_pipeline", "deploy_predictions"]
 
 
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
@@ -51,6 +54,18 @@ _PASSED_ON = (
 """Addresses that say where a run works. They are stored with the deployment, in plain text, if they are set here."""
 
 
+class Messages(NamedTuple):
+    """What a person asks for, as the command line takes it."""
+
+    to: str | None = None
+    """A webhook, a mail address, or `none` to remove what was there; None leaves all as it is."""
+    silence_h: float | None = None
+    """Hours without a run after which a message comes, instead of a day."""
+
+
+AS_THEY_ARE = Messages()
+
+
 class _Environment(NamedTuple):
     stored: dict[str, str]
     left_out: tuple[str, ...]
@@ -68,7 +83,9 @@ class _Work(NamedTuple):
     """The field of the request whose change means other work under the same name."""
 
 
-def deploy_pipeline(file: Path, cron: str, pool: str, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+def deploy_pipeline(
+    file: Path, cron: str, pool: str, overrides: list[str], say: Callable[[str], None], messages: Messages = AS_THEY_ARE
+) -> dict[str, Any]:
     """Create the deployment `penstock/<pipeline name>`, or update it if it exists.
 
     Args:
@@ -77,6 +94,7 @@ def deploy_pipeline(file: Path, cron: str, pool: str, overrides: list[str], say:
         pool: work pool of type process; it is created if absent.
         overrides: `a.b=value` texts that every run of the deployment applies.
         say: takes lines for a person.
+        messages: who is told when a run fails or none begins.
 
     Returns:
         What `penstock deploy --json` prints.
@@ -95,11 +113,17 @@ def deploy_pipeline(file: Path, cron: str, pool: str, overrides: list[str], say:
         request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
         return _Work(pipeline, ENTRYPOINT, request, f"The pipeline `{loaded.spec.name}` of `{loaded.file}`", "file")
 
-    return _deploy(loaded, work, cron, pool, say)
+    return _deploy(loaded, work, cron, pool, say, messages)
 
 
 def deploy_predictions(
-    file: Path, cron: str, pool: str, model: str | None, make: Callable[[str], PredictRequest], say: Callable[[str], None]
+    file: Path,
+    cron: str,
+    pool: str,
+    model: str | None,
+    make: Callable[[str], PredictRequest],
+    say: Callable[[str], None],
+    messages: Messages = AS_THEY_ARE,
 ) -> dict[str, Any]:
     """Create the deployment `penstock-predict/<pipeline name>`, or update it. Result and errors as `deploy_pipeline`.
 
@@ -124,20 +148,65 @@ def deploy_predictions(
 
         return _Work(predict, PREDICT_ENTRYPOINT, request, f"`{model}` scores `{request.input}`", "output")
 
-    return _deploy(loaded, work, cron, pool, say)
+    return _deploy(loaded, work, cron, pool, say, messages)
 
 
-def _deploy(loaded: LoadedSpec, work: Callable[[], _Work], cron: str, pool: str, say: Callable[[str], None]) -> dict[str, Any]:
+def _deploy(
+    loaded: LoadedSpec,
+    work: Callable[[], _Work],
+    cron: str,
+    pool: str,
+    say: Callable[[str], None],
+    messages: Messages,
+) -> dict[str, Any]:
     _check_cron(cron)
+    notify = None if messages.to in (None, NOBODY) else notify_of(str(messages.to), cron, messages.silence_h)
     _require_server(loaded, pool)
     environment = _environment_to_store(os.environ)
     with prefect_api(loaded.state_dir):
         result = _put(loaded.spec.name, work(), cron, pool, environment, say)
+        result["notify"] = _notify(result, str(loaded.file), notify, say, remove=messages.to == NOBODY)
     for left_out in environment.left_out:
         say(f"not stored in Prefect, set it where the worker starts: {left_out}")
     say(f"{result['deployment']} runs at {cron!r} UTC: {result['url']}")
     say(f"a worker performs it: prefect worker start --pool {pool} --type process")
     return result
+
+
+def _notify(
+    result: Mapping[str, Any], file: str, notify: Notify | None, say: Callable[[str], None], *, remove: bool
+) -> dict[str, Any] | None:
+    """Bring the automations up to date; without `--notify` they stay as they are, and a line says how they go."""
+    name = result["deployment"]
+    with _refused_by_prefect("the messages"), get_client(sync_client=True) as client:
+        if notify is not None:
+            put = put_messages(client, name, UUID(result["id"]), file, notify)
+            say(f"a run that fails sends a message to {put['to']}")
+            if notify.silence_s is None:
+                say("its schedule is not one of every day: --silence-h HOURS sends a message when no run begins for so long")
+            else:
+                say(f"so does a time of {notify.silence_s / 3600:g} hours in which no run begins")
+            return put
+        if remove and forget_messages(client, name):
+            say("it sends no messages any more")
+        elif not remove and sends_messages(client, name):
+            say(
+                f"its messages stay as they are; to end them: "
+                f"penstock deploy {file} --cron {result['cron']!r} --notify {NOBODY}"
+            )
+    return None
+
+
+@contextlib.contextmanager
+def _refused_by_prefect(what: str) -> Iterator[None]:
+    """Raise ServiceError for what the server does not take."""
+    try:
+        yield
+    except (PrefectException, httpx.HTTPError) as error:
+        raise ServiceError(
+            f"Prefect at {os.environ['PREFECT_API_URL']} did not take {what}: {error}",
+            next_step="penstock doctor looks at the server",
+        ) from error
 
 
 def _require_server(loaded: LoadedSpec, pool: str) -> None:
@@ -191,39 +260,33 @@ def _is_relative(name: str, value: str) -> bool:
 def _put(name: str, work: _Work, cron: str, pool: str, environment: _Environment, say: Callable[[str], None]) -> dict[str, Any]:
     full_name, request = f"{work.flow.name}/{name}", work.request.model_dump(mode="json")
     schedule = DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"), active=True, slug="cron")
-    try:
-        with get_client(sync_client=True) as client:
-            _require_process_pool(client, pool, say)
-            before = _deployed(client, full_name, work.named_by)
-            if before not in (None, request[work.named_by]):
-                say(
-                    f"warning: the {work.named_by} of {full_name} was {before} until now; a deployment is named after the "
-                    "pipeline's `name`"
-                )
-            deployment_id = client.create_deployment(
-                flow_id=client.create_flow(work.flow),
-                name=name,
-                version=__version__,
-                description=f"{work.about}, made by `penstock deploy`.",
-                entrypoint=work.entrypoint,
-                parameters={"request": request},
-                parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
-                enforce_parameter_schema=True,
-                # A second run of the pipeline would be refused by the lease; here it waits for its turn instead.
-                concurrency_limit=1,
-                concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
-                schedules=[schedule],
-                paused=False,
-                work_pool_name=pool,
-                # With output streamed to it, a worker that dies takes its runs along at their next line of log.
-                job_variables={"stream_output": False, "env": environment.stored},
-                tags=["penstock", name],
+    with _refused_by_prefect("the deployment"), get_client(sync_client=True) as client:
+        _require_process_pool(client, pool, say)
+        before = _deployed(client, full_name, work.named_by)
+        if before not in (None, request[work.named_by]):
+            say(
+                f"warning: the {work.named_by} of {full_name} was {before} until now; a deployment is named after the "
+                "pipeline's `name`"
             )
-    except (PrefectException, httpx.HTTPError) as error:
-        raise ServiceError(
-            f"Prefect at {os.environ['PREFECT_API_URL']} did not take the deployment: {error}",
-            next_step="penstock doctor looks at the server",
-        ) from error
+        deployment_id = client.create_deployment(
+            flow_id=client.create_flow(work.flow),
+            name=name,
+            version=__version__,
+            description=f"{work.about}, made by `penstock deploy`.",
+            entrypoint=work.entrypoint,
+            parameters={"request": request},
+            parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
+            enforce_parameter_schema=True,
+            # A second run of the pipeline would be refused by the lease; here it waits for its turn instead.
+            concurrency_limit=1,
+            concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+            schedules=[schedule],
+            paused=False,
+            work_pool_name=pool,
+            # With output streamed to it, a worker that dies takes its runs along at their next line of log.
+            job_variables={"stream_output": False, "env": environment.stored},
+            tags=["penstock", name],
+        )
     return {
         "status": "done",
         "deployment": full_name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.ingest.manifest import DatasetManifest
@@ -22,19 +23,34 @@ _NOTABLE_SHARE = 0.05
 """The same of shares: of nulls, of a text's values."""
 
 
+@dataclass(frozen=True)
 class RunData:
-    """What is on record of a run's data. Whatever is not there is empty."""
+    """What is known of a run's data; None or empty where it is not.
 
-    def __init__(self, ledger: Ledger, run: Run) -> None:
+    Attributes:
+        snapshot: what `read` left behind.
+        manifest: what `materialize` left behind.
+        profile: what materialize noted of the rows.
+    """
+
+    snapshot: SourceSnapshot | None
+    manifest: DatasetManifest | None
+    profile: Profile
+
+    @classmethod
+    def of(cls, ledger: Ledger, run: Run) -> RunData:
+        """What is on record of a run, also where its rows are deleted."""
         outputs = {}
         for stage in ("read", "materialize"):
             key = run.keys[stage].key if stage in run.keys else ""
             record = ledger.stage_record(f"stages/{stage}/{key}.json", key, cleaned=True) if key else None
             outputs[stage] = record.output if record is not None else None
         read, prepared = outputs["read"], outputs["materialize"]
-        self.snapshot = SourceSnapshot.model_validate(read) if read is not None else None
-        self.manifest = DatasetManifest.model_validate(prepared) if prepared is not None else None
-        self.profile = (ledger.profile(run.keys["materialize"].key) if prepared is not None else None) or Profile()
+        return cls(
+            SourceSnapshot.model_validate(read) if read is not None else None,
+            DatasetManifest.model_validate(prepared) if prepared is not None else None,
+            (ledger.profile(run.keys["materialize"].key) if prepared is not None else None) or Profile(),
+        )
 
     @property
     def files(self) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,162 @@
+"""What were the rows of a run, as tables that a person reads? CSV, which MLflow's page shows as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.ingest.preprocess.fitted import FittedPreprocess
+from penstock.ingest.schema import SPLITS
+from penstock.tasks.model.tables import as_csv
+from penstock.tasks.records.changes import Before, changes
+from penstock.tasks.records.data import RunData, compare_data
+from penstock.tasks.records.ledger import Ledger, Run
+
+__all__ = ["NEW_TABLE", "data_tables", "dataset_name", "new_since", "split_profile"]
+
+
+NEW_TABLE = "data/new_since_last_run.csv"
+
+MAX_FILES = 10_000
+"""Of more source files, so many are listed."""
+
+_VALUES_SHOWN = 10
+
+_RUNS_BACK = 20
+"""So many runs that never came to their rows are passed over for the one that a run's rows are held against."""
+
+
+def data_tables(data: RunData, fitted: FittedPreprocess) -> dict[str, str]:
+    """File name -> CSV: the source's files, rows by split and class, the source's columns, and what was fitted."""
+    tables = {
+        "data/files.csv": list(_files(data)),
+        "data/rows.csv": list(_rows(data)),
+        "data/columns.csv": list(_columns(data)),
+        "data/fitted.csv": list(_fitted(fitted)),
+    }
+    return {name: _csv(rows) for name, rows in tables.items() if rows}
+
+
+def dataset_name(pipeline: str, split: str) -> str:
+    """What a tracker calls the rows of a split."""
+    return f"{pipeline} {split}"
+
+
+def split_profile(data: RunData, split: str) -> dict[str, Any]:
+    """What a tracker's page says of a split's rows beside their number: classes, and of how many files and bytes they are."""
+    own = [file for name, file in data.files.items() if name.startswith(f"{split}/")]
+    found = own or list(data.files.values())  # a fraction of the training files
+    classes = data.class_rows().get(split)
+    files = {"files": len(found), "bytes": sum(file["bytes"] for file in found)}
+    return {**({"classes": classes} if classes else {}), **files}
+
+
+def new_since(ledger: Ledger, run: Run, now: Before, data: RunData) -> str | None:
+    """What is new in the rows since the run before, as CSV; None where there is no run before.
+
+    The run before is on the run's record, so that every attempt says the same.
+    """
+    before = _run_before(ledger, run)
+    if before is None:
+        return None
+    found = compare_data(RunData.of(ledger, before), data, changes(Before.of(ledger, before), now).files)
+    rows = [*_differences(found)]
+    return _csv(rows or [{"what": "nothing", "name": "", "before": before.run, "now": run.run, "notable": ""}])
+
+
+def _run_before(ledger: Ledger, run: Run) -> Run | None:
+    """The newest run before whose rows are on record."""
+    for _ in range(_RUNS_BACK):
+        found = ledger.load_run(run.follows) if run.follows is not None else None
+        if found is None or RunData.of(ledger, found).manifest is not None:
+            return found
+        run = found
+    return None
+
+
+def _differences(compared: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    for file in compared["files"]:
+        classes = ", ".join(f"{name} {count:,}" for name, count in file["classes"].items())
+        counts = {"before": _count(file["rows_before"]), "now": _count(file["rows"])}
+        yield {"what": f"file {file['what']}", "name": file["name"], **counts, "notable": classes}
+    for entry in compared["rows"]:
+        if entry["before"] != entry["after"]:
+            counts = {"before": _count(entry["before"]), "now": _count(entry["after"])}
+            yield {"what": "rows", "name": entry["split"], **counts, "notable": ""}
+    for entry in compared["classes"]:
+        if entry["before"] != entry["after"]:
+            sides = {side: f"{_count(entry[key])} ({entry[f'share_{key}']:.1%})" for side, key in _SIDES.items()}
+            yield {
+                "what": f"class in {entry['split']}",
+                "name": entry["class"],
+                **sides,
+                "notable": "drifted" if entry["drifted"] else "",
+            }
+    for entry in compared["columns"]:
+        if entry["drifted"]:
+            sides = {side: _mean(entry.get(f"mean_{key}")) for side, key in _SIDES.items()}
+            yield {"what": "column", "name": entry["column"], **sides, "notable": entry["said"] or entry["kind"]}
+
+
+_SIDES = {"before": "before", "now": "after"}
+
+
+def _count(rows: int | None) -> str:
+    return "" if rows is None else f"{rows:,} rows"
+
+
+def _mean(value: float | None) -> str:
+    return "" if value is None else f"mean {value:.4g}"
+
+
+def _files(data: RunData) -> Iterator[dict[str, Any]]:
+    classes = data.file_classes()
+    for name, file in list(data.files.items())[:MAX_FILES]:
+        split, _, inside = name.partition("/")
+        found = ", ".join(f"{label} {count:,}" for label, count in classes.get(name, {}).items())
+        size = {"rows": file["rows"], "bytes": file["bytes"]}
+        yield {"source": split, "file": inside, **size, "digest": file["content"], "classes": found}
+
+
+def _rows(data: RunData) -> Iterator[dict[str, Any]]:
+    rows = data.manifest.rows if data.manifest is not None else {}
+    classes = data.class_rows()
+    for split in SPLITS:
+        if rows.get(split):
+            yield {"split": split, "class": "(all)", "rows": rows[split], "share": 1.0}
+        for name, count in classes.get(split, {}).items():
+            yield {"split": split, "class": name, "rows": count, "share": round(count / max(1, rows.get(split, 0)), 4)}
+
+
+def _columns(data: RunData) -> Iterator[dict[str, Any]]:
+    types = {column.name: column.type for column in data.snapshot.columns} if data.snapshot is not None else {}
+    for split in SPLITS:
+        known = data.profile.columns.get(split, {})
+        for name in types if known else ():
+            found = known.get(name)
+            entry = {"split": split, "column": name, "type": types[name]}
+            if found is None:
+                yield {**entry, **dict.fromkeys(("nulls", "mean", "std", "low", "high", "values"))}
+                continue
+            numbers = ("mean", "std", "low", "high")
+            measured = {key: getattr(found, key) if found.count else None for key in numbers}
+            values = sorted((found.values or {}).items(), key=lambda item: -item[1])[:_VALUES_SHOWN]
+            said = ", ".join(f"{value} {count:,}" for value, count in values)
+            yield {**entry, "nulls": found.nulls, **measured, "values": said}
+
+
+def _fitted(fitted: FittedPreprocess) -> Iterator[dict[str, Any]]:
+    for number, step in enumerate(fitted.steps):
+        for column in step.columns:
+            state = column.model_dump(exclude_none=True, exclude={"column", "more"}) | (column.more or {})
+            for name, value in state.items():
+                entry = {"step": number, "transform": step.step.kind, "column": column.column, "statistic": name}
+                listed = list(value) if isinstance(value, (tuple, list)) else [value]
+                more = f" and {len(listed) - _VALUES_SHOWN:,} more" if len(listed) > _VALUES_SHOWN else ""
+                yield {**entry, "value": ", ".join(map(str, listed[:_VALUES_SHOWN])) + more}
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    return as_csv(pa.Table.from_pylist(rows))
