@@ -1,11 +1,13 @@
 """What does preparing rows cost beside a pyarrow program written by hand, and does its memory grow with the input?
 
-    python -m benchmarks.prepare [--rounds 5] [--out benchmarks/results]
+    python -m benchmarks.prepare [--rounds 5] [--out benchmarks/results] [--format csv]
 
-Eight Parquet files of 250,000 rows, 28 float32 columns and a label. Both variants learn mean and deviation of every column,
-scale, join the columns to one of 28 numbers, and write Arrow files, in two processes that run already. penstock also looks for
-values that are missing or not finite, assigns splits, hashes what it writes and commits each unit. A round measures both.
-Digests of the source files are remembered from a run that warms both up, as they are between real runs.
+Eight Parquet files of 250,000 rows, 28 float32 columns and a label; with --format csv or json a tenth of the rows as text, and
+the result in `prepare-csv.json`. Both variants learn mean and deviation of every column, scale, join the columns to one of 28
+numbers, and write Arrow files, in two processes that run already. penstock also looks for values that are missing or not
+finite, settles on types (which takes a look at all of a text file), assigns splits, hashes what it writes and commits each
+unit. A round measures both. Digests of the source files are remembered from a run that warms both up, as they are between real
+runs.
 Memory: the peak of a process that does all of it to one file of a given size.
 """
 
@@ -25,6 +27,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.json as arrow_json
 import pyarrow.parquet as pq
 
 from benchmarks.machine import describe
@@ -51,10 +55,18 @@ VERSIONS = ("numpy", "pyarrow", "ray")
 def main() -> None:
     """Measure, and write `prepare.json`."""
     parser = options_parser(5)
+    parser.add_argument("--format", choices=("parquet", "csv", "json"), default="parquet")
     parser.add_argument("--peak", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak is not None:
         print(_peak_mb(options.peak))
+        return
+    if options.format != "parquet":
+        source = _as_text(_written(options.data / "prepare-short", FILES, FILE_ROWS // 10), options.format)
+        found = _rounds(source, options.data, options.rounds, FILES * FILE_ROWS // 10, options.format)
+        variants = beside_the_first(found, "rows_per_s")
+        name = f"prepare-{options.format}"
+        save(options.out, name, {"machine": describe(VERSIONS), "rounds": options.rounds, "variants": variants})
         return
     source = _written(options.data / "prepare", FILES, FILE_ROWS)
     found = _rounds(source, options.data, options.rounds)
@@ -68,7 +80,9 @@ def main() -> None:
     save(options.out, "prepare", result)
 
 
-def _rounds(source: Path, scratch: Path, rounds: int) -> dict[str, list[float]]:
+def _rounds(
+    source: Path, scratch: Path, rounds: int, rows: int = FILES * FILE_ROWS, format: str = "parquet"
+) -> dict[str, list[float]]:
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -81,10 +95,10 @@ def _rounds(source: Path, scratch: Path, rounds: int) -> dict[str, list[float]]:
             if name == BY_HAND:
                 _by_hand(pool, source, out)
             else:
-                _with_penstock(source, out, ray_map)
+                _with_penstock(source, out, ray_map, format)
             seconds = time.perf_counter() - began
             shutil.rmtree(out)
-            return FILES * FILE_ROWS / seconds
+            return rows / seconds
 
         for name in (BY_HAND, OURS):
             measure(name)  # both are warm, and the digests of the source files are remembered
@@ -115,7 +129,7 @@ def _table(rng: np.random.Generator, rows: int) -> pa.Table:
 
 def _by_hand(pool: ProcessPoolExecutor, source: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    files = sorted(source.glob("*.parquet"))
+    files = sorted(source.iterdir())
     sums = [sum(part) for part in zip(*pool.map(_sums, files), strict=True)]
     count, total, squares = sums
     mean = total / count
@@ -123,8 +137,32 @@ def _by_hand(pool: ProcessPoolExecutor, source: Path, out: Path) -> None:
     list(pool.map(_scale, files, [out] * len(files), [mean] * len(files), [deviation] * len(files)))
 
 
+def _as_text(source: Path, format: str) -> Path:
+    """The same rows as CSV or JSON lines."""
+    folder = source.with_name(f"{source.name}-{format}")
+    if not folder.exists():
+        folder.mkdir()
+        for file in sorted(source.glob("*.parquet")):
+            frame = pq.read_table(file).to_pandas()
+            target = folder / f"{file.stem}.{format}"
+            if format == "csv":
+                frame.to_csv(target, index=False)
+            else:
+                frame.to_json(target, orient="records", lines=True)
+    return folder
+
+
+def _read(file: Path) -> Iterator[pa.RecordBatch]:
+    if file.suffix == ".parquet":
+        return pq.ParquetFile(file).iter_batches(65536)  # type: ignore[no-any-return]
+    if file.suffix == ".csv":
+        reading = arrow_csv.ReadOptions(use_threads=False, block_size=4 << 20)
+        return iter(arrow_csv.open_csv(file, read_options=reading))
+    return iter(arrow_json.open_json(file, read_options=arrow_json.ReadOptions(use_threads=False, block_size=4 << 20)))
+
+
 def _batches(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for batch in pq.ParquetFile(file).iter_batches(65536):
+    for batch in _read(file):
         yield np.stack([batch.column(index).to_numpy() for index in range(COLUMNS)], 1), batch.column(COLUMNS).to_numpy()
 
 
@@ -149,11 +187,11 @@ def _scale(file: Path, out: Path, mean: np.ndarray, deviation: np.ndarray) -> No
             writer.close()
 
 
-def _with_penstock(source: Path, out: Path, parallel: ParallelMap) -> None:
+def _with_penstock(source: Path, out: Path, parallel: ParallelMap, format: str = "parquet") -> None:
     spec = PipelineSpec.model_validate(
         {
             "name": "prepare",
-            "data": {"format": "parquet", "train": str(source), "label": "label"},
+            "data": {"format": format, "train": str(source), "label": "label"},
             "preprocess": [
                 {"standard_scaler": {"columns": "*"}},
                 {"concatenator": {"columns": "*", "output": "features"}},

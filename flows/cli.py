@@ -105,6 +105,7 @@ class Template(StrEnum):
     text = "text"
     boosted = "boosted"
     lightning = "lightning"
+    ray_loop = "ray-loop"
 
 
 @app.command()

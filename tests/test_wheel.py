@@ -39,7 +39,7 @@ def test_the_wheel_holds_every_template_file_and_the_licence(wheel: Path) -> Non
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "flows" / "templates").rglob("*") if path.is_file()}
     templates |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "flows" / "history").glob("*.html")}
     templates = {f"penstock/{name}" for name in templates if "__pycache__" not in name}
-    assert {"boosted", "images", "lightning", "tabular", "text"} <= {
+    assert {"boosted", "images", "lightning", "ray-loop", "tabular", "text"} <= {
         name.split("/")[3] for name in templates if "/templates/" in name
     }
     assert templates <= names

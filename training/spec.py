@@ -101,6 +101,11 @@ class TrainSpec(Section):
     @classmethod
     def _loop_is_trained(cls, given: Any) -> Any:
         """A loop stands for its framework and for what it trains."""
+        if isinstance(given, dict) and given.get("framework") == "horovod":
+            raise ValueError(
+                "Horovod is gone from Ray; a recipe's gradients are averaged by torch's DistributedDataParallel (DDP): "
+                "take `framework` out"
+            )
         if not isinstance(given, dict) or given.get("loop") is None:
             return given
         if given.get("recipe") not in (None, given["loop"]):

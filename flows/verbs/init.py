@@ -161,6 +161,7 @@ TEMPLATES: dict[str, Callable[[Path], list[Path]]] = {
     "boosted": _write_tumours,
     "lightning": _write_tumours,
     "images": _write_digits,
+    "ray-loop": _write_digits,
     "tabular": _write_tumours,
     "text": _write_source_text,
 }

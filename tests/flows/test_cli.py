@@ -56,6 +56,7 @@ def test_the_help_says_of_every_file_what_it_may_be_and_what_is_taken_without_it
     files = {name: text for (name, param), text in helps.items() if param == "file"}
     assert files.keys() == {
         "check",
+        "probe",
         "plan",
         "run",
         "tune",

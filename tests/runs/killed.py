@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -9,9 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.drills.project import Command
-from tests.runs.test_boosted import newest_step, run_folder, workers
 
 __all__ = ["calm_and_killed"]
+
+
+def _run_folder(file: Path) -> Path:
+    (folder,) = (file.parent / ".penstock" / "runs").iterdir()
+    return folder
+
+
+def _workers(folder: Path) -> dict[str, int]:
+    newest = max((folder / "attempts").iterdir())
+    found: dict[str, Any] = json.loads(newest.read_text())["workers"]
+    return {rank: int(place.rsplit(":", 1)[1]) for rank, place in found.items()}
+
+
+def _newest_step(folder: Path) -> int:
+    return max((int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoints/*/manifest.json")), default=0)
 
 
 def calm_and_killed(
@@ -30,9 +45,9 @@ def calm_and_killed(
     file = make(folder / "killed")
     command = Command("run", str(file), "--json", *words)
     command.wait_for("a run", lambda: any((file.parent / ".penstock" / "runs").glob("*/checkpoints/*/manifest.json")))
-    folder = run_folder(file)
-    os.kill(workers(folder)[victim], signal.SIGKILL)
-    first = newest_step(folder)
-    command.wait_for("the workers to go on", lambda: newest_step(folder) >= first + ahead)
+    folder = _run_folder(file)
+    os.kill(_workers(folder)[victim], signal.SIGKILL)
+    first = _newest_step(folder)
+    command.wait_for("the workers to go on", lambda: _newest_step(folder) >= first + ahead)
     command.kill()
     return calm, Command("run", str(file), "--json", *words).finish()

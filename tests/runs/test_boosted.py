@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
+import mlflow
+import mlflow.lightgbm
+import mlflow.xgboost
 import pytest
 
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.drills.project import Command
+from tests.runs.killed import calm_and_killed
 from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
@@ -47,36 +48,15 @@ def test_the_tumours_are_told_apart_by_trees_once(tmp_path: Path) -> None:
     assert again["weights_digest"] == result["weights_digest"]
 
 
-def run_folder(file: Path) -> Path:
-    (folder,) = (file.parent / ".penstock" / "runs").iterdir()
-    return folder
-
-
-def workers(folder: Path) -> dict[str, int]:
-    newest = max((folder / "attempts").iterdir())
-    found: dict[str, Any] = json.loads(newest.read_text())["workers"]
-    return {rank: int(place.rsplit(":", 1)[1]) for rank, place in found.items()}
-
-
-def newest_step(folder: Path) -> int:
-    return max((int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoints/*/manifest.json")), default=0)
-
-
 @pytest.mark.drill
 @pytest.mark.parametrize("framework", sorted(PARAMS))
 def test_a_killed_worker_and_a_killed_driver_change_no_tree(tmp_path: Path, framework: str) -> None:
     settings = [f"train.framework={framework}", PARAMS[framework], "train.checkpoint={every_steps: 20}", "train.epochs=400"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    calm = Command("run", str(create_project(tmp_path / "calm", "boosted")[0]), "--json", *words).finish()
-    file = create_project(tmp_path / "killed", "boosted")[0]
-    command = Command("run", str(file), "--json", *words)
-    command.wait_for("a run", lambda: any((file.parent / ".penstock" / "runs").glob("*/checkpoints/*/manifest.json")))
-    folder = run_folder(file)
-    os.kill(workers(folder)["1"], signal.SIGKILL)
-    first = newest_step(folder)
-    command.wait_for("the workers to go on", lambda: newest_step(folder) >= first + 40)
-    command.kill()
-    assert newest_step(folder) < 400, "the kill came too late"
-    ended = Command("run", str(file), "--json", *words).finish()
+    calm, ended = calm_and_killed(tmp_path, lambda folder: create_project(folder, "boosted")[0], settings, ahead=40)
     assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
+    # MLflow's own flavour beside penstock's: the library's trees, which take prepared rows.
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db")
+    trees = {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}[framework].load_model("models:/tumours@candidate")
+    rounds = trees.num_boosted_rounds() if framework == "xgboost" else trees.num_trees()
+    assert type(trees).__name__ == "Booster" and rounds > 20

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mlflow
 import pandas as pd
 import pytest
 import yaml
 
 import penstock
 from penstock.flows.verbs.init import create_project
+from penstock.training.frameworks.keras.library import import_keras
 from penstock.training.frameworks.own_trainer import installed
 from tests import ROOT
 from tests.runs.killed import calm_and_killed
@@ -39,3 +41,9 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
     answers = penstock.load_model("models:/diagnosis@candidate", store).predict(rows.drop(columns="diagnosis"))
     assert (answers["prediction"].to_numpy() == rows["diagnosis"].to_numpy()).mean() > 0.9
+    mlflow.set_tracking_uri(store)
+    import_keras()
+    from mlflow.keras import load_model
+
+    whole = load_model("models:/diagnosis@candidate")
+    assert whole.output_shape == (None, 2)

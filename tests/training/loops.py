@@ -134,3 +134,48 @@ def every_format(config):
 
 def without_checkpoint(config):
     ray.train.report({"loss": 1.0})
+
+
+class VisionTransformer(nn.Module):
+    """Colour images [rows, 3, 32, 32] as 16 patches."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 8, stride=8)
+        self.places = nn.Parameter(torch.zeros(16, width))
+        self.body = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, image):
+        return self.head(self.body(self.patches(image).flatten(2).transpose(1, 2) + self.places).mean(1))
+
+
+def vision_transformer(config):
+    """Two optimizers, one for the head and one for the rest; the rows come through a collate function of its own."""
+
+    def colour(rows):
+        grey = nn.functional.interpolate(torch.as_tensor(rows["image"]).unsqueeze(1), (32, 32))
+        return {"image": grey.expand(-1, 3, -1, -1), "label": torch.as_tensor(rows["label"])}
+
+    model = VisionTransformer()
+    body = [parameter for name, parameter in model.named_parameters() if not name.startswith("head")]
+    optimizers = [torch.optim.AdamW(body, config["lr"]), torch.optim.SGD(model.head.parameters(), config["lr"])]
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            state = torch.load(os.path.join(folder, "state.pt"), weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+    shard = ray.train.get_dataset_shard("train")
+    for step, batch in enumerate(shard.iter_torch_batches(batch_size=config["batch_size"], collate_fn=colour), 1):
+        loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+        model.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        with tempfile.TemporaryDirectory() as folder:
+            state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+            torch.save(state, os.path.join(folder, "state.pt"))
+            ray.train.report({"loss": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        if step == config.get("dies_after"):
+            raise RuntimeError("killed in the middle of an epoch")

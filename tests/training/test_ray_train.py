@@ -22,6 +22,7 @@ from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Printed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
+from penstock.training.frameworks.ray_train.old_names import refuse_old_names
 from penstock.training.frameworks.ray_train.rank import run_loop_rank
 from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
@@ -88,6 +89,16 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
 
 
 @pytest.mark.usefixtures("without_ray")
+def test_a_vision_transformer_with_two_optimizers_continues_in_mid_epoch_to_the_same_bits(tmp_path: Path) -> None:
+    run_alone(loop_job(tmp_path, "vision_transformer", run="whole"))
+    with pytest.raises(TrainingError, match="killed in the middle"):
+        run_alone(loop_job(tmp_path, "vision_transformer", run="parts", dies_after=6))
+    parts = run_alone(loop_job(tmp_path, "vision_transformer", run="parts", attempt=2))
+    assert parts.resumed_from_step in (5, 6) and parts.state.step == 11
+    assert newest(tmp_path, "parts").manifest.weights_digest == newest(tmp_path, "whole").manifest.weights_digest
+
+
+@pytest.mark.usefixtures("without_ray")
 def test_a_loop_over_its_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None:
     result = run_alone(loop_job(tmp_path, "linear_on_items"))
     assert result.status == "finished" and newest(tmp_path).state.step == 3
@@ -125,6 +136,28 @@ def test_a_loop_without_a_checkpoint_and_settings_it_cannot_read_are_refused(tmp
         RAY_TRAIN.check(loop_job(tmp_path, "Block").code, loop_job(tmp_path, "Block").spec)
     with pytest.raises(ValueError, match="take one"):
         TrainSpec(loop="a.py:f", recipe="b.py:B")
+
+
+def test_names_of_an_older_ray_are_refused_with_todays() -> None:
+    old = """import horovod.torch as hvd
+from ray.air import session
+import ray
+
+def train_func(config):
+    ray.air.session.report({})
+    ray.train.torch.TorchTrainer(train_func, dataset_config={"train": 1})
+
+if __name__ == "__main__":
+    TorchTrainer(train_func, dataset_config=ray.train.DataConfig())
+"""
+    with pytest.raises(SpecError) as refused:
+        refuse_old_names({"loop.py": old, "rows.json": "{}", "fine.py": "import ray.train\nray.train.report({})"})
+    told = refused.value.problems
+    assert [problem.split(": ", 2)[0] for problem in told] == ["loop.py:1", "loop.py:2", "loop.py:6", "loop.py:7"]
+    assert "DistributedDataParallel" in told[0] and "ray.train.report" in told[1] and "ray.train.get_checkpoint" in told[2]
+    assert "train.datasets" in told[3]
+    with pytest.raises(ValueError, match="DDP"):
+        TrainSpec(framework="horovod", recipe="model.py:Net")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import mlflow.pyfunc
 import pandas as pd
@@ -40,7 +41,7 @@ from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import KEY_TAG, find_version, model_behind
 from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW
 
-__all__ = ["register_model"]
+__all__ = ["add_flavors", "register_model"]
 
 
 _ENTRY = """from mlflow.models import set_model
@@ -62,6 +63,24 @@ _EXAMPLE_BYTES = 1 << 20
 
 _READABLE_TAGS = ("penstock.run",)
 """What a version has as tags, too; digests are on the logged model and on the run."""
+
+
+_FRAMEWORKS = "penstock.training.frameworks"
+
+_FLAVORS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{_FRAMEWORKS}.xgboost.loading:load": (
+        "xgboost",
+        {"data": "artifacts/model.ubj", "model_class": "xgboost.core.Booster", "model_format": "ubj"},
+    ),
+    f"{_FRAMEWORKS}.lightgbm.loading:load": (
+        "lightgbm",
+        {"data": "artifacts/model.txt", "model_class": "lightgbm.basic.Booster"},
+    ),
+    f"{_FRAMEWORKS}.keras.loading:load": ("keras", {"data": "artifacts/model", "save_exported_model": False}),
+}
+"""Loader of the model -> name of the flavour, and what MLflow's loader of it reads."""
+
+_VERSIONS = {"xgboost": "xgb_version", "lightgbm": "lgb_version", "keras": "keras_version"}
 
 
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
@@ -202,6 +221,7 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
             except OSError:
                 shutil.copyfile(file, target)
         _add_entries(work / "model", f"code/{ours.name}", prepared_signature(model.feed_schema, answer))
+        add_flavors(model, work / "model")
         yield work / "model"
 
 
@@ -221,6 +241,17 @@ def _add_entries(folder: Path, code: str, prepared: ModelSignature) -> None:
     described.signature = prepared
     described.saved_input_example_info = None  # type: ignore[assignment]
     described.save(str(entry / "MLmodel"))
+
+
+def add_flavors(model: ModelSpec, folder: Path) -> None:
+    """Name in the MLmodel what MLflow's own loader of a library reads, such as `mlflow.xgboost.load_model`."""
+    if model.loader not in _FLAVORS:
+        return
+    name, configuration = _FLAVORS[model.loader]
+    versions = {_VERSIONS[name]: next((version for own, version in model.requires.items() if own.startswith(name)), "")}
+    description = Model.load(str(folder))
+    description.add_flavor(name, **versions, **configuration)
+    description.save(str(folder / "MLmodel"))
 
 
 def few_rows(example: pa.Table) -> pa.Table:

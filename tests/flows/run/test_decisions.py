@@ -140,6 +140,12 @@ def test_a_shorter_training_is_not_what_a_longer_one_left() -> None:
     assert isinstance(decide(run("killed", longer), train(epochs=2, max_steps=10)), Continue)
 
 
+def test_a_killed_ray_train_function_goes_on_though_its_epochs_are_its_own() -> None:
+    loop = train(recipe="m.py:train_func", loop="m.py:train_func", epochs=1)
+    decision = decide(run("killed", loop), loop)
+    assert isinstance(decision, Continue), decision
+
+
 def test_a_part_of_a_run_done_before_leaves_nothing_unfinished() -> None:
     old = run("done", train(), read={"files": {"train/a": "1"}})
     for status in ("partial", "failed", "killed"):

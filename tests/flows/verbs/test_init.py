@@ -36,7 +36,8 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_project_has_what_its_readme_lists(projects: dict[str, Path], template: str) -> None:
     names = {path.name for path in projects[template].iterdir()}
     assert {"pipeline.yaml", "pipeline.schema.json", "README.md", ".gitignore", "data"} <= names
-    assert ("model.py" in names) == (template != "boosted"), "trees need no code"
+    code = {"boosted": set(), "ray-loop": {"loop.py"}}.get(template, {"model.py"})  # trees need none
+    assert {name for name in names if name in ("model.py", "loop.py")} == code
 
 
 @pytest.mark.parametrize("template", ALL)
@@ -129,6 +130,6 @@ def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None
 
 
 def test_an_unknown_template_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="boosted, images, lightning, tabular, text"):
+    with pytest.raises(SpecError, match="boosted, images, lightning, ray-loop, tabular, text"):
         create_project(tmp_path / "p", "audio")
     assert not (tmp_path / "p").exists()

@@ -14,6 +14,7 @@ from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.ray_train.folder import FOLDER_FILE
 from penstock.training.frameworks.ray_train.loading import LoopModel
+from penstock.training.frameworks.ray_train.old_names import refuse_old_names
 from penstock.training.frameworks.ray_train.rank import run_loop_rank
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import Predicts
@@ -39,6 +40,7 @@ class RayTrainFramework:
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import the function; refuse settings that only a recipe's loop reads."""
+        refuse_old_names(code.files)
         function = code.load()
         if isinstance(function, type) or not callable(function):
             raise SpecError(

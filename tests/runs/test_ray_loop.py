@@ -1,0 +1,27 @@
+"""A function written for Ray Train in whole runs: the template, a killed worker, a killed driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import penstock
+from penstock.flows.verbs.init import create_project
+from tests.runs.killed import calm_and_killed
+
+pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
+
+
+def test_the_template_tells_digits_apart_also_after_two_kills(tmp_path: Path) -> None:
+    settings = ["train.params={width: 8, lr: 0.004, epochs: 16, batch_size: 32}"]
+    calm, ended = calm_and_killed(tmp_path, lambda folder: create_project(folder, "ray-loop")[0], settings, ahead=42)
+    assert (calm["status"], calm["exactness"], ended["attempt"], ended["status"]) == ("done", "bit-exact", 2, "done")
+    assert "what train_func restores of a checkpoint is its own affair" in ended["exactness"]
+    assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
+    assert ended["metrics"]["test/accuracy"] >= 0.85
+    rows = pd.read_parquet(tmp_path / "killed" / "data" / "test").head(50)
+    store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
+    answers = penstock.load_model("models:/digits@candidate", store).predict(rows.drop(columns="label"))
+    assert (answers["prediction"].astype(int).to_numpy() == rows["label"].to_numpy()).mean() > 0.8

@@ -1,0 +1,77 @@
+"""Which names of older releases of Ray does a training function use, and what are they called today?"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from penstock.errors import SpecError
+
+__all__ = ["refuse_old_names"]
+
+_DDP = "torch's DistributedDataParallel takes its place: ray.train.torch.prepare_model(model)"
+_TODAY = {
+    "horovod": f"Horovod is gone from Ray; {_DDP}",
+    "ray.train.horovod": f"Horovod is gone from Ray; {_DDP}",
+    "ray.air.session": "today: ray.train.report, ray.train.get_checkpoint, ray.train.get_dataset_shard, ray.train.get_context",
+    "ray.air": "today: ray.train, which has Checkpoint and the configs",
+    "ray.train.DatasetConfig": "today: ray.train.DataConfig; in a pipeline train.datasets: {validation: whole}",
+}
+"""Module, or name of one -> what to write instead. The longest that fits counts."""
+
+_DATASET_CONFIG = "not here: train.datasets in the pipeline file says which datasets are cut over the workers"
+
+
+def refuse_old_names(files: Mapping[str, str]) -> None:
+    """Look through the sources that the function reaches; what a script does as `__main__` is left alone.
+
+    Args:
+        files: project path -> source text, of Python files; others are passed over.
+
+    Raises:
+        SpecError: all old names, with their lines and today's.
+    """
+    problems = [
+        f"{path}:{line}: {name}: {advice}"
+        for path, text in sorted(files.items())
+        if path.endswith(".py")
+        for line, name, advice in _whole(set(_found(ast.parse(text))))
+    ]
+    if problems:
+        raise SpecError("train.loop uses names of an older Ray", problems=problems, next_step="write today's names")
+
+
+def _whole(found: set[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    """In order, without the parts of a name that stands there whole."""
+    return sorted(
+        (line, name, advice)
+        for line, name, advice in found
+        if not any(line == other and longer.startswith(f"{name}.") for other, longer, _ in found)
+    )
+
+
+def _found(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    for statement in tree.body:
+        if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
+            continue
+        for node in ast.walk(statement):
+            for name in _names(node):
+                parts = name.split(".")
+                known = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+                old = next((each for each in known if each in _TODAY), None)
+                if old is not None:
+                    yield node.lineno, old, _TODAY[old]  # type: ignore[attr-defined]  # imports and attributes have lines
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Trainer"):
+                yield from (
+                    (node.lineno, f"{ast.unparse(node.func)}(dataset_config=...)", _DATASET_CONFIG)
+                    for keyword in node.keywords
+                    if keyword.arg == "dataset_config"
+                )
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
