@@ -4,7 +4,7 @@
 #   VENV         where the environment goes (default .venv)
 #   TORCH_INDEX  package index that torch is taken from (default: wherever pip is configured to look);
 #                give PyTorch's CPU index here on a Linux machine without a GPU to save gigabytes
-#   PYTEST_WORKERS  processes that run test files side by side (default 2: tests mostly wait for the processes they start)
+#   PYTEST_WORKERS  processes that run test files side by side (default 3: tests mostly wait for the processes they start)
 #   MARKS        which of the tests, by their marks: MARKS="not slow", MARKS="not s3" (pytest's -m; a second -m in PYTEST_ARGS
 #                would take the place of the one that tells `make test` from `make drills`)
 #   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-x tests/ingest"
@@ -17,7 +17,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?=
 TORCH_INDEX ?=
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 MARKS ?=
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin

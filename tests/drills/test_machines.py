@@ -39,8 +39,8 @@ PATIENCE = {
 HEAD = 1
 """The machine of Ray's head and of the command; it gives Ray no CPU."""
 WAIT_S = 600
-PAUSE_S = 0.8
-"""A step of the recipe: what is cut off must not come to the end before it is replaced."""
+PAUSE_S = 1.2
+"""A step of the recipe: what is cut off must not come to the end before it is replaced, nor the run before that is back."""
 
 
 class Site:

@@ -40,6 +40,8 @@ class Source:
     folder: Path
     data: DataSpec
     steps: list[PreprocessStep]
+    ships_params: bool = False
+    """Whether files that params name travel with the code. The log of `counting_code` does not: it is written, not read."""
 
     @classmethod
     def of(cls, folder: Path, files: Mapping[str, Any] | None = None, steps: Sequence[Any] = (), **data: Any) -> Source:
@@ -52,7 +54,11 @@ class Source:
     @property
     def code(self) -> dict[str, UserCode]:
         steps = [(step.transform.function, step.transform.options) for step in self.steps]
-        return {target: capture(target, self.folder, options.model_dump()) for target, options in steps if target is not None}
+        return {
+            target: capture(target, self.folder, options.model_dump() if self.ships_params else None)
+            for target, options in steps
+            if target is not None
+        }
 
     def snapshot(self) -> SourceSnapshot:
         return with_strata(self.data, read_source(self.data, listed(self.data, self.folder), silent))

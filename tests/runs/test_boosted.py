@@ -56,7 +56,8 @@ def test_a_killed_worker_and_a_killed_driver_change_no_tree(tmp_path: Path, fram
     assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     # MLflow's own flavour beside penstock's: the library's trees, which take prepared rows.
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db")
-    trees = {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}[framework].load_model("models:/tumours@candidate")
+    store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
+    version = mlflow.artifacts.download_artifacts("models:/tumours@candidate", tracking_uri=store)
+    trees = {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}[framework].load_model(version)
     rounds = trees.num_boosted_rounds() if framework == "xgboost" else trees.num_trees()
     assert type(trees).__name__ == "Booster" and rounds > 20

@@ -334,21 +334,6 @@ def test_cancel_ends_as_cancelled_and_leaves_a_checkpoint(operator: Operator, ca
 
 
 @pytest.mark.drill
-def test_a_run_that_fails_says_why_and_what_to_do_in_one_message(
-    operator: Operator, deployed: dict[str, Any], worker: psutil.Process, webhook: Webhook
-) -> None:
-    operator.deploy("--set", "train.params.pause_s=0.05", "--notify", webhook.url)
-    ended = operator.end_of(operator.trigger(UUID(deployed["id"]), "data.label=nothing"))
-    assert ended.state is not None and ended.state.is_failed()
-    (said,) = eventually(lambda: webhook.said("a run failed"), 60, "the message")
-    assert "pipeline: drill" in said and operator.flow_run(ended.id).name in said
-    assert "'nothing'" in said and "Next: " in said
-    operator.deploy("--set", "train.params.pause_s=0.05", "--notify", "none")
-    servers = Path(operator.environment["PENSTOCK_SERVERS"])
-    assert SECRET not in "".join(log.read_text(errors="replace") for log in servers.glob("*.log"))
-
-
-@pytest.mark.drill
 def test_the_next_trigger_continues_from_that_checkpoint(
     operator: Operator, deployed: dict[str, Any], cancelled: FlowRun
 ) -> None:
@@ -367,6 +352,21 @@ def test_the_next_trigger_continues_from_that_checkpoint(
     history = operator.mlflow.get_metric_history(run.tracking_runs["mlflow"], "train/loss")
     steps = [point.step for point in history]
     assert len(steps) == len(set(steps))
+
+
+@pytest.mark.drill
+def test_a_run_that_fails_says_why_and_what_to_do_in_one_message(
+    operator: Operator, deployed: dict[str, Any], worker: psutil.Process, webhook: Webhook
+) -> None:
+    operator.deploy("--set", "train.params.pause_s=0.05", "--notify", webhook.url)
+    ended = operator.end_of(operator.trigger(UUID(deployed["id"]), "data.label=nothing"))
+    assert ended.state is not None and ended.state.is_failed()
+    (said,) = eventually(lambda: webhook.said("a run failed"), 60, "the message")
+    assert "pipeline: drill" in said and operator.flow_run(ended.id).name in said
+    assert "'nothing'" in said and "Next: " in said
+    operator.deploy("--set", "train.params.pause_s=0.05", "--notify", "none")
+    servers = Path(operator.environment["PENSTOCK_SERVERS"])
+    assert SECRET not in "".join(log.read_text(errors="replace") for log in servers.glob("*.log"))
 
 
 def test_the_command_and_the_module_work_beside_modules_named_like_parts_of_penstock(

@@ -41,9 +41,8 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
     answers = penstock.load_model("models:/diagnosis@candidate", store).predict(rows.drop(columns="diagnosis"))
     assert (answers["prediction"].to_numpy() == rows["diagnosis"].to_numpy()).mean() > 0.9
-    mlflow.set_tracking_uri(store)
     import_keras()
     from mlflow.keras import load_model
 
-    whole = load_model("models:/diagnosis@candidate")
+    whole = load_model(mlflow.artifacts.download_artifacts("models:/diagnosis@candidate", tracking_uri=store))
     assert whole.output_shape == (None, 2)

@@ -200,7 +200,7 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     slices, wrong = ([*csv.DictReader(io.StringIO(table))] for table in tables)
     assert sorted(row["slice"] for row in slices) == [f"label={digit}" for digit in range(10)] and len(wrong) == 100
     right = sum(int(row["rows"]) * float(row["accuracy"]) for row in slices) / sum(int(row["rows"]) for row in slices)
-    assert right == pytest.approx(continued["metrics"]["validation/accuracy"], abs=1e-5)
+    assert right == pytest.approx(continued["metrics"]["val/accuracy"], abs=1e-5)
     assert wrong[0]["file"].startswith("train/")
     model = mlflow.pyfunc.load_model(continued["model_uri"])
     assert len(model.predict(model.input_example)) > 0

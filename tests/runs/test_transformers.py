@@ -37,6 +37,5 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     rows = pd.concat(map(pd.read_parquet, (tmp_path / "killed" / "data" / "test").glob("*.parquet"))).head(50)
     answers = penstock.load_model("models:/digits@candidate", store).predict(rows)
     assert (answers["prediction"].astype(int).to_numpy() == rows["label"].to_numpy()).mean() > 0.5
-    mlflow.set_tracking_uri(store)
-    folder = Path(mlflow.artifacts.download_artifacts("models:/digits@candidate"), "artifacts")
+    folder = Path(mlflow.artifacts.download_artifacts("models:/digits@candidate", tracking_uri=store), "artifacts")
     assert transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True).config.num_labels == 10

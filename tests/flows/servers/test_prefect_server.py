@@ -32,8 +32,10 @@ with prefect_api(Path(sys.argv[1])) as service:
 FLOW = """
 import sys
 from pathlib import Path
+from penstock.flows.servers.prefect_server import ServerFiles
 from penstock.flows.servers.services import prefect_api
 with prefect_api(Path(sys.argv[1])):
+    print(ServerFiles(Path(sys.argv[1])).read_info().pid)
     from prefect import flow, task
 
     @task
@@ -83,18 +85,12 @@ def wait_for_end(pid: int) -> None:
 @pytest.mark.drill
 def test_every_task_run_of_a_flow_that_ends_at_once_is_recorded(tmp_path: Path) -> None:
     client = launch(FLOW, tmp_path)
-    client.communicate(timeout=120)
+    said, _ = client.communicate(timeout=120)
     assert client.returncode == 0
-    wait_for_end(info_pid_from_log(tmp_path))
+    wait_for_end(int(said.splitlines()[0]))
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
         rows = database.execute("select state_type, count(*) from task_run group by 1").fetchall()
     assert rows == [("COMPLETED", 50)]
-
-
-def info_pid_from_log(state: Path) -> int:
-    """The server's pid, also when it has withdrawn its announcement already."""
-    found = ServerFiles(state).read_info()
-    return found.pid if found else 0
 
 
 @pytest.mark.drill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_cou
     write(words)
     table = pa.table({"text": ["The  cat", "the dog sat", "sat"]})
     files: dict[str, Any] = {"tokens.py": code, "train/a.parquet": table}
-    source = Source.of(tmp_path, files, yaml.safe_load(steps)["preprocess"])
+    source = replace(Source.of(tmp_path, files, yaml.safe_load(steps)["preprocess"]), ships_params=True)
     ((_, rows),) = source.preparation().tables()
     assert [row.as_py() for row in rows.column("tokens").combine_chunks().storage] == [[1, 2], [1, 0, 3], [3]]
     before = source.code["tokens.py:tokenize"].digest
