@@ -48,19 +48,19 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
 
-test: $(READY) ## the tests of everything that is promised (12 to 20 minutes on 2 cores), and the 15 slowest of them
+test: $(READY) ## the tests of everything that is promised (12 to 14 minutes on 2 cores), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
 FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/frameworks/test_keras.py \
 	tests/runs/test_transformers.py tests/runs/test_keras.py
 
 frameworks: $(READY) ## the tests of transformers and Keras, with what they need (1 GB) in a folder of its own
-	@[ -d $(VENV)/frameworks ] || $(BIN)/python -m pip install -qq --no-deps --target $(VENV)/frameworks \
-		$$(grep -E '$(LARGE)' constraints.txt)
-	@PYTHONPATH=$(abspath $(VENV))/frameworks $(BIN)/python -m pytest -n 0 $(FRAMEWORKS) $(PYTEST_ARGS)
+	@[ -e $(VENV)/frameworks/.ready ] || { $(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/frameworks \
+		$$(grep -E '$(LARGE)' constraints.txt) && touch $(VENV)/frameworks/.ready; }
+	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
 
-drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (40 minutes and more)
-	@$(PYTEST) -m "drill$(AND_MARKS)" $(PYTEST_ARGS)
+drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (half an hour)
+	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, make test
 

@@ -12,6 +12,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -20,8 +21,14 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling, Failed
 
@@ -72,6 +79,14 @@ class Operator(NamedTuple):
             parameters = dict(client.read_deployment(deployment).parameters)
             parameters["request"] = {**parameters["request"], "overrides": [*parameters["request"]["overrides"], *overrides]}
             return client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+
+    def planned(self, deployment: UUID) -> list[FlowRun]:
+        """The runs that the server has made of the deployment's schedule."""
+        with self.client() as client:
+            return client.read_flow_runs(
+                deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])),
+                flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type={"any_": [StateType.SCHEDULED]})),  # type: ignore[arg-type]
+            )
 
     def flow_run(self, identity: UUID) -> FlowRun:
         with self.client() as client:
@@ -170,8 +185,12 @@ def test_the_deployment_holds_schedule_form_and_limit(operator: Operator, deploy
 
 
 def test_deploying_again_updates_and_leaves_one_schedule(operator: Operator, deployed: dict[str, Any]) -> None:
-    other = operator.deploy("--set", "train.params.pause_s=0.05", cron="0 1 1 1 *")
+    hour = (datetime.now(UTC) + timedelta(hours=12)).hour
+    other = operator.deploy("--set", "train.params.pause_s=0.05", cron=f"0 {hour} * * *")
     assert other["id"] == deployed["id"]
+    planned = eventually(lambda: operator.planned(UUID(deployed["id"])), 60, "a run that the server plans", every_s=1)
+    times = {run.expected_start_time for run in planned}
+    assert {(at.hour, at.minute) for at in times if at is not None} == {(hour, 0)}
     operator.deploy("--set", "train.params.pause_s=0.05")
     with operator.client() as client:
         (schedule,) = client.read_deployment(UUID(deployed["id"])).schedules
