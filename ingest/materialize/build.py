@@ -45,7 +45,6 @@ from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.inspection import PART_BYTES
-from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import Progress
@@ -65,7 +64,7 @@ def materialize(
     storage: Storage,
     progress: Progress,
     parallel: ParallelMap = ray_map,
-    piece_bytes: int | None = PART_BYTES,
+    piece_bytes: int = PART_BYTES,
 ) -> DatasetManifest:
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
@@ -75,7 +74,7 @@ def materialize(
 
     Args:
         key: the materialize stage's key, which names the dataset.
-        piece_bytes: a file of twice as much is prepared in units of about this size, if it can be read so; None: in one.
+        piece_bytes: a file of twice as much is prepared in units of about this size, if it can be read so.
 
     Raises:
         DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
@@ -184,7 +183,7 @@ def _build(job: UnitJob) -> tuple[str, UnitResult]:
     return job.key, build_unit(job)
 
 
-def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int | None) -> list[UnitJob]:
+def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int) -> list[UnitJob]:
     jobs = []
     data, snapshot = preparation.data, preparation.snapshot
     limit = data.quarantine.limit(snapshot.rows)
@@ -195,14 +194,10 @@ def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, pie
 
     for files in plan_units(snapshot.files, spec.unit_bytes):
         whole = add(preparation.only(files))
-        pieces: Sequence[Piece] = ()
-        if len(files) == 1 and piece_bytes is not None:
-            pieces = pieces_of(data, snapshot.format, files[0], preparation.rows_at_once, piece_bytes)
+        parts = whole.preparation.cut(piece_bytes)
         # What an older penstock made of the whole file stays, with the digest that runs know it by.
-        if pieces and not storage.sizes(unit_path(whole.key)):
-            jobs += [add(replace(whole.preparation, piece=piece)) for piece in pieces]
-        else:
-            jobs.append(whole)
+        there = len(parts) == 1 or storage.sizes(unit_path(whole.key))
+        jobs += [whole] if there else [add(part) for part in parts]
     return jobs
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import ray
@@ -26,6 +26,8 @@ from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.materialize.unit import UnitRecord, hashes_path
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.ray_tasks import raising_the_original, ray_streams
+from penstock.ingest.read.inspection import PART_BYTES
+from penstock.ingest.read.pieces import Piece
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import MaterializeSpec, SplitRule
 from penstock.progress import Progress
@@ -39,6 +41,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class StreamUnit(NamedTuple):
+    """What one task of a stream prepares: the files of a commit unit, or a piece of a large file."""
+
+    files: tuple[SourceFile, ...]
+    piece: Piece | None
+
+
 @dataclass(frozen=True)
 class RowSource:
     """Rows that are prepared without being kept on disk. Picklable: it goes to the workers that stream."""
@@ -47,6 +56,8 @@ class RowSource:
     spec: MaterializeSpec
     quarantine: Storage | None = None
     """Where the table of rows set aside under `data.invalid: quarantine` goes."""
+    piece_bytes: int = PART_BYTES
+    """A file of twice as much is prepared in pieces of about this size, as on disk."""
 
     def describe(self, key: str, progress: Progress) -> DatasetManifest:
         """Prepare every row once and keep none. Runs on the driver; Ray must be initialised.
@@ -89,18 +100,19 @@ class RowSource:
                 )
         return manifest.model_copy(update={"shards": ()}), datasets
 
-    def units(self, split: Split) -> list[tuple[SourceFile, ...]]:
-        """The groups of files that can hold rows of `split`, in the order in which their rows are counted."""
+    def units(self, split: Split) -> list[StreamUnit]:
+        """What can hold rows of `split`, in the order in which its rows are counted. Opens large files to see their parts."""
         location = "train" if isinstance(getattr(self.preparation.data, split), SplitRule) else split
         return [
-            files
+            StreamUnit(part.snapshot.files, part.piece)
             for files in plan_units(self.preparation.snapshot.files, self.spec.unit_bytes)
             if files[0].location == location
+            for part in self.preparation.only(files).cut(self.piece_bytes)
         ]
 
-    def tables(self, split: Split, files: Sequence[SourceFile]) -> Iterator[pa.Table]:
-        """Read and prepare the rows of `split` in `files`, in their order; never an empty table. Runs anywhere."""
-        for found, table in self.preparation.only(files).tables():
+    def tables(self, split: Split, unit: StreamUnit) -> Iterator[pa.Table]:
+        """Read and prepare the rows of `split` in `unit`, in their order; never an empty table. Runs anywhere."""
+        for found, table in replace(self.preparation.only(unit.files), piece=unit.piece).tables():
             if found == split:
                 yield table
 
@@ -128,7 +140,7 @@ class RowSource:
             storage=_Nowhere(kept=beside, tables=self.quarantine),
             progress=progress,
             parallel=parallel,
-            piece_bytes=None,  # a stream reads by files
+            piece_bytes=self.piece_bytes,
         )
 
 
@@ -152,6 +164,9 @@ class _Nowhere(Storage):
 
     def size(self, path: str) -> int:
         raise FileNotFoundError(path)
+
+    def sizes(self, path: str = "") -> dict[str, int]:
+        return {}
 
     def read_bytes(self, path: str) -> bytes:
         if path not in self._kept:

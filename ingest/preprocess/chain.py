@@ -23,7 +23,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.preprocess.transforms.request import request_of, table_of
-from penstock.ingest.read.pieces import Piece
+from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
@@ -284,6 +284,16 @@ class Preparation:
     def only(self, files: Sequence[SourceFile]) -> Preparation:
         """The same of some of the files."""
         return replace(self, snapshot=self.snapshot.model_copy(update={"files": tuple(files)}))
+
+    def cut(self, piece_bytes: int) -> list[Preparation]:
+        """The same in pieces of about `piece_bytes`, in order, where it is one large file that can be read so; else it alone.
+
+        Raises:
+            DataError, ServiceError: the file cannot be opened.
+        """
+        files = self.snapshot.files
+        cut = pieces_of(self.data, self.snapshot.format, files[0], self.rows_at_once, piece_bytes) if len(files) == 1 else []
+        return [replace(self, piece=piece) for piece in cut] or [self]
 
     def rows(
         self, read: Callable[[Split, pa.Table], None] = lambda _split, _rows: None, *, hashed: bool = False

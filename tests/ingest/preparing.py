@@ -19,6 +19,7 @@ from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.ray_tasks import ParallelMap, local_map
+from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.ingest.read.strata import with_strata
 from penstock.ingest.schema import Split
@@ -77,6 +78,7 @@ class Source:
         spec: MaterializeSpec = ONE_FILE_PER_UNIT,
         parallel: ParallelMap = local_map,
         fitted: FittedPreprocess | None = None,
+        piece_bytes: int = PART_BYTES,
     ) -> DatasetManifest:
         """Prepare everything into `storage` (default: `state` in the folder)."""
         return materialize(
@@ -86,6 +88,7 @@ class Source:
             storage=storage or self.storage,
             progress=silent,
             parallel=parallel,
+            piece_bytes=piece_bytes,
         )
 
     @property

@@ -80,7 +80,7 @@ def ask(model: FetchedModel, source: str, format: str | None, columns: Sequence[
 
     Raises:
         DataError: the model takes prepared rows only.
-        SpecError: there is no such format.
+        SpecError: there is no such format, or it is none of files.
     """
     spec = ModelSpec.model_validate_json((model.folder / MODEL_FILE).read_bytes())
     if spec.raw is None:
@@ -89,13 +89,18 @@ def ask(model: FetchedModel, source: str, format: str | None, columns: Sequence[
             next_step="train and register it again with this version of penstock",
         )
     form = RawForm.model_validate(spec.raw)
+    if format_named(format or form.data.format).is_kept:
+        named = f"--format names {format}" if format else f"the model was trained on {form.data.format}"
+        raise SpecError(
+            f"INPUT is files, and {named}, whose rows are in none",
+            next_step="write the rows as Parquet, and score them: penstock predict MODEL FOLDER --format parquet --output URI",
+        )
     own = {"train": source, "validation": None, "test": None, "label": None, "columns": None}
     if format in (None, form.data.format):
         data = form.data.model_copy(
             update={**own, "types": {k: v for k, v in form.data.types.items() if k not in form.columns}}
         )
     else:
-        format_named(str(format))
         data = data_spec((str(format),))(format=str(format), train=source, images=form.data.images)
     files = sorted(path for path in model.folder.rglob("*") if path.is_file())
     content = [[path.relative_to(model.folder).as_posix(), file_digest(path)] for path in files]

@@ -20,6 +20,7 @@ from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
+from penstock.storage import Storage
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source
 
 
@@ -93,14 +94,33 @@ def test_a_stream_prepares_each_splits_rows_in_the_order_on_disk(tmp_path: Path)
     ours = pickle.loads(pickle.dumps(uncached(source)))
     manifest = source.materialize()
     for split in ("train", "validation", "test"):
-        found = [table.column("x").to_numpy() for files in ours.units(split) for table in ours.tables(split, files)]
+        found = [table.column("x").to_numpy() for unit in ours.units(split) for table in ours.tables(split, unit)]
         np.testing.assert_array_equal(np.concatenate(found), source.column(manifest, "x", split))
+
+
+def test_a_large_file_is_cut_as_on_disk_and_its_rows_are_those_of_the_whole(tmp_path: Path, ray_cluster: None) -> None:
+    (tmp_path / "train").mkdir()
+    pq.write_table(part(0, 16_384), tmp_path / "train" / "a.parquet", row_group_size=2048)
+    steps = [{"standard_scaler": {"columns": ["x"]}}, {"ragged": {"columns": ["tokens"]}}, {"drop": ["marks"]}]
+    source = Source.of(tmp_path, {}, steps, label="y", validation={"fraction": 0.25})
+    ours = RowSource(source.preparation(), MaterializeSpec(), piece_bytes=20_000)
+    whole = source.materialize(source.storage, MaterializeSpec())
+    cut = source.materialize(Storage(str(tmp_path / "cut")), MaterializeSpec(), piece_bytes=20_000)
+    assert len(whole.units) == 1 and len(cut.units) == 4
+    assert ours.describe("key", silent) == cut.model_copy(update={"shards": ()})
+    assert ours.put("key", silent)[0] == cut.model_copy(update={"shards": ()})
+    assert cut.rows == whole.rows
+    for split in ("train", "validation"):
+        units = ours.units(split)
+        assert [unit.piece for unit in units] == [(first, first + 4096) for first in range(0, 16_384, 4096)]
+        found = [table.column("x").to_numpy() for unit in units for table in ours.tables(split, unit)]
+        np.testing.assert_array_equal(np.concatenate(found), source.column(whole, "x", split))
 
 
 def test_only_files_that_can_hold_rows_of_a_split_are_read_for_it(tmp_path: Path) -> None:
     units = uncached(source_of(tmp_path))
     for split, location in (("train", "train"), ("validation", "train"), ("test", "test")):
-        files = [file for unit in units.units(split) for file in unit]
+        files = [file for unit in units.units(split) for file in unit.files]
         assert {file.location for file in files} == {location}
 
 
