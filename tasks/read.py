@@ -21,7 +21,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if parallel is not None:
         ctx.need_ray()
     snapshot = read_source(data, files, ctx.reporter.progress("read"), parallel=parallel)
-    return with_strata(data, snapshot).model_dump(mode="json"), "ran"
+    return with_strata(data, snapshot, parallel).model_dump(mode="json"), "ran"
 
 
 def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.row_hash import unit_interval
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import Deal, class_hashes, deals, split_codes, whole_row_positions
@@ -33,8 +34,11 @@ _MAX_CLASSES = 10_000
 _BATCH_ROWS = 65536
 
 
-def with_strata(data: DataSpec, snapshot: SourceSnapshot) -> SourceSnapshot:
+def with_strata(data: DataSpec, snapshot: SourceSnapshot, parallel: ParallelMap | None = None) -> SourceSnapshot:
     """The snapshot with the strata of its train files, if a rule asks for them. Reads each of these files once.
+
+    Args:
+        parallel: where they are read, a file at a time; None for threads of this process. 16 bytes a row of a file are held.
 
     Raises:
         DataError: the column has too many values to be one of classes; or as `iterate_rows`.
@@ -42,14 +46,15 @@ def with_strata(data: DataSpec, snapshot: SourceSnapshot) -> SourceSnapshot:
     deal = next((deal for deal in deals(data) if deal.rule.stratify is not None), None)
     if deal is None or reader_of(data, snapshot.format).one_row_per_file:
         return snapshot
+    train = [file for file in snapshot.files if file.location == "train"]
+    dealt = partial(_with_strata, data, deal, snapshot.model_copy(update={"files": ()}))
     with ThreadPoolExecutor(os.cpu_count() or 1, "penstock-strata") as pool:
-        files = tuple(pool.map(partial(_with_strata, data, deal, snapshot), snapshot.files))
+        found = {file.uri: file for file in (pool.map(dealt, train) if parallel is None else parallel(dealt, train))}
+    files = tuple(found[file.uri] if file.location == "train" else file for file in snapshot.files)
     return snapshot.model_copy(update={"files": files})
 
 
 def _with_strata(data: DataSpec, deal: Deal, snapshot: SourceSnapshot, file: SourceFile) -> SourceFile:
-    if file.location != "train":
-        return file
     column, hashes, classes = deal.rule.stratify or "", [np.zeros(0)], [np.zeros(0, np.uint64)]
     by_time = isinstance(data.test, SplitRule) and data.test.is_by_time
     only_test = data.model_copy(update={"validation": None, "folds": None})
