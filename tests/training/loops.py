@@ -179,3 +179,14 @@ def vision_transformer(config):
             ray.train.report({"loss": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
         if step == config.get("dies_after"):
             raise RuntimeError("killed in the middle of an epoch")
+
+
+data_config = ray.train.DataConfig(datasets_to_split=["train"], enable_shard_locality=False)
+
+
+class OwnShards(ray.train.DataConfig):
+    def __init__(self):
+        super().__init__(["train", "extra"], execution_options=self.default_ingest_options())
+
+    def configure(self, datasets, **rest):
+        return [datasets]

@@ -27,6 +27,7 @@ from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Saving, TrainProgress, now_ms
+from penstock.training.frameworks.ray_train.data_config import whole_datasets
 from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
 from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
@@ -76,6 +77,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         apart: Collection[str] = (),
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
+        self._whole = _whole(job)
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """Where the newest checkpoint stands."""
@@ -138,8 +140,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             )
         if name not in self._shards:
             split: Split = name
-            whole = self._job.spec.datasets.get(split) == "whole"
-            rank, shares = (0, 1) if whole else (self._group.rank, self._group.world_size)
+            rank, shares = (0, 1) if split in self._whole else (self._group.rank, self._group.world_size)
 
             def open_feed(batch_rows: int, device: torch.device) -> Feed:
                 spec = self._job.spec.model_copy(update={"batch_rows": batch_rows})
@@ -258,6 +259,13 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=self.state.step))
         self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest), points)
+
+
+def _whole(job: TrainJob) -> Collection[str]:
+    """The datasets that are not cut over the ranks."""
+    if job.data_config is not None:
+        return whole_datasets(job.data_config)
+    return [name for name, how in dict(job.spec.datasets).items() if how == "whole"]
 
 
 def _is_number(value: Any) -> bool:
