@@ -265,7 +265,8 @@ def _whole(job: TrainJob) -> Collection[str]:
     """The datasets that are not cut over the ranks."""
     if job.data_config is not None:
         return whole_datasets(job.data_config)
-    return [name for name, how in dict(job.spec.datasets).items() if how == "whole"]
+    assert not isinstance(job.spec.datasets, str), "code that is named travels with the job"
+    return [name for name, how in job.spec.datasets.items() if how == "whole"]
 
 
 def _is_number(value: Any) -> bool:
