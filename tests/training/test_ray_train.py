@@ -16,6 +16,7 @@ import torch
 from ray.train.v2.api.context import LocalTrainContext
 
 from penstock.errors import SpecError, TrainingError
+from penstock.flows.history.report import throughput_sentence
 from penstock.storage import Storage
 from penstock.training.checkpoint.exactness import BIT_EXACT
 from penstock.training.checkpoint.journal import read_journal
@@ -82,6 +83,8 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
     assert one.weights_digest == two.weights_digest and one.metrics == two.metrics
     points = [p for p in read_journal(Storage(str(tmp_path / "whole")), 99) if "val/accuracy" in p.values]
     assert [p.step for p in points] == [11, 22, 33] and points[-1].values["val/accuracy"] > 0.15
+    waits = [(p.values["train/data_wait_s"], p.values["train/step_s"]) for p in points]
+    assert all(0 < wait_s < step_s for wait_s, step_s in waits) and "waited for rows" in throughput_sentence(points)
 
     job = loop_job(tmp_path, run="whole")
     model = load_model(
@@ -206,6 +209,8 @@ def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tm
     assert (whole.status, whole.step, whole.restarts) == ("finished", 33, 0)
     printed = {(event.rank, line) for event in listener.events if isinstance(event, Printed) for line in event.lines}
     assert {(0, "epoch 0 rows 50"), (1, "epoch 0 rows 51")} <= printed
+    points = [p.values for p in read_journal(Storage(str(tmp_path / "whole")), 99) if "val/accuracy" in p.values]
+    assert all(0 < each[f"ranks/{n}/data_wait_s"] < each[f"ranks/{n}/step_s"] for each in points for n in (0, 1))
     killer = Watcher(at_step=14, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
     killed = RAY_TRAIN.train(loop_job(tmp_path, run="killed", **more), stop=threading.Event(), listener=killer)
     assert (killed.status, killed.restarts) == ("finished", 1) and killed.resumed_from_step is not None
