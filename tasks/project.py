@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.spec import DataSpec
+from penstock.ingest.spec import DataSpec, split_rules
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec
@@ -93,7 +93,7 @@ class Project:
 
     def definitions(self) -> dict[str, Definitions]:
         """The source of all that the user's code reaches, by target as the pipeline file has it."""
-        codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
+        codes = {**self.row_code, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
         return {target: definitions_of(code) for target, code in codes.items()}
 
     @cached_property
@@ -104,6 +104,12 @@ class Project:
             if (target := step.transform.function) is not None:
                 params.setdefault(target, []).append(step.transform.options.model_dump())
         return {target: capture(target, self.base_dir, given, self._is_source) for target, given in params.items()}
+
+    @cached_property
+    def row_code(self) -> dict[str, UserCode]:
+        """`transforms`, and the functions of split rules, by target. Raises SpecError if one cannot be found."""
+        targets = [target for rule in split_rules(self.spec.data).values() for target in rule.functions]
+        return {target: capture(target, self.base_dir, is_source=self._is_source) for target in targets} | self.transforms
 
     @cached_property
     def callbacks(self) -> tuple[CallbackCode, ...]:
@@ -126,4 +132,4 @@ class Project:
     def codes(self) -> tuple[UserCode, ...]:
         """All the user's code."""
         theirs = (each.code for each in self.callbacks)
-        return (self.recipe, *self.transforms.values(), *(code for code in theirs if code is not None))
+        return (self.recipe, *self.row_code.values(), *(code for code in theirs if code is not None))

@@ -167,6 +167,7 @@ def check_recipe(project: Project) -> None:
         from penstock.training.callbacks.loading import load_callbacks  # loads torch, which most commands do without
 
         load_callbacks(project.callbacks)
-    for target, code in project.transforms.items():
+    for target, code in project.row_code.items():
         if not callable(code.load()):
-            raise SpecError(f"preprocess: map_batches: {target} is not a function")
+            where = "preprocess: map_batches" if target in project.transforms else "data: by"
+            raise SpecError(f"{where}: {target} is not a function")
