@@ -150,6 +150,7 @@ def test_values_written_as_text_come_back_as_the_type_they_had_or_are_refused(
 
 CELLS = {
     "csv": st.sampled_from(["", '""', "NA", "null", "1", "007", "1.5", "x", "true", "2020-01-01", "2020-01-01 10:00:00"]),
+    "parquet": st.sampled_from([None, True, 1, -1, 2**40, 1.5, 2.0, "x", b"x", [], [1], [1.5], [None], {"a": 1}, {"b": 2}]),
     "jsonl": st.sampled_from([None, 1, 1.5, "x", True, [], [1], [1.5], [None], {"a": 1}, {"a": None, "b": 2}, {"a": [1]}]),
 }
 
@@ -182,6 +183,16 @@ def test_an_added_file_of_any_cells_moves_no_row_of_another(extension: str, data
         # A column of one kind is more likely to be read at all.
         kinds = [data.draw(st.lists(CELLS[extension], min_size=1, max_size=2)) for _ in range(2)]
         cells = [[kind[row % len(kind)] for kind in kinds] for row in range(rows)]
+        if extension == "parquet":
+            columns = {
+                "id": range(rows),
+                **{name: list(column) for name, column in zip("pq", zip(*cells, strict=True), strict=True)},
+            }
+            try:
+                write_files(folder, {f"{name}.parquet": pa.table(columns)})
+            except pa.ArrowException:  # values that no column holds together
+                reject()
+            return
         lines = [",".join(["id", "p", "q"]), *(f"{row},{p},{q}" for row, (p, q) in enumerate(cells))]
         if extension == "jsonl":
             lines = [json.dumps({"id": row, "p": p, "q": q}) for row, (p, q) in enumerate(cells)]
