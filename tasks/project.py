@@ -120,6 +120,12 @@ class Project:
         )
 
     @cached_property
+    def data_config(self) -> UserCode | None:
+        """What `train.datasets` names, where it is code. Raises SpecError if it cannot be found."""
+        named = self.spec.train.datasets
+        return capture(named, self.base_dir, is_source=self._is_source) if isinstance(named, str) else None
+
+    @cached_property
     def start_from(self) -> StartWeights | None:
         """What `train.start_from` names. Raises SpecError if it is not there."""
         if self.spec.train.start_from is None:
@@ -131,5 +137,5 @@ class Project:
     @property
     def codes(self) -> tuple[UserCode, ...]:
         """All the user's code."""
-        theirs = (each.code for each in self.callbacks)
+        theirs = (self.data_config, *(each.code for each in self.callbacks))
         return (self.recipe, *self.row_code.values(), *(code for code in theirs if code is not None))

@@ -160,6 +160,10 @@ def check_recipe(project: Project) -> None:
         SpecError: naming the target and what is wrong.
     """
     project.framework.check(project.recipe, project.spec.train)
+    if project.data_config is not None:
+        from penstock.training.frameworks.ray_train.data_config import whole_datasets  # loads Ray
+
+        whole_datasets(project.data_config)
     if project.callbacks and not getattr(project.framework, "takes_callbacks", False):
         framework = project.spec.train.framework
         raise SpecError(f"train.callbacks: {framework} calls none", next_step="remove them, or take train.framework: torch")

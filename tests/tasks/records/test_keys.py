@@ -74,6 +74,18 @@ def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -
     assert named == ["code.transforms.py:scale: changed helpers.py"]
 
 
+def test_what_a_loops_own_data_config_says_is_of_the_key_of_training(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    file.write_text(PIPELINE.replace("recipe: model.py:Net, batch_rows: 8", "loop: loop.py:loop, datasets: loop.py:shares"))
+    code = "import ray.train\n\n\ndef loop(config): ...\n\n\ndef shares():\n    return ray.train.DataConfig(['train'])\n"
+    (tmp_path / "loop.py").write_text(code)
+    before = keys_of(file)
+    (tmp_path / "loop.py").write_text(code.replace("'train'", "'test'"))
+    after = keys_of(file)
+    assert "train" in changed(before, after) and "shuffle" not in changed(before, after)
+    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py"]
+
+
 def test_the_function_of_a_split_rule_counts(tmp_path: Path) -> None:
     file = make(tmp_path)
     (tmp_path / "groups.py").write_text("def of(rows):\n    return rows['x'] // 2\n")
