@@ -161,8 +161,12 @@ def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> st
             broken.append(f"there is no slice {key!r} of {split} to hold against its floor")
         for each in meant:
             value = each.get(name)
+            undefined = name in each and value is None
+            if undefined and key != each["slice"] and any(other[name] is not None for other in meant):
+                continue  # few rows of one class are no reason against a model; a slice with a floor of its own is measured
             if value is None or not sign * value >= sign * floor:
-                shown = "is not measured" if value is None else f"is {value:.4f}"
+                why = f"is not defined ({each['not_defined']})" if undefined else "is not measured"
+                shown = why if value is None else f"is {value:.4f}"
                 said = f"{policy.metric} {shown} on the {each['rows']:,} rows of {each['slice']}"
                 broken.append(f"{said}, its floor is {floor:g}")
     return "; ".join(broken) or None

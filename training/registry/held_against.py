@@ -74,6 +74,10 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     if kinds[0] == "classification":
         target = target.astype(np.int64)
     after, before = (Scorer(metric, new.schema, np.concatenate([pair[side] for pair in outputs]), target) for side in (0, 1))
+    for scorer in (after, before):
+        scorer()
+        if scorer.undefined is not None:
+            raise DataError(f"{metric} is not defined on the {rows:,} rows that both answer: {scorer.undefined}")
     return ModelsCompared(compare_paired(before, after, rows), unanswered)
 
 
