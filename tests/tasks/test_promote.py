@@ -303,6 +303,16 @@ def test_a_regression_takes_the_alias_by_a_smaller_error_and_not_where_a_slice_i
     assert house.promote(good, slices, floors={"area": 0.6}).moved and house.holder() == "4"
 
 
+def test_of_very_many_rows_the_first_are_compared_and_the_reason_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path)
+    house.promote(house.version(1.0))
+    monkeypatch.setattr("penstock.training.registry.held_against.MOST_SCORES", 7)
+    found = house.promote(house.version(1.5))
+    assert found.moved and found.rows == 7 and found.reason.endswith("on the same 7 rows; these are the first of them")
+
+
 @pytest.mark.parametrize(
     ("holds", "words"),
     [
