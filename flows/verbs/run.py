@@ -156,7 +156,7 @@ def _refuse_early(loaded: LoadedSpec) -> None:
     A listing of a remote store may take long, and is not done twice.
     """
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    _ = project.recipe, project.transforms
+    _ = project.recipe, project.row_code
     places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
     if all(map(is_local, places)):
         _ = project.files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import shutil
 import socket
@@ -150,12 +151,19 @@ def unit_key(job: UnitJob) -> str:
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
-            "pillow": PIL.__version__ if decodes_images(data, of.snapshot.arrow_schema(), of.steps) else "",
+            **_image_libraries(decodes_images(data, of.snapshot.arrow_schema(), of.steps)),
             "shard_bytes": job.shard_bytes,
             **({"hashed": True} if data.may_share_rows else {}),
             **({"piece": of.piece} if of.piece else {}),
         }
     )
+
+
+def _image_libraries(decodes: bool) -> dict[str, str]:
+    """Version of what decodes images and resizes them. torch's builds (`+cpu`) resize alike."""
+    if not decodes:
+        return {"pillow": ""}
+    return {"pillow": PIL.__version__, "torch": importlib.metadata.version("torch").split("+")[0]}
 
 
 def hashes_path(key: str, split: Split) -> str:

@@ -59,7 +59,7 @@ def fit_preprocess(
     """Fit all steps on the train split.
 
     Args:
-        code: `map_batches` target to the user's code.
+        code: target of `map_batches` steps and split rules to the user's code.
         parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(steps)`.
 
     Raises:
@@ -126,7 +126,7 @@ class _TrainRows:
         files = self.files()
         functions = {target: user.function() for target, user in self.code.items()}
         batch_rows = min(self.batch_rows, max_rows)
-        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece):
+        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece, self.code):
             if split == "train" and origin.unreadable is None:
                 rows = Rows(table, origin)
                 for name in self.required:

@@ -43,7 +43,9 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False) -> Any:
     if stopped:
         stop.set()
     return SimpleNamespace(
-        project=SimpleNamespace(spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=None),
+        project=SimpleNamespace(
+            spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=None, data_config=None
+        ),
         manifest=job.manifest,
         order=job.order,
         storage=job.data_storage,
