@@ -19,7 +19,7 @@ from penstock.training.spec import TrackingSpec
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
 
 if TYPE_CHECKING:
-    from penstock.training.tracking.thin_mlflow import OldRun
+    from penstock.training.tracking.mlflow_files import OldRun
 
 __all__ = [
     "aliased_models",
@@ -72,7 +72,7 @@ def tracked_files(ledger: Ledger, pipeline: str, state_dir: Path, going: Collect
     kept = {str(run.result.get("model_uri")) for run in stay} | {str(_start_of(run)) for run in stay}
     if not ids:
         return []
-    from penstock.training.tracking.thin_mlflow import old_runs  # it loads MLflow
+    from penstock.training.tracking.mlflow_files import old_runs  # it loads MLflow
 
     return old_runs(mlflow_uri(state_dir), ids, kept)
 
@@ -86,7 +86,7 @@ def free_tracked(state_dir: Path, old: Sequence[OldRun]) -> int:
     """Delete what `tracked_files` found; returns the bytes. Raises ServiceError or OSError."""
     if not old:
         return 0
-    from penstock.training.tracking.thin_mlflow import remove_files
+    from penstock.training.tracking.mlflow_files import remove_files
 
     return remove_files(mlflow_uri(state_dir), old)
 

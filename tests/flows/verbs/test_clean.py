@@ -17,7 +17,7 @@ from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.tracking.mlflow_backend import connect
-from penstock.training.tracking.thin_mlflow import CLEANED_TAG
+from penstock.training.tracking.mlflow_files import CLEANED_TAG
 from tests.tasks.room.recorded_nights import night, nights
 
 PIPELINE = """\
@@ -153,7 +153,7 @@ def test_what_a_killed_cleaning_left_in_mlflow_goes_and_a_store_of_other_people_
         shutil.rmtree(folder)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("penstock.training.tracking.thin_mlflow.shutil", SimpleNamespace(rmtree=dies))
+        patch.setattr("penstock.training.tracking.mlflow_files.shutil", SimpleNamespace(rmtree=dies))
         cleaned(file, 1, None)
     left = cleaned(file, 1, None)[0]["freed_mlflow_bytes"]
     assert left == 8000 + 3000 and tracked.size_bytes() == 8000 and tracked.versions() == {"3"}
