@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import PenstockError
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
-from penstock.tasks.records.ledger import Ledger, Run, lease_path
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.room.free import Cleaning, clean
 from penstock.tasks.room.plan import Going, RoomPlan
 from penstock.training.registry.registries import REGISTRIES
@@ -118,7 +118,7 @@ def going_text(going: tuple[Going, ...]) -> str:
 
 
 def apply_retention(ctx: RunContext) -> dict[str, int]:
-    """Free what the section `retention` lets go, and say how much. The pipeline's lease must be held. Trouble is a warning."""
+    """Free what the section `retention` lets go, and say how much. Trouble is a warning."""
     retention = ctx.project.spec.retention
     if retention is None:
         return {}
@@ -136,7 +136,6 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
             retention=retention,
             aliased=aliased_models(ctx.ledger, ctx.run.pipeline, ctx.state_dir),
             by=f"retention of run {ctx.run.run}",
-            own=frozenset([lease_path(ctx.run.pipeline)]),
         )
         gone = clean(cleaning, tell)
         old = tracked_files(ctx.ledger, ctx.run.pipeline, ctx.state_dir) if retention.mlflow else []

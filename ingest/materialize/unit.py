@@ -111,6 +111,8 @@ class UnitJob:
     storage: Storage
     max_quarantined: int = 0
     """Under `data.invalid: quarantine`: with more bad rows the unit need not be finished. Part of no key."""
+    again: bool = False
+    """Made although it is committed, because it is damaged. Part of no key."""
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -195,13 +197,16 @@ def incomplete_shards(storage: Storage, key: str, shards: Iterable[ShardInfo]) -
 def build_unit(job: UnitJob) -> UnitResult:
     """Make one unit and commit it. Runs in a worker.
 
-    What was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
+    One that is committed by now was made by another process meanwhile, and stays, unless it is to be made `again`. What else
+    was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
     Under `data.invalid: error` bad rows are counted to the end of the unit, and then it is not committed; under `quarantine` up
     to one more than all units together may have.
 
     Raises:
         DataError: a step or a column is wrong whatever the rows hold, or a file cannot be read.
     """
+    if not job.again and (there := committed(job.storage, job.key)) is not None:
+        return UnitResult(record=there)
     started = time.monotonic()
     # The record goes first: from here on the shards are not to be believed.
     job.storage.delete(unit_path(job.key, UNIT_RECORD))

@@ -129,6 +129,7 @@ class RowSource:
             progress=progress,
             parallel=parallel,
             piece_bytes=None,  # a stream reads by files
+            is_kept=False,
         )
 
 
