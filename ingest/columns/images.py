@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import ExifTags, Image, ImageOps
 
-__all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images"]
+__all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images", "pixel_bytes"]
 
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "JPEG2000", "PPM")
@@ -90,6 +90,15 @@ def decode_image(
         pixels = np.array(upright)  # writable, as torch wants it
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
+
+
+def pixel_bytes(content: bytes | memoryview) -> int:
+    """Bytes that the first picture of a file takes while it is decoded, as its header says; 0 if it is none that is known."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            return 4 * image.width * image.height
+    except Exception:  # Pillow lets the errors of its decoders out; who decodes it tells of them
+        return 0
 
 
 def _decode_smaller(image: Image.Image, height: int, width: int) -> None:
