@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from prefect import State, flow
@@ -25,13 +26,13 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.run.retention import apply_retention
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import load_spec
-from penstock.lease import hold_lease
+from penstock.lease import LeaseHolder
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
-from penstock.tasks.context import RunContext
+from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.project import Project
-from penstock.tasks.records.ledger import lease_path
+from penstock.tasks.records.at_work import choosing_a_run
 from penstock.tasks.stage import stage_task
 from penstock.tasks.stages import STAGES
 
@@ -55,11 +56,13 @@ def pipeline(request: RunRequest) -> State[Any]:
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         check_storage(project.storage)
-        stack.enter_context(hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.give_up))
+        held = stack.enter_context(contextlib.ExitStack())  # the lease of the run: released once Ray has ended
         need_ray = RayOnDemand(loaded, project, reporter, stopping, stack)
         before = None
         while True:
-            ctx = open_attempt(request, loaded, project, reporter, stopping, need_ray, before)
+            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_tell_wait, reporter)):
+                held.close()
+                ctx = open_attempt(request, loaded, project, reporter, stopping, need_ray, held, before)
             before = ctx.before
             try:
                 end = _attempt(ctx, request)
@@ -78,6 +81,10 @@ def pipeline(request: RunRequest) -> State[Any]:
                 raise EndedUntold(end)
             if end is not None:
                 return end
+
+
+def _tell_wait(reporter: Reporter, holder: LeaseHolder) -> None:
+    reporter.say(f"  waiting for {holder.process}, which begins a run of this pipeline, repairs one or makes room")
 
 
 @contextlib.contextmanager

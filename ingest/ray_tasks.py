@@ -13,10 +13,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
 
-from penstock.errors import PenstockError
-from penstock.redact import hiding_secrets
+from penstock.errors import PenstockError, PreflightError, ServiceError
+from penstock.redact import first_line, hiding_secrets
 
-__all__ = ["ParallelMap", "import_ahead", "local_map", "raising_the_original", "ray_map", "ray_pool", "ray_streams"]
+__all__ = [
+    "ParallelMap",
+    "import_ahead",
+    "local_map",
+    "raising_ours",
+    "raising_the_original",
+    "ray_map",
+    "ray_pool",
+    "ray_streams",
+]
 
 
 Item = TypeVar("Item")
@@ -44,14 +53,15 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
     who tries again must not meet them.
 
     Raises:
-        Exception: what `fn` raised, as it was raised; errors of Ray itself as they are.
+        Exception: what `fn` raised, as it was raised; errors of Ray itself as `raising_ours` tells them.
     """
     import ray
     from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
-    task, shared, waiting = _task().options(num_cpus=num_cpus, scheduling_strategy="SPREAD"), ray.put(fn), iter(items)
+    task, waiting = _task().options(num_cpus=num_cpus, scheduling_strategy="SPREAD"), iter(items)
     running: list[Any] = []
-    with raising_the_original():
+    with raising_ours():
+        shared = ray.put(fn)
         while True:
             room = _room(running, _in_flight(num_cpus))
             running += [task.remote(shared, item) for item in itertools.islice(waiting, room)]
@@ -81,18 +91,18 @@ def ray_pool(
         num_gpus: that each of them takes.
 
     Raises:
-        Exception: what was raised there, as it was raised; errors of Ray itself as they are.
+        Exception: what was raised there, as it was raised; errors of Ray itself as `raising_ours` tells them.
     """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
     worker = _worker().options(num_cpus=1, num_gpus=num_gpus, max_restarts=3, max_task_retries=3, scheduling_strategy="SPREAD")
     waiting, running = iter(items), dict[Any, Any]()
-    shared = ray.put(make)  # not an argument of the constructor, which Ray could lose before it starts a process again
-    for item in itertools.islice(waiting, processes):
-        actor = worker.remote()
-        running[actor.call.remote(shared, item)] = actor
-    with raising_the_original():
+    with raising_ours():
+        shared = ray.put(make)  # not an argument of the constructor, which Ray could lose before it starts a process again
+        for item in itertools.islice(waiting, processes):
+            actor = worker.remote()
+            running[actor.call.remote(shared, item)] = actor
         while running:
             (done, *_), _rest = ray.wait(list(running))
             actor = running.pop(done)
@@ -230,3 +240,34 @@ def raising_the_original() -> Iterator[None]:
         if isinstance(cause, PenstockError | OSError):
             raise cause from error
         raise
+
+
+@contextlib.contextmanager
+def raising_ours() -> Iterator[None]:
+    """As `raising_the_original`; besides, what Ray itself raises becomes an error that says what to do. For the driver.
+
+    In a training worker Ray's own errors stay: Ray Train starts the worker again.
+
+    Raises:
+        PreflightError: a process died more often than Ray starts it again.
+        ServiceError: Ray lost the work, which another try may mend.
+    """
+    from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
+
+    try:
+        with raising_the_original():
+            yield
+    except RayTaskError:
+        raise
+    except (WorkerCrashedError, OutOfMemoryError, ActorDiedError) as error:
+        raise PreflightError(
+            "a process on the cluster died each time it was started: it crashed, or was killed (by hand, or for its memory): "
+            f"{first_line(error)}",
+            next_step="look at the memory of the nodes and at the code that runs there; the same command goes on with what is "
+            "done",
+        ) from error
+    except RayError as error:
+        raise ServiceError(
+            f"Ray lost what was under way: {type(error).__name__}: {first_line(error)}",
+            next_step="look at the nodes of the cluster; the same command goes on with what is done",
+        ) from error

@@ -22,7 +22,7 @@ from penstock.errors import LeaseHeldError, ServiceError
 from penstock.machine.process import ProcessIdentity
 from penstock.storage import Storage
 
-__all__ = ["LeaseHolder", "current_holder", "hold_lease", "refuse_if_held"]
+__all__ = ["LeaseHolder", "current_holder", "hold_lease", "is_left", "refuse_if_held"]
 
 HEARTBEAT_S = 5.0
 """Seconds between heartbeats."""
@@ -33,6 +33,10 @@ WATCH_S = 15.0
 """How long a holder that seems silent is watched for a heartbeat before its place is taken, by this machine's clock alone."""
 BRIEFLY_S = 0.1
 """Pause between two looks at a holder that is waited for."""
+SILENCE_S = 2.0
+"""A wait that is longer is told."""
+_HELD_HERE: set[str] = set()
+"""Owners of this process's leases: one of its own that could not be released, because the store was away, is free."""
 SETTLE_S = 0.5
 """Pause before an object store is read back after a conditional put."""
 
@@ -59,6 +63,12 @@ def current_holder(storage: Storage, path: str) -> LeaseHolder | None:
     return holder if holder is not None and _holds(holder) else None
 
 
+def is_left(storage: Storage, path: str) -> bool:
+    """Whether the lease was released or its holder died on this machine: it may be deleted where nobody can take it now."""
+    holder = _read(storage, path, _last_generation(storage, path))
+    return holder is not None and (holder.released or holder.process.is_alive is False)
+
+
 def refuse_if_held(storage: Storage, path: str) -> None:
     """Raise LeaseHeldError if another process holds the lease, and not for moments only."""
     holder = current_holder(storage, path)
@@ -68,9 +78,19 @@ def refuse_if_held(storage: Storage, path: str) -> None:
 
 @contextmanager
 def hold_lease(
-    storage: Storage, path: str, on_lost: Callable[[LeaseHeldError], None] = lambda _error: None, *, brief: bool = False
+    storage: Storage,
+    path: str,
+    on_lost: Callable[[LeaseHeldError], None] = lambda _error: None,
+    *,
+    brief: bool = False,
+    on_wait: Callable[[LeaseHolder], None] = lambda _holder: None,
 ) -> Iterator[LeaseHolder]:
     """Own the lease at `path` for the duration of the block; a holder that is `brief` is waited for.
+
+    Args:
+        on_lost: see below.
+        brief: held for moments, so that others wait.
+        on_wait: called once with the holder if it is waited for longer than two seconds.
 
     `on_lost` is called from the heartbeat thread when another process has the lease: this process was silent for longer than
     `EXPIRES_S` and `WATCH_S`, or the store let two racers create one object. The caller must stop writing, and raise what it
@@ -79,7 +99,7 @@ def hold_lease(
     Raises:
         LeaseHeldError: a living process holds it.
     """
-    generation, holder = _acquire(storage, path, brief)
+    generation, holder = _acquire(storage, path, brief, on_wait)
     stop = threading.Event()
     thread = threading.Thread(
         target=_beat, args=(storage, path, generation, holder, stop, on_lost), name="penstock-lease", daemon=True
@@ -89,6 +109,7 @@ def hold_lease(
         yield holder
     finally:
         stop.set()
+        _HELD_HERE.discard(holder.owner)
         thread.join(timeout=HEARTBEAT_S)
         # A full disk, for instance: what ended the block is the news, and a holder that is gone is replaced by itself.
         with contextlib.suppress(OSError, ServiceError):
@@ -101,31 +122,43 @@ def hold_lease(
                     _write(storage, path, generation, released)
 
 
-def _acquire(storage: Storage, path: str, brief: bool) -> tuple[int, LeaseHolder]:
+def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseHolder], None]) -> tuple[int, LeaseHolder]:
+    tell_at: float | None = time.monotonic() + SILENCE_S
     while True:
         last = _last_generation(storage, path)
         held = _read(storage, path, last) if last else None
-        if held is not None and held.brief and _holds(held):
+        if held is not None and (_holds(held) or _stirs(storage, path, last, held)):
+            if not held.brief:
+                raise _refusal(storage, path, held)
+            if tell_at is not None and time.monotonic() > tell_at:
+                on_wait(held)
+                tell_at = None
             time.sleep(BRIEFLY_S)
             continue
-        if held is not None and (_holds(held) or _stirs(storage, path, last, held)):
-            raise _refusal(storage, path, held)
         holder = LeaseHolder(
             owner=uuid.uuid4().hex,
             process=ProcessIdentity.current(),
             heartbeat=time.time(),
             brief=brief,
         )
-        if not storage.create_exclusive(_file(path, last + 1), holder.model_dump_json().encode()):
+        _HELD_HERE.add(holder.owner)  # before it can be read
+        if not _create(storage, path, last + 1, holder):
+            _HELD_HERE.discard(holder.owner)
             continue
-        if not storage.is_local:
-            time.sleep(SETTLE_S)
-            written = _read(storage, path, last + 1)
-            if written is None or written.owner != holder.owner:
-                continue
         for old in range(max(1, last - 3), last):
             storage.delete(_file(path, old))
         return last + 1, holder
+
+
+def _create(storage: Storage, path: str, generation: int, holder: LeaseHolder) -> bool:
+    """Whether this process, and no other, has made that generation."""
+    if not storage.create_exclusive(_file(path, generation), holder.model_dump_json().encode()):
+        return False
+    if storage.is_local:
+        return True
+    time.sleep(SETTLE_S)
+    written = _read(storage, path, generation)
+    return written is not None and written.owner == holder.owner
 
 
 def _refusal(storage: Storage, path: str, holder: LeaseHolder) -> LeaseHeldError:
@@ -167,7 +200,7 @@ def _beat(
 
 
 def _holds(holder: LeaseHolder) -> bool:
-    if holder.released:
+    if holder.released or (holder.process == ProcessIdentity.current() and holder.owner not in _HELD_HERE):
         return False
     alive = holder.process.is_alive
     # A heartbeat of the future is of another clock, and says as little as an old one.

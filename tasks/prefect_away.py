@@ -12,8 +12,9 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 __all__ = ["AWAY", "prefect_answers"]
 
 
-AWAY = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
-"""What Prefect's client raises of a server that is away or refuses; the last where it first asks for the server's version."""
+AWAY = (PrefectException, httpx.HTTPError, OSError, RuntimeError, ValueError)
+"""What Prefect's client raises of a server that is away or refuses; RuntimeError where it first asks for the server's version,
+ValueError where a proxy's page answers instead."""
 
 _TIMEOUT_S = 5.0
 _PAUSE_S = 1.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.spec import DataSpec
+from penstock.ingest.spec import DataSpec, split_rules
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec
@@ -93,7 +93,7 @@ class Project:
 
     def definitions(self) -> dict[str, Definitions]:
         """The source of all that the user's code reaches, by target as the pipeline file has it."""
-        codes = {**self.transforms, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
+        codes = {**self.row_code, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}
         return {target: definitions_of(code) for target, code in codes.items()}
 
     @cached_property
@@ -106,12 +106,24 @@ class Project:
         return {target: capture(target, self.base_dir, given, self._is_source) for target, given in params.items()}
 
     @cached_property
+    def row_code(self) -> dict[str, UserCode]:
+        """`transforms`, and the functions of split rules, by target. Raises SpecError if one cannot be found."""
+        targets = [target for rule in split_rules(self.spec.data).values() for target in rule.functions]
+        return {target: capture(target, self.base_dir, is_source=self._is_source) for target in targets} | self.transforms
+
+    @cached_property
     def callbacks(self) -> tuple[CallbackCode, ...]:
         """What `train.callbacks` names; entries with a colon are the user's code. Raises SpecError if it cannot be found."""
         return tuple(
             CallbackCode(name, options, capture(name, self.base_dir, options, self._is_source) if ":" in name else None)
             for name, options in self.spec.train.named_callbacks
         )
+
+    @cached_property
+    def data_config(self) -> UserCode | None:
+        """What `train.datasets` names, where it is code. Raises SpecError if it cannot be found."""
+        named = self.spec.train.datasets
+        return capture(named, self.base_dir, is_source=self._is_source) if isinstance(named, str) else None
 
     @cached_property
     def start_from(self) -> StartWeights | None:
@@ -125,5 +137,5 @@ class Project:
     @property
     def codes(self) -> tuple[UserCode, ...]:
         """All the user's code."""
-        theirs = (each.code for each in self.callbacks)
-        return (self.recipe, *self.transforms.values(), *(code for code in theirs if code is not None))
+        theirs = (self.data_config, *(each.code for each in self.callbacks))
+        return (self.recipe, *self.row_code.values(), *(code for code in theirs if code is not None))

@@ -12,6 +12,7 @@ from penstock.digest import digest_of
 from penstock.errors import DataError, ServiceError
 from penstock.ingest.preprocess.chain import Chain, split_rows
 from penstock.ingest.schema import METRICS_OF
+from penstock.lease import hold_lease
 from penstock.redact import redact_text
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.evaluate import model_checkpoint
@@ -75,7 +76,11 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         uri = registry.default_uri(ctx.state_dir)
         registered = registry.register(uri, trained, ctx.tracker)
     ctx.tracker.set_tags({"penstock.model": registered.uri})
-    promotion = promote(ctx, uri, registered, checkpoint.manifest.weights_digest) if decides else None
+    promotion = None
+    if decides:
+        # Two runs that end together must not both be held against the version before them.
+        with hold_lease(ctx.storage, f"pipelines/{spec.name}/alias-lease", ctx.stopping.give_up, brief=True):
+            promotion = promote(ctx, uri, registered, checkpoint.manifest.weights_digest)
     return {
         **registered.model_dump(mode="json"),
         "alias": spec.register_.alias if promotion is None or promotion.moved else None,
@@ -104,7 +109,7 @@ def _example(ctx: RunContext) -> pa.Table:
     preparation = preparation_of(ctx)
     chain = Chain(preparation.data, preparation.steps, preparation.fitted, preparation.code)
     files = [file for file in ctx.snapshot.files if file.location == "train"]
-    for split, table, origin in split_rows(preparation.data, ctx.snapshot, files, _SEEN_ROWS):
+    for split, table, origin in split_rows(preparation.data, ctx.snapshot, files, _SEEN_ROWS, code=preparation.code):
         if split == "train":
             used = chain.prepare(table, origin).origin
             places = set(zip(used.files.tolist(), used.rows.tolist(), strict=True))

@@ -57,6 +57,7 @@ def make_job(ctx: RunContext) -> TrainJob:
         open_feeds=feed_opener(ctx),
         one_of_many=ctx.run.sweep is not None,
         callbacks=ctx.project.callbacks,
+        data_config=ctx.project.data_config,
     )
 
 

@@ -83,9 +83,9 @@ class TrainSpec(Section):
     start_from: str | None = None
     """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, or `run:<run>`. Those that fit by
     name and shape are taken, and a line says which are new or left. The content is part of the key."""
-    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] = Field(default_factory=dict)
+    datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] | str = Field(default_factory=dict)
     """For `loop`: whether `get_dataset_shard` cuts a dataset over the workers (`split`, the default) or gives each all of it
-    (`whole`)."""
+    (`whole`). Or `file.py:Name` of a `ray.train.DataConfig`."""
     callbacks: Annotated[list[str | dict[str, dict[str, Any]]], OnResume.WARN] = Field(default_factory=list)
     """What else happens while training runs: `early_stopping`, `ema`, `gradient_norms`, `json_lines`, `tensorboard`, or
     `file.py:Name`; with options as `early_stopping: {patience: 3}` (docs/callbacks.md)."""
@@ -113,6 +113,12 @@ class TrainSpec(Section):
         if given.get("framework", "ray_train") != "ray_train":
             raise ValueError("`loop` is trained by the framework ray_train; take `framework` out")
         return {**given, "recipe": given["loop"], "framework": "ray_train"}
+
+    @model_validator(mode="after")
+    def _datasets_are_a_loops(self) -> TrainSpec:
+        if self.datasets and self.framework != "ray_train":
+            raise ValueError(f"`datasets` is for `loop`; {self.framework} cuts every split over the workers: take it out")
+        return self
 
     @field_validator("callbacks")
     @classmethod

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import OnResume, resume_rules
+from penstock.lease import refuse_if_held
+from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import StageKey, changed_inputs
-from penstock.tasks.records.ledger import Ledger, Run
+from penstock.tasks.records.ledger import Ledger, Run, lease_of
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 
-__all__ = ["Continue", "NewRun", "Past", "Refuse", "choose_run", "decide", "past_of"]
+__all__ = [
+    "Continue",
+    "NewRun",
+    "Past",
+    "Refuse",
+    "beside",
+    "choose_run",
+    "decide",
+    "differences",
+    "others_at_work",
+    "past_of",
+    "refuse_same_training",
+]
 
 _MAY_LEAVE_ROWS = ("version.", "materialize.", "format", "key.")
 """Inputs that may change without changing the rows of training. Only preparing them can tell."""
@@ -99,7 +113,7 @@ def choose_run(
         return Continue(same)
     if reached is None:
         # Nothing can be lost, but two trainings must not be told as one.
-        changed = [*_row_changes(current, keys), *_train_changes(current, keys)] if past.begun else []
+        changed = differences(current, keys) if past.begun else []
         return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
     data = _row_changes(current, keys)
     changes = _field_changes(current.spec.get("train", {}), train)
@@ -112,6 +126,32 @@ def choose_run(
     if warn and not _goes_further(current.spec.get("train", {}), train):
         return NewRun(f"the last run is done, and since then {warn[0]}")
     return Continue(current, tuple(warn))
+
+
+def differences(run: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    """What makes the training that `keys` stand for another one than `run`'s, as far as the rows of both are known."""
+    return [*_row_changes(run, keys), *_train_changes(run, keys)]
+
+
+def others_at_work(ledger: Ledger, pipeline: str, keys: Mapping[str, StageKey]) -> dict[str, list[str]]:
+    """Runs of the pipeline that processes work on -> what makes the training that `keys` stand for another one."""
+    runs = map(ledger.load_run, holders_of_runs(ledger.storage, pipeline))  # None: a damaged record
+    return {run.run: differences(run, keys) for run in runs if run is not None}
+
+
+def refuse_same_training(ledger: Ledger, others: Mapping[str, Sequence[str]]) -> None:
+    """Raise LeaseHeldError if one of `others_at_work` is at this very training."""
+    for name in (name for name, differs in others.items() if not differs):
+        run = ledger.load_run(name)
+        if run is not None:
+            refuse_if_held(ledger.storage, lease_of(run))
+
+
+def beside(decision: NewRun | Continue | Refuse, others: Mapping[str, Sequence[str]]) -> NewRun | Continue | Refuse:
+    """A run that another process works on is not continued, nor in the way: a new one begins where the training differs."""
+    if isinstance(decision, NewRun) or not (differs := others.get(decision.run.run)):
+        return decision
+    return NewRun(f"another process works on run {decision.run.run}, where {differs[0]}")
 
 
 def _row_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:

@@ -15,7 +15,7 @@ from penstock.errors import LeaseHeldError, ResumeError, ServiceError
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.command_line import run_command
 from penstock.flows.run.cpus import cpus_needed
-from penstock.flows.run.decisions import Continue, Refuse, choose_run, decide
+from penstock.flows.run.decisions import Continue, Refuse, beside, choose_run, decide, others_at_work, refuse_same_training
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
 from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room
@@ -25,6 +25,7 @@ from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
+from penstock.lease import hold_lease
 from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.redact import redact_text
 from penstock.tasks.context import Reporter, RunContext
@@ -32,7 +33,7 @@ from penstock.tasks.materialize import STAGE as MATERIALIZE
 from penstock.tasks.project import Project
 from penstock.tasks.records.changes import Before, changes
 from penstock.tasks.records.keys import StageKey, stage_keys
-from penstock.tasks.records.ledger import Attempt, Ledger, Run, utc_now
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of, utc_now
 from penstock.tasks.stage import VerifyContext
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.train import STAGE as TRAIN
@@ -42,6 +43,8 @@ from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.flows.servers.ray_local import RayCluster
 
 __all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "is_still_its_run", "open_attempt"]
@@ -54,14 +57,17 @@ def open_attempt(
     reporter: Reporter,
     stopping: StopRequest,
     need_ray: RayOnDemand,
+    held: contextlib.ExitStack,
     before: Before | None = None,
 ) -> RunContext:
-    """Choose the run, check what it needs, and open the records of a new attempt at it. The lease must be held.
+    """Choose the run, check what it needs, and open the records of a new attempt at it. Call it in `choosing_a_run`.
 
     Args:
+        held: takes the lease of the run; to be closed when the work is over.
         before: what the attempt is held against, where it is not the pipeline's newest run.
 
     Raises:
+        LeaseHeldError: another process is at the same training, or at the run to continue.
         PenstockError: the run cannot begin or continue, or cannot succeed.
     """
     ledger = Ledger(project.storage)
@@ -76,8 +82,11 @@ def open_attempt(
     needs = check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=will_train, until=request.until)
     for warning in needs:
         reporter.warn(warning)
-    if current is not None and (current.run, current.tracker) != (run.run, run.tracker):
-        repair_run(ledger, current, loaded.state_dir)  # of the same run: the one that followed it so far is told how it ended
+    held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up))
+    if current is not None and current.run == run.run and current.tracker != run.tracker:
+        repair_run(ledger, current, loaded.state_dir)  # the one that followed it so far is told how it ended
+    elif current is not None and current.run != run.run:
+        _repair_left(ledger, current, loaded.state_dir)
     return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=will_train, before=before)
 
 
@@ -144,7 +153,7 @@ def is_still_its_run(ctx: RunContext, *, fresh: bool) -> bool:
         return False
     ctx.keys, ctx.run = keys, ctx.run.model_copy(update={"keys": keys})
     ctx.ledger.save_run(ctx.run)
-    ctx.ledger.make_current(ctx.run)
+    ctx.ledger.note_training(ctx.run)
     _show_keys(ctx)
     ctx.will_train = not _is_trained(ctx.ledger, ctx.project, ctx.run)
     return True
@@ -169,6 +178,18 @@ def _show_keys(ctx: RunContext) -> None:
     ctx.tracker.log_json("keys.json", {name: key.model_dump(mode="json") for name, key in ctx.keys.items()})
 
 
+def _repair_left(ledger: Ledger, run: Run, state_dir: Path) -> None:
+    """Close the run that the pipeline leaves behind, unless a process works on it."""
+    if not any(attempt.status == "running" or attempt.prefect_missed_end for attempt in ledger.attempts(run.run)):
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lease(ledger.storage, lease_of(run)))
+        except LeaseHeldError:
+            return
+        repair_run(ledger, run, state_dir)
+
+
 def _current_run(ledger: Ledger, pipeline: str, fresh: bool, reporter: Reporter) -> Run | None:
     """The run to continue; with `fresh` an unreadable one is no hindrance."""
     try:
@@ -190,9 +211,11 @@ def _chosen_run(
 ) -> Run:
     """The run that this attempt belongs to, as it is to be recorded."""
     spec = loaded.spec.model_dump(mode="json", by_alias=True, exclude={"tune"})
+    others = others_at_work(ledger, loaded.spec.name, keys)
+    refuse_same_training(ledger, others)
     # With --fresh the checkpoints are not even looked at: they may be the reason for it.
     fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
-    decision = fresh or decide(ledger, current, spec["train"], keys)
+    decision = fresh or beside(decide(ledger, current, spec["train"], keys), others)
     if isinstance(decision, Refuse):
         raise ResumeError(
             f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",

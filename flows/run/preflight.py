@@ -160,6 +160,10 @@ def check_recipe(project: Project) -> None:
         SpecError: naming the target and what is wrong.
     """
     project.framework.check(project.recipe, project.spec.train)
+    if project.data_config is not None:
+        from penstock.training.frameworks.ray_train.data_config import whole_datasets  # loads Ray
+
+        whole_datasets(project.data_config)
     if project.callbacks and not getattr(project.framework, "takes_callbacks", False):
         framework = project.spec.train.framework
         raise SpecError(f"train.callbacks: {framework} calls none", next_step="remove them, or take train.framework: torch")
@@ -167,6 +171,7 @@ def check_recipe(project: Project) -> None:
         from penstock.training.callbacks.loading import load_callbacks  # loads torch, which most commands do without
 
         load_callbacks(project.callbacks)
-    for target, code in project.transforms.items():
+    for target, code in project.row_code.items():
         if not callable(code.load()):
-            raise SpecError(f"preprocess: map_batches: {target} is not a function")
+            where = "preprocess: map_batches" if target in project.transforms else "data: by"
+            raise SpecError(f"{where}: {target} is not a function")

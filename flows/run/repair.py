@@ -1,6 +1,6 @@
 """What does a process that vanished leave behind, and how is it put right in the ledger, in Prefect and at the tracker?
 
-The caller holds the pipeline's lease: an attempt that is still marked as running has no process.
+The caller holds the run's lease: an attempt that is still marked as running has no process.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.project import Project
+from penstock.tasks.records.at_work import choosing_a_run
 from penstock.tasks.records.keys import StageKey, stage_keys
 from penstock.tasks.records.ledger import Ledger, sweep_lease_path
 from penstock.tasks.spec import PipelineSpec
@@ -238,8 +239,9 @@ def _run_best(ctx: RunContext, file: Path, best: Trial) -> dict[str, Any]:
     """Run the best spec to its end: training is found, the test split measured, the model registered."""
     run = ctx.ledger.load_run(best.run or "")
     assert run is not None
-    if run.sweep is not None:  # from now on it is the pipeline's own
-        run = run.model_copy(update={"sweep": None})
-        ctx.ledger.save_run(run)
-    ctx.ledger.make_current(run)
+    with choosing_a_run(ctx.storage, run.pipeline, ctx.stopping.give_up):
+        if run.sweep is not None:  # from now on it is the pipeline's own
+            run = run.model_copy(update={"sweep": None})
+            ctx.ledger.save_run(run)
+        ctx.ledger.make_current(run)
     return flow_result(lambda: pipeline(RunRequest(file=str(file)), return_state=True))

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock.flows.run.decisions import Continue, NewRun, Refuse, decide, past_of
+from penstock.flows.run.decisions import Continue, NewRun, Refuse, beside, decide, others_at_work, past_of
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
@@ -42,7 +42,8 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     ledger = Ledger(project.storage)
     keys = stage_keys(project, ledger.stage_output)
     current = ledger.current_run(loaded.spec.name)
-    decision = decide(ledger, current, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys)
+    others = others_at_work(ledger, loaded.spec.name, keys)
+    decision = beside(decide(ledger, current, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys), others)
     continued = decision.run if isinstance(decision, Continue) else None
     reached = past_of(ledger, continued).reached if continued is not None else None
     stages: list[dict[str, Any]] = []
@@ -63,7 +64,10 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
         "status": "done",
         "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
         "reason": decision.reason if isinstance(decision, NewRun) else "",
-        "warnings": list(decision.warnings) if isinstance(decision, Continue) else [],
+        "warnings": [
+            *(decision.warnings if isinstance(decision, Continue) else ()),
+            *(f"a process works on run {run}, which is this very training" for run, differs in others.items() if not differs),
+        ],
         "refused_because": list(decision.changes) if isinstance(decision, Refuse) else [],
         "run": continued.run if continued else None,
         "stages": stages,

@@ -13,17 +13,19 @@ from typing import Any
 
 from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.run.cpus import cpus_needed
+from penstock.flows.run.decisions import others_at_work, refuse_same_training
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.ingest.formats.sources.kept import keep_object
 from penstock.ingest.schema import SPLITS, Split
-from penstock.lease import refuse_if_held
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.project import Project
-from penstock.tasks.records.ledger import Ledger, lease_path
+from penstock.tasks.records.at_work import holders_of_runs
+from penstock.tasks.records.keys import stage_keys
+from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
@@ -59,8 +61,8 @@ def run(
     loaded = load_spec(Path(file), list(overrides))
     if data is not None:
         loaded = load_spec(Path(file), [*overrides, *_rows_given(loaded, data)])
-    _refuse_if_held(loaded)
     _refuse_early(loaded)
+    _refuse_if_held(loaded)
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
     # Loading the framework, Ray and the tracker takes as long as the server takes to start: both at once.
@@ -156,7 +158,7 @@ def _refuse_early(loaded: LoadedSpec) -> None:
     A listing of a remote store may take long, and is not done twice.
     """
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    _ = project.recipe, project.transforms
+    _ = project.recipe, project.row_code
     places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
     if all(map(is_local, places)):
         _ = project.files
@@ -180,6 +182,8 @@ def load_ahead(loaded: LoadedSpec) -> threading.Thread:
 
 
 def _refuse_if_held(loaded: LoadedSpec) -> None:
-    """Say at once what the flow would find out a server's start later; the flow itself takes the lease."""
-    if is_local(loaded.spec.storage):
-        refuse_if_held(Storage(loaded.spec.storage), lease_path(loaded.spec.name))
+    """Say at once what the flow would find out a server's start later; the flow looks again, and takes the lease."""
+    if is_local(loaded.spec.storage) and holders_of_runs(storage := Storage(loaded.spec.storage), loaded.spec.name):
+        ledger = Ledger(storage)
+        keys = stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins), ledger.stage_output)
+        refuse_same_training(ledger, others_at_work(ledger, loaded.spec.name, keys))

@@ -16,6 +16,7 @@ from penstock.flows.spec_file import load_spec, state_named_in
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.redact import redact_text
 from penstock.storage import Storage
+from penstock.tasks.records.at_work import choosing_a_run
 from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of
 from penstock.training.checkpoint.store import CheckpointStore
 
@@ -55,9 +56,10 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     ledger = Ledger(storage)
     runs = [run for run in ledger.runs() if name in (None, run.pipeline)]
     suspects = [run for run in runs if any(map(_is_open, ledger.attempts(run.run)))]
-    holders = {lease: current_holder(storage, lease) for lease in {lease_of(run) for run in runs}}
+    leases = {lease_of(run) for run in (*suspects, *(run for run in runs if run.status == "running"))}
+    holders = {lease: current_holder(storage, lease) for lease in leases}
     repaired, told = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
-    shown = [_describe(ledger, run, holders[lease_of(run)]) for run in runs]
+    shown = [_describe(ledger, run, holders.get(lease_of(run))) for run in runs]
     return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "told": told}
 
 
@@ -151,7 +153,9 @@ def _repair(ledger: Ledger, state_dir: Path, suspects: list[Run]) -> tuple[list[
 
         for run in suspects:
             # Opening Prefect takes seconds, in which another process may have begun to work on the run.
-            with contextlib.suppress(LeaseHeldError), hold_lease(ledger.storage, lease_of(run)):
+            with contextlib.suppress(LeaseHeldError), contextlib.ExitStack() as held:
+                with choosing_a_run(ledger.storage, run.pipeline):
+                    held.enter_context(hold_lease(ledger.storage, lease_of(run)))
                 now = ledger.load_run(run.run)
                 missed = _missed(ledger, run)
                 if now is not None and repair_run(ledger, now, state_dir):

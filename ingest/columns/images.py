@@ -1,4 +1,7 @@
-"""How does an encoded image become pixels? Upright by its EXIF tag, of one size and one number of channels."""
+"""How does an encoded image become pixels? Upright by its EXIF tag, of one size and one number of channels.
+
+Equal pixels everywhere: Pillow decodes, torch resizes, and the versions of both are part of the keys.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
-__all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images"]
+__all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images", "pixel_bytes"]
 
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "JPEG2000", "PPM")
@@ -23,6 +26,10 @@ Fit = Literal["resize", "crop", "pad"]
 
 _MASK_MODES = ("1", "L", "P")
 """Pillow's modes whose pixels are one number of 8 bits at most: a palette's index, where there is a palette."""
+
+_SHRINK_FROM = 2
+"""A JPEG is decoded at a half, quarter or eighth of its size if that is so many times the size to come to, on both sides: the
+coefficients left out would show in no pixel, and a camera's picture takes a sixteenth of the time and memory."""
 
 _DEEP_MODES = ("I", "F")
 """Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
@@ -49,7 +56,8 @@ def decode_image(
     A `mask` has no channels: [height, width].
 
     Args:
-        size: (height, width) in pixels to come to, bilinear (of a mask the nearest pixel); None keeps the image's own.
+        size: (height, width) in pixels to come to, bilinear over all pixels that one covers (of a mask the nearest pixel);
+            None keeps the image's own.
         value_range: what becomes 0 and 255 of an image with more than 8 bits; values beyond are clipped.
         fit: `resize` to the size whatever the proportions; or keep these, and `crop` what is too much on two sides, or `pad`
             what lacks with zeros.
@@ -63,19 +71,50 @@ def decode_image(
         if mode == "mask":
             if image.mode not in _MASK_MODES:
                 raise ValueError(f"a mask holds one number of 8 bits a pixel, and this is of Pillow's mode {image.mode}")
+            ImageOps.exif_transpose(image, in_place=True)
             # Of mode 1, whose white is 255, the two classes are 0 and 1.
-            upright = ImageOps.exif_transpose(image)
-            upright = Image.fromarray(np.asarray(upright).astype(np.uint8))
-        elif image.mode.startswith(_DEEP_MODES):
+            classes = Image.fromarray(np.asarray(image).astype(np.uint8))
+            return np.asarray(classes if size is None else _fitted(classes, size, fit, Image.Resampling.NEAREST))
+        if image.mode.startswith(_DEEP_MODES):
             if value_range is None:
                 raise DeepImage(f"Pillow's mode {image.mode}: its pixels have more than 8 bits, or are floats")
-            upright = _in_8_bits(ImageOps.exif_transpose(image), *value_range).convert(mode)
+            ImageOps.exif_transpose(image, in_place=True)
+            upright = _in_8_bits(image, *value_range).convert(mode)
         else:
-            upright = ImageOps.exif_transpose(image).convert(mode)
-        if size is not None and upright.size != (size[1], size[0]):
-            upright = _fitted(upright, size, fit, Image.Resampling.NEAREST if mode == "mask" else Image.Resampling.BILINEAR)
-        pixels = np.asarray(upright, np.uint8)
-    return pixels if mode == "mask" else pixels.reshape(*pixels.shape[:2], -1)
+            if size is not None:
+                _decode_smaller(image, *size)
+            ImageOps.exif_transpose(image, in_place=True)
+            upright = image if image.mode == mode else image.convert(mode)
+        if size is not None and fit != "resize":
+            upright = _fitted(upright, size, fit, Image.Resampling.BILINEAR)
+        pixels = np.array(upright)  # writable, as torch wants it
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
+
+
+def pixel_bytes(content: bytes | memoryview) -> int:
+    """Bytes that the first picture of a file takes while it is decoded, as its header says; 0 if it is none that is known."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            return 4 * image.width * image.height
+    except Exception:  # Pillow lets the errors of its decoders out; who decodes it tells of them
+        return 0
+
+
+def _decode_smaller(image: Image.Image, height: int, width: int) -> None:
+    """Let a JPEG be decoded at a part of its size. Does nothing to other formats."""
+    lies = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    image.draft(None, (_SHRINK_FROM * (height if lies else width), _SHRINK_FROM * (width if lies else height)))
+
+
+def _resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """uint8 [height, width, channels] of another size: as Pillow does it, or one off, in a third of the time."""
+    # Seconds, which other pipelines do without.
+    import torch
+
+    rows = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
+    resized = torch.nn.functional.interpolate(rows, size=tuple(size), mode="bilinear", antialias=True)
+    return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
 def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit, resampling: Image.Resampling) -> Image.Image:

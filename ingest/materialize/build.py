@@ -1,6 +1,7 @@
 """How does a source become a cached dataset? Unit by unit, each committed by itself; a manifest, written last, makes it exist.
 
-Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json` (and in_use.py).
+Layout: `units/<unit key>/<split>-<nnnnn>.arrow`, `units/<unit key>/unit.json`, `datasets/<key>/manifest.json` (and in_use.py),
+and `datasets/<key>/lease`, held by the process that makes it: another one waits.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
+from penstock.lease import LeaseHolder, hold_lease
 from penstock.progress import Progress
 from penstock.storage import Storage
 
@@ -66,6 +68,7 @@ def materialize(
     progress: Progress,
     parallel: ParallelMap = ray_map,
     piece_bytes: int | None = PART_BYTES,
+    is_kept: bool = True,
 ) -> DatasetManifest:
     """Prepare all rows and commit them as a dataset. Units that are committed already are not made again.
 
@@ -76,22 +79,41 @@ def materialize(
     Args:
         key: the materialize stage's key, which names the dataset.
         piece_bytes: a file of twice as much is prepared in units of about this size, if it can be read so; None: in one.
+        is_kept: the storage is one in which other processes may make the same dataset; the first makes it, and others wait.
 
     Raises:
         DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
             `data.invalid: quarantine`, until there are more than its budget allows), a
             step or column that is wrong, or a damaged unit that came out differently.
     """
-    data, fitted = preparation.data, preparation.fitted
     jobs = _plan(preparation, spec, storage, piece_bytes)
     use_units(storage, key, [job.key for job in jobs], progress)
+    if not is_kept:
+        return _build_units(key, preparation, jobs, storage, progress, parallel)
+    with hold_lease(storage, f"datasets/{key}/lease", brief=True, on_wait=partial(_tell_wait, progress, len(jobs))):
+        return _build_units(key, preparation, jobs, storage, progress, parallel)
+
+
+def _tell_wait(progress: Progress, units: int, holder: LeaseHolder) -> None:
+    progress(0, units, "units", f"waiting for {holder.process}, which prepares the same rows")
+
+
+def _build_units(
+    key: str,
+    preparation: Preparation,
+    jobs: Sequence[UnitJob],
+    storage: Storage,
+    progress: Progress,
+    parallel: ParallelMap,
+) -> DatasetManifest:
+    data, fitted = preparation.data, preparation.fitted
     damaged = _damaged_before(storage, key)
     distrusted = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}
     there = _committed(storage, [job.key for job in jobs if job.key not in distrusted])
     changed = {shard.unit for shard in _changed(storage, [shard for record in there for shard in record.shards])}
     results |= {record.key: UnitResult(record=record) for record in there if record.key not in changed}
-    todo = [job for job in jobs if job.key not in results]
+    todo = [replace(job, again=job.key in distrusted | changed) for job in jobs if job.key not in results]
     total = sum(job.rows for job in jobs)
     done = total - sum(job.rows for job in todo)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import shutil
 import socket
@@ -110,6 +111,8 @@ class UnitJob:
     storage: Storage
     max_quarantined: int = 0
     """Under `data.invalid: quarantine`: with more bad rows the unit need not be finished. Part of no key."""
+    again: bool = False
+    """Made although it is committed, because it is damaged. Part of no key."""
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -150,12 +153,19 @@ def unit_key(job: UnitJob) -> str:
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
-            "pillow": PIL.__version__ if decodes_images(data, of.snapshot.arrow_schema(), of.steps) else "",
+            **_image_libraries(decodes_images(data, of.snapshot.arrow_schema(), of.steps)),
             "shard_bytes": job.shard_bytes,
             **({"hashed": True} if data.may_share_rows else {}),
             **({"piece": of.piece} if of.piece else {}),
         }
     )
+
+
+def _image_libraries(decodes: bool) -> dict[str, str]:
+    """Version of what decodes images and resizes them. torch's builds (`+cpu`) resize alike."""
+    if not decodes:
+        return {"pillow": ""}
+    return {"pillow": PIL.__version__, "torch": importlib.metadata.version("torch").split("+")[0]}
 
 
 def hashes_path(key: str, split: Split) -> str:
@@ -187,13 +197,16 @@ def incomplete_shards(storage: Storage, key: str, shards: Iterable[ShardInfo]) -
 def build_unit(job: UnitJob) -> UnitResult:
     """Make one unit and commit it. Runs in a worker.
 
-    What was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
+    One that is committed by now was made by another process meanwhile, and stays, unless it is to be made `again`. What else
+    was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
     Under `data.invalid: error` bad rows are counted to the end of the unit, and then it is not committed; under `quarantine` up
     to one more than all units together may have.
 
     Raises:
         DataError: a step or a column is wrong whatever the rows hold, or a file cannot be read.
     """
+    if not job.again and (there := committed(job.storage, job.key)) is not None:
+        return UnitResult(record=there)
     started = time.monotonic()
     # The record goes first: from here on the shards are not to be believed.
     job.storage.delete(unit_path(job.key, UNIT_RECORD))

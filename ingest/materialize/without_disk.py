@@ -25,7 +25,7 @@ from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_pa
 from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.materialize.unit import UnitRecord, hashes_path
 from penstock.ingest.preprocess.chain import Preparation
-from penstock.ingest.ray_tasks import raising_the_original, ray_streams
+from penstock.ingest.ray_tasks import raising_ours, ray_streams
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import MaterializeSpec, SplitRule
 from penstock.progress import Progress
@@ -112,7 +112,7 @@ class RowSource:
             # Ray keeps what a generator task yields for its caller, not for the worker that may be gone by then.
             make = partial(_make_unit, fn, blocks is not None)
             for references in ray_streams(make, items, num_cpus=num_cpus):
-                with raising_the_original():
+                with raising_ours():
                     outcome = ray.get(next(references))
                 record = outcome[1].record
                 if record is not None:
@@ -129,6 +129,7 @@ class RowSource:
             progress=progress,
             parallel=parallel,
             piece_bytes=None,  # a stream reads by files
+            is_kept=False,
         )
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,7 +14,7 @@ from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.fixed_shape import is_number, is_text
-from penstock.ingest.columns.images import holds_images
+from penstock.ingest.columns.images import holds_images, pixel_bytes
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.phases import phase
@@ -24,10 +25,10 @@ from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.preprocess.transforms.request import request_of, table_of
 from penstock.ingest.read.pieces import Piece
-from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
+from penstock.ingest.read.snapshot import BATCH_BYTES, SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
 from penstock.ingest.schema import SPLITS, Split
-from penstock.ingest.spec import DataSpec
+from penstock.ingest.spec import DataSpec, split_rules
 from penstock.usercode.capture import UserCode
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "NUMBERS_BATCH_ROWS",
     "Chain",
     "Preparation",
+    "cut_by_pixels",
     "decodes_images",
     "rows_at_once",
     "run_steps",
@@ -195,12 +197,21 @@ def _check_label(rows: Rows, label: str) -> None:
 
 
 def split_rows(
-    data: DataSpec, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, piece: Piece | None = None
+    data: DataSpec,
+    snapshot: SourceSnapshot,
+    files: Sequence[SourceFile],
+    batch_rows: int,
+    piece: Piece | None = None,
+    code: Mapping[str, UserCode] | None = None,
 ) -> Iterator[tuple[Split, pa.Table, Origin]]:
     """Read `files` and yield the rows of each split apart, in batches that depend on the file only.
 
     Rows that cannot be read belong to no split: they come under their file's location, with `origin.unreadable`.
+
+    Args:
+        code: holds the functions that the split rules name; loaded here.
     """
+    functions = {target: (code or {})[target].function() for rule in split_rules(data).values() for target in rule.functions}
     for batch in iterate_rows(data, snapshot, files, batch_rows, piece):
         origin = Origin.of_batch(batch.files, batch.first_row, batch.table.num_rows)
         if batch.unreadable is not None:
@@ -217,11 +228,11 @@ def split_rows(
             if not batch.table.num_rows:
                 continue
         with phase("transform"):
-            codes = split_codes(data, batch.table, batch.files)
+            codes = split_codes(data, batch.table, batch.files, functions)
         # Columns that only the rules go by have done their part.
         rows = batch.table if data.columns is None else batch.table.select(data.columns)
-        for code, split in enumerate(SPLITS):
-            mask = codes == code
+        for number, split in enumerate(SPLITS):
+            mask = codes == number
             if not mask.any():
                 continue
             if mask.all():
@@ -235,6 +246,29 @@ def decodes_images(data: DataSpec, source: pa.Schema, steps: Sequence[Preprocess
     images = any(holds_images(field.type) for field in source)
     formats = bool(format_of(data).encoded_images)
     return images or formats or any(step.transform.decodes_images for step in steps)
+
+
+def cut_by_pixels(table: pa.Table, origin: Origin) -> Iterator[tuple[pa.Table, Origin]]:
+    """The same rows, about `BATCH_BYTES` of decoded pixels at a time, and at least one: a photo takes a hundred times its file.
+
+    Where it is cut depends on the rows only.
+    """
+    if origin.unreadable is not None:
+        yield table, origin
+        return
+    sizes = np.zeros(table.num_rows, np.int64)
+    for field, column in zip(table.schema, table.columns, strict=True):
+        contents = pc.struct_field(column, "bytes") if holds_images(field.type) else column
+        if pa.types.is_binary(contents.type) or pa.types.is_large_binary(contents.type):
+            sizes += [pixel_bytes(content.as_buffer()) if content.is_valid else 0 for content in contents]
+    ends, begin = np.cumsum(sizes), 0
+    while begin < table.num_rows:
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
+        mask = np.zeros(table.num_rows, np.bool_)
+        mask[begin:end] = True
+        yield (table, origin) if mask.all() else (table.slice(begin, end - begin), origin.take(mask))
+        begin = end
 
 
 def rows_at_once(data: DataSpec, source: pa.Schema, steps: Sequence[PreprocessStep]) -> int:
@@ -256,7 +290,7 @@ class Preparation:
     Attributes:
         steps: those of the pipeline file; `fitted` was made from them.
         snapshot: the files, and the schema that they agreed on.
-        code: `map_batches` target to the user's code.
+        code: target of `map_batches` steps and split rules to the user's code.
         piece: the rows of the only file; None for all.
     """
 
@@ -286,13 +320,16 @@ class Preparation:
             hashed: whether each result's `origin` gets the rows' hashes.
         """
         chain = Chain(self.data, self.steps, self.fitted, self.code)
-        for split, table, origin in split_rows(self.data, self.snapshot, self.snapshot.files, self.rows_at_once, self.piece):
+        files = self.snapshot.files
+        decodes = decodes_images(self.data, self.snapshot.arrow_schema(), self.steps)
+        for split, table, origin in split_rows(self.data, self.snapshot, files, self.rows_at_once, self.piece, self.code):
             read(split, table)
             if hashed:
                 origin.hashes = row_hashes(self.data, table)
-            with phase("transform"):
-                prepared = chain.prepare(table, origin)
-            yield split, prepared
+            for part, of in cut_by_pixels(table, origin) if decodes else ((table, origin),):
+                with phase("transform"):
+                    prepared = chain.prepare(part, of)
+                yield split, prepared
 
     def tables(self) -> Iterator[tuple[Split, pa.Table]]:
         """Read and prepare the files: tables of columns as a shard holds them, without provenance, never empty.

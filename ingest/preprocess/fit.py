@@ -16,7 +16,7 @@ from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, rows_at_once, run_steps, split_rows
+from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, cut_by_pixels, rows_at_once, run_steps, split_rows
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
@@ -59,7 +59,7 @@ def fit_preprocess(
     """Fit all steps on the train split.
 
     Args:
-        code: `map_batches` target to the user's code.
+        code: target of `map_batches` steps and split rules to the user's code.
         parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(steps)`.
 
     Raises:
@@ -126,14 +126,21 @@ class _TrainRows:
         files = self.files()
         functions = {target: user.function() for target, user in self.code.items()}
         batch_rows = min(self.batch_rows, max_rows)
-        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece):
-            if split == "train" and origin.unreadable is None:
-                rows = Rows(table, origin)
+        for split, table, origin in split_rows(self.data, self.snapshot, files, batch_rows, self.piece, self.code):
+            if split != "train" or origin.unreadable is not None:
+                continue
+            for part, of in cut_by_pixels(table, origin) if self.decodes else ((table, origin),):
+                rows = Rows(part, of)
                 for name in self.required:
                     rows.reject_missing(name)
                 run_steps(rows, self.fitted, self.data, functions)
                 if rows.table.num_rows:
                     yield rows.table
+
+    @property
+    def decodes(self) -> bool:
+        """Whether images are decoded for what is learnt."""
+        return any(step.step.transform.decodes_images for step in self.fitted)
 
     @property
     def batch_rows(self) -> int:
@@ -179,8 +186,7 @@ class _TrainRows:
 
     def schema(self) -> pa.Schema:
         """Types of the rows, from the first of them: nothing else works meanwhile."""
-        decodes = any(step.step.transform.decodes_images for step in self.fitted)
-        first = next(self.tables(_FEW_IMAGES if decodes else BATCH_ROWS), None)
+        first = next(self.tables(_FEW_IMAGES if self.decodes else BATCH_ROWS), None)
         if first is None:
             raise DataError(
                 "preprocess: the train split has no usable rows to learn from",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
 from penstock.tasks.context import RunContext
+from penstock.usercode.capture import UserCode
 
 __all__ = ["HeldOut", "held_out_of"]
 
@@ -27,6 +28,7 @@ class HeldOut:
     Attributes:
         manifest: of the prepared rows.
         storage: that holds them.
+        code: of split rules, by target.
     """
 
     data: DataSpec
@@ -34,6 +36,7 @@ class HeldOut:
     steps: Sequence[PreprocessStep]
     manifest: DatasetManifest
     storage: Storage
+    code: Mapping[str, UserCode]
 
     def location(self, split: Split) -> str:
         """Where the files of a split lie: it has a place of its own, or is a part of the train rows."""
@@ -43,11 +46,11 @@ class HeldOut:
         """The rows of a split, with their label, in the columns that the preprocess steps begin with; and their places."""
         files = [file for file in self.snapshot.files if file.location == self.location(split)]
         at_once = rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
-        rows = split_rows(self.data, self.snapshot, files, at_once)
+        rows = split_rows(self.data, self.snapshot, files, at_once, code=self.code)
         return ((table, origin) for of, table, origin in rows if of == split and origin.unreadable is None)
 
 
 def held_out_of(ctx: RunContext) -> HeldOut:
     """Those of this run."""
     spec = ctx.project.spec
-    return HeldOut(spec.data, ctx.snapshot, spec.preprocess, ctx.manifest, ctx.storage)
+    return HeldOut(spec.data, ctx.snapshot, spec.preprocess, ctx.manifest, ctx.storage, ctx.project.row_code)

@@ -138,8 +138,8 @@ def _short(value: Any) -> str:
 def _inputs(project: Project) -> dict[str, dict[str, Any]]:
     spec = project.spec
     data, train, registry = spec.data, spec.train, spec.tracking.registry
-    code = {f"code.{target}": user.reached for target, user in project.transforms.items()}
-    code_versions = {f"version.{n}": v for user in project.transforms.values() for n, v in user.versions.items()}
+    code = {f"code.{target}": user.reached for target, user in project.row_code.items()}
+    code_versions = {f"version.{n}": v for user in project.row_code.values() for n, v in user.versions.items()}
     # Where the files lie does not count: their listing does.
     elsewhere = {
         "label",
@@ -178,13 +178,18 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         "materialize": {f"materialize.{k}": v for k, v in _leaves(spec.materialize)}
         | {"data.duplicates": data.duplicates}
         | ({f"data.quarantine.{k}": v for k, v in _leaves(data.quarantine)} if data.invalid == "quarantine" else {})
-        | {"version.pyarrow": _version("pyarrow").split(".")[0], "version.pillow": _version("pillow")},
+        | {
+            "version.pyarrow": _version("pyarrow").split(".")[0],
+            "version.pillow": _version("pillow"),
+            "version.torch": _version("torch").split("+")[0],
+        },
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},
         "train": {
             **{f"train.{k}": v for k, v in _leaves(train) if k not in _NOT_IN_TRAIN_KEY},
             **({f"code.{train.recipe}": project.recipe.reached} if train.recipe else {}),
             **({"start_from": project.start_from.digest} if project.start_from is not None else {}),
             **{f"version.{n}": v for n, v in project.recipe.versions.items()},
+            **({f"code.{config.target}": config.reached} if (config := project.data_config) is not None else {}),
             **{f"code.{each.name}": each.code.reached for each in project.callbacks if each.code is not None},
             **{f"version.{n}": v for each in project.callbacks if each.code is not None for n, v in each.code.versions.items()},
             **{f"version.{n}": v for n, v in framework_versions(project).items()},

@@ -2,7 +2,7 @@
 
 A *run* is one pipeline run over all its attempts; an *attempt* is one process that worked on it. Records are small JSON files:
 
-    pipelines/<name>/current.json        the run that the next command continues
+    pipelines/<name>/current.json        the run that the next command continues: the one that was begun or taken up last
     pipelines/<name>/trainings/<key>.json  the run whose training has that key: a command that goes back finds it
     pipelines/<name>/aliases/<digest>.json  the run that gave an alias to its version of a registered model last
     runs/<run>/run.json                  identity, spec and stage keys of the run
@@ -52,6 +52,7 @@ __all__ = [
     "Status",
     "lease_of",
     "lease_path",
+    "run_leases",
     "sweep_lease_path",
     "utc_now",
 ]
@@ -64,8 +65,13 @@ Status = Literal["running", "done", "partial", "failed", "interrupted", "killed"
 
 
 def lease_path(pipeline: str) -> str:
-    """Where the lease of a pipeline lies: its holder alone may begin or continue a run."""
+    """Where the lease of a pipeline's name lies, held for moments: its holder alone chooses, begins or repairs a run of it."""
     return f"pipelines/{pipeline}/lease"
+
+
+def run_leases(pipeline: str) -> str:
+    """Where the leases of a pipeline's runs lie, each in a folder with the run's id."""
+    return f"pipelines/{pipeline}/leases"
 
 
 def sweep_lease_path(pipeline: str) -> str:
@@ -170,8 +176,8 @@ class Run(Section):
 
 
 def lease_of(run: Run) -> str:
-    """The lease that whoever works on `run` holds."""
-    return lease_path(run.pipeline) if run.sweep is None else sweep_lease_path(run.pipeline)
+    """The lease that a process which works on `run` holds."""
+    return f"{run_leases(run.pipeline)}/{run.run}" if run.sweep is None else sweep_lease_path(run.pipeline)
 
 
 class Ledger:

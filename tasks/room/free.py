@@ -4,7 +4,7 @@
 2. The storage is looked at again: a run that had begun before that is seen now, and what it uses is marked no more.
 3. The files are deleted, those that commit others first. A kill leaves marks and files that the next cleaning finishes.
 
-The lease of the pipeline is held from the first look to the second, for moments: a run that starts waits for them.
+The lease of the pipeline's name is held from the first look to the second, for moments: a run that starts waits for them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Cleaning:
     Attributes:
         aliased: version of a model, as `models:/name/3` -> the alias it has now.
         by: what runs leave on record, as in `penstock clean of ann on host`.
-        own: leases that this process holds already.
     """
 
     ledger: Ledger
@@ -47,13 +46,12 @@ class Cleaning:
     retention: RetentionSpec
     aliased: Mapping[str, str]
     by: str
-    own: frozenset[str] = frozenset()
 
     def look(
         self, own: Iterable[str] = (), known: Mapping[str, frozenset[str]] | None = None, marked: Collection[str] = ()
     ) -> Holdings:
         """What lies in the storage now; arguments as of `penstock.tasks.room.holdings.look`."""
-        return look(self.ledger, self.pipeline, self.aliased, own={*self.own, *own}, known=known, marked=marked)
+        return look(self.ledger, self.pipeline, self.aliased, own=own, known=known, marked=marked)
 
     def plan(self, found: Holdings | None = None) -> RoomPlan:
         """What would go now. Nothing is written.
@@ -94,7 +92,7 @@ def clean(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[Going, 
 def _marked(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[Going, ...]:
     """Mark what goes, and give what nobody has begun to use by then."""
     storage = cleaning.ledger.storage
-    with _pipeline_leases(storage, cleaning.pipeline, cleaning.own) as own:
+    with _pipeline_leases(storage, cleaning.pipeline) as own:
         found = cleaning.look(own)
         plan = cleaning.plan(found)
         tell(plan)
@@ -111,15 +109,14 @@ def _marked(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[Going
 
 
 @contextlib.contextmanager
-def _pipeline_leases(storage: Storage, pipeline: str, own: frozenset[str]) -> Iterator[frozenset[str]]:
-    """Hold the pipeline's leases, those that are free."""
+def _pipeline_leases(storage: Storage, pipeline: str) -> Iterator[frozenset[str]]:
+    """Hold the lease of the pipeline's name, and that of its sweep, if it is free."""
     held = set()
     with contextlib.ExitStack() as stack:
         for lease in (lease_path(pipeline), sweep_lease_path(pipeline)):
-            if lease not in own:
-                with contextlib.suppress(LeaseHeldError):  # the look finds its holder, and the runs stay
-                    stack.enter_context(hold_lease(storage, lease, brief=True))
-                    held.add(lease)
+            with contextlib.suppress(LeaseHeldError):  # the look finds its holder, and the runs stay
+                stack.enter_context(hold_lease(storage, lease, brief=True))
+                held.add(lease)
         yield frozenset(held)
 
 

@@ -14,7 +14,8 @@ from penstock.ingest.materialize.in_use import noted_units
 from penstock.lease import LeaseHolder, current_holder
 from penstock.redact import first_line
 from penstock.storage import Storage
-from penstock.tasks.records.ledger import Ledger, Run, lease_path, sweep_lease_path
+from penstock.tasks.records.at_work import holders_of_runs
+from penstock.tasks.records.ledger import Ledger, Run, sweep_lease_path
 from penstock.tasks.room.plan import Holdings, RunUse
 from penstock.tasks.tune.record import current_sweep, load_trials
 
@@ -55,13 +56,15 @@ def look(
         units = dict(zip(datasets, pool.map(lambda key: _units(storage, key), datasets), strict=True))
     for key, before in (known or {}).items():
         units[key] = units.get(key, frozenset()) | before
-    busy, sweeping = _busy(storage, {path.split("/")[1] for path in files if path.startswith("pipelines/")}, {*own})
+    busy, sweeping = _sweeping(storage, {path.split("/")[1] for path in files if path.startswith("pipelines/")}, {*own})
+    own_runs = [run for run in runs if run.pipeline == pipeline]
+    at_work = [(run, f"a run is at work: {holder.process}") for run, holder in holders_of_runs(storage, pipeline).items()]
     return Holdings(
         files=files,
         runs=uses,
         now=dt.datetime.now(dt.UTC),
         units=units,
-        held=dict(_held(ledger, pipeline, [run for run in runs if run.pipeline == pipeline], aliased)),
+        held=dict([*_held(ledger, pipeline, own_runs, aliased), *at_work]),
         busy=busy,
         sweeping=sweeping,
     )
@@ -130,13 +133,12 @@ def _held(ledger: Ledger, pipeline: str, runs: Iterable[Run], aliased: Mapping[s
             yield of.run, f"its model is {alias}"
 
 
-def _busy(storage: Storage, pipelines: Iterable[str], own: set[str]) -> tuple[dict[str, str], bool]:
-    """Pipeline -> who works on it, and whether a sweep is at work in the storage."""
-    busy, sweeping = {}, False
+def _sweeping(storage: Storage, pipelines: Iterable[str], own: set[str]) -> tuple[dict[str, str], bool]:
+    """Pipeline -> who works on a sweep of it, and whether there is one in the storage."""
+    busy = {}
     for pipeline in sorted(pipelines):
-        for lease, what in ((lease_path(pipeline), "run"), (sweep_lease_path(pipeline), "sweep")):
-            holder: LeaseHolder | None = None if lease in own else current_holder(storage, lease)
-            if holder is not None and not holder.brief:
-                busy[pipeline] = f"a {what} is at work: {holder.process}"
-                sweeping |= what == "sweep"
-    return busy, sweeping
+        lease = sweep_lease_path(pipeline)
+        holder: LeaseHolder | None = None if lease in own else current_holder(storage, lease)
+        if holder is not None and not holder.brief:
+            busy[pipeline] = f"a sweep is at work: {holder.process}"
+    return busy, bool(busy)

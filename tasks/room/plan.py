@@ -53,7 +53,7 @@ class Holdings:
         files: path -> bytes, below `runs`, `datasets`, `units`, `stages`, `profiles` and `pipelines`.
         units: dataset -> the units it is made of.
         held: run -> why it stays, however old it is.
-        busy: pipeline -> who works on it, so that none of its runs goes; under `sweeping`, so that no prepared rows go.
+        busy: pipeline -> who works on a sweep of it: none of its runs goes, and under `sweeping` no prepared rows.
         sweeping: the trials of a sweep at work may use any prepared rows.
     """
 

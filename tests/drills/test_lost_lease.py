@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.storage import Storage
+from penstock.tasks.records.ledger import run_leases
 from tests.drills.project import Command, make_project
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(600)]
@@ -25,19 +26,20 @@ def test_a_run_that_lost_its_lease_while_it_trained_ends_as_that_and_saves_nothi
     )
     command.wait_for("a step", lambda: "  train: " in command.said)
     storage = Storage(str(file.parent / ".penstock"))
-    held = storage.read_json("pipelines/drill/lease/00000001.json")
+    (run,) = storage.list("runs")
+    lease = f"{run_leases('drill')}/{run}"
+    held = storage.read_json(f"{lease}/00000001.json")
     usurper = {**held, "owner": "usurper", "process": {**held["process"], "host": "elsewhere"}}
-    storage.write_json("pipelines/drill/lease/00000002.json", usurper)
+    storage.write_json(f"{lease}/00000002.json", usurper)
 
     result = command.finish(code=6)
     assert result["error"]["kind"] == "LeaseHeldError"
     assert "was taken over by pid" in command.said and "on elsewhere" in command.said
     assert "saved" not in command.said and "stopped by" not in command.said and "Traceback" not in command.said
 
-    (run,) = storage.list("runs")
     records = [storage.read_json(f"runs/{run}/{name}") for name in ("run.json", "attempts/0001.json")]
     assert [record["status"] for record in records] == ["running", "running"], "the new owner's to change"
     assert storage.list(f"runs/{run}/checkpoints") == []
-    assert storage.read_json("pipelines/drill/lease/00000002.json") == usurper
+    assert storage.read_json(f"{lease}/00000002.json") == usurper
     with sqlite3.connect(next(file.parent.rglob("mlflow.db"))) as database:
         assert database.execute("select status from runs").fetchall() == [("RUNNING",)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
-from penstock.errors import PenstockError, TrainingError
+from penstock.errors import LeaseHeldError, PenstockError, TrainingError
 from penstock.flows.run import close_attempt as closing
 from penstock.flows.run.open_attempt import introduce, is_still_its_run, open_attempt
 from penstock.flows.run.preflight import check_storage
@@ -28,13 +28,12 @@ from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.ray_tasks import local_map
-from penstock.lease import hold_lease
 from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
 from penstock.tasks import materialize, preprocess
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.project import Project
-from penstock.tasks.records.ledger import lease_path
+from penstock.tasks.records.at_work import choosing_a_run
 from penstock.tasks.stage import perform
 from penstock.training.checkpoint.outcome import outcome_of
 from penstock.training.events import Event
@@ -139,18 +138,26 @@ class Runs:
         (folder / "pipeline.yaml").write_text(text)
         return folder / "pipeline.yaml"
 
-    def run(self, file: Path) -> dict[str, Any]:
-        """One attempt; raises what ends it."""
-        loaded = load_spec(file, [])
+    def run(
+        self, file: Path, overrides: Sequence[str] = (), meanwhile: Callable[[str], None] = lambda _stage: None
+    ) -> dict[str, Any]:
+        """One attempt; raises what ends it.
+
+        Args:
+            meanwhile: called with the name of each stage before it is performed.
+        """
+        loaded = load_spec(file, list(overrides))
         project = Project(loaded.spec, loaded.base_dir, loaded.origins)
         stopping = StopRequest()
         request = RunRequest(file=str(file))
         check_storage(project.storage)
-        with hold_lease(project.storage, lease_path(loaded.spec.name), on_lost=stopping.give_up):
-            ctx = open_attempt(request, loaded, project, PlainReporter(), stopping, lambda: True)  # type: ignore[arg-type]
+        with contextlib.ExitStack() as held:
+            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up):
+                ctx = open_attempt(request, loaded, project, PlainReporter(), stopping, lambda: True, held)  # type: ignore[arg-type]
             try:
                 introduce(ctx)
                 for stage in ALL_STAGES:
+                    meanwhile(stage.name)
                     if stage.name == "train":
                         assert is_still_its_run(ctx, fresh=False)
                     perform(stage, ctx)
@@ -170,8 +177,6 @@ class Runs:
         calls = self._faults.calls
         self._faults.arm(0)
         if ended is not None:
-            # The process would be gone, and its lease with it; this one lives on.
-            Storage(load_spec(file, []).spec.storage).delete(lease_path("p"))
             result = self.run(file)
         return result, ended, calls
 
@@ -227,6 +232,33 @@ def test_a_tracking_server_that_is_away_or_refuses_once_costs_an_attempt_at_most
         ]
     assert not any(ended["away"]), "it is asked again"
     assert any(ended["refuses"])
+
+
+def test_runs_beside_each_other_prepare_the_rows_once_and_end_as_they_do_alone(tmp_path: Path, faults: Faults) -> None:
+    runs, ended = Runs(tmp_path, faults), dict[str, dict[str, Any]]()
+    longer = ["train.epochs=3"]
+    alone = [runs.run(runs.project(), overrides) for overrides in ([], longer)]
+    file = runs.project()
+    storage = Storage(load_spec(file, []).spec.storage)
+
+    def beside(stage: str) -> None:
+        if stage in ("read", "train"):
+            with pytest.raises(LeaseHeldError, match="is held by pid"):
+                runs.run(file)
+        if stage == "materialize":
+            ended["beside"] = runs.run(file, longer)
+            ended["units"] = storage.tree("units")
+
+    first = runs.run(file, meanwhile=beside)
+    assert storage.tree("units") == ended["units"]
+    both = (first, ended["beside"])
+    assert [one["weights_digest"] for one in both] == [one["weights_digest"] for one in alone]
+    assert len({one["run"] for one in both}) == 2 == len({one["model_uri"] for one in both})
+    for one, overrides in zip(both, ([], longer), strict=True):  # each is found again; the alias is given to it once more
+        again = runs.run(file, overrides)
+        assert (again["run"], {stage["outcome"] for stage in again["stages"][:-1]}) == (one["run"], {"reused"})
+    with choosing_a_run(storage, "p"):
+        assert storage.list("pipelines/p/leases") == []
 
 
 def _same_end(runs: Runs, calm: dict[str, Any], number: int, **how: Any) -> bool:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from penstock.errors import DataError
-from penstock.ingest.ray_tasks import ray_map, ray_pool, ray_streams
+from penstock.errors import DataError, PreflightError, ServiceError
+from penstock.ingest.ray_tasks import raising_ours, ray_map, ray_pool, ray_streams
 from tests import ROOT
 from tests.conformance.conftest import ray_cluster  # noqa: F401 - a fixture
 
@@ -76,6 +76,23 @@ def test_an_error_comes_out_of_a_pool_as_it_was_raised() -> None:
     with pytest.raises(DataError, match="no model") as caught:
         list(ray_pool(make, [1, 2, 3], processes=2))
     assert caught.value.next_step == "train one"
+
+
+def test_a_process_that_dies_each_time_it_is_started_is_told_with_what_to_look_at() -> None:
+    ways = (
+        lambda: ray_map(os._exit, [3]),
+        lambda: ray_pool(lambda: os._exit, [3], processes=1),
+    )
+    for way in ways:
+        with pytest.raises(PreflightError, match="a process on the cluster died each time it was started") as told:
+            list(way())
+        assert told.value.next_step.startswith("look at the memory of the nodes")
+
+
+def test_what_ray_itself_loses_is_an_error_that_another_try_may_mend() -> None:
+    for lost in (ray.exceptions.RaySystemError("closed"), ray.exceptions.ActorUnavailableError("away", None)):
+        with pytest.raises(ServiceError, match=f"Ray lost what was under way: {type(lost).__name__}"), raising_ours():
+            raise lost
 
 
 def test_streams_are_read_in_the_order_of_their_items() -> None:

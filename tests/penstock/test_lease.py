@@ -26,15 +26,15 @@ HOLD = """
 import sys
 from penstock.lease import hold_lease
 from penstock.storage import Storage
-with hold_lease(Storage(sys.argv[1]), "lease"):
+with hold_lease(Storage(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def holder_process(root: Path) -> subprocess.Popen[str]:
+def holder_process(root: Path, path: str = "lease") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(root)],
+        [sys.executable, "-c", HOLD, str(root), path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

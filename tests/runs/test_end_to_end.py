@@ -199,15 +199,24 @@ def test_signals_while_the_servers_start_end_the_command_and_leave_nothing(tmp_p
 
 @pytest.mark.usefixtures("shared_prefect")
 @pytest.mark.drill
-def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "twice", epochs=60, files=2)
+def test_what_an_unfinished_run_refuses_and_what_runs_beside_it(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "twice", epochs=2000, files=2)
     command = Command("run", str(file), "--json", *PAUSED)
     command.wait_for("a checkpoint", checkpoint_in(file))
-    refused = penstock("run", str(file), code=6)
+    refused = penstock("run", str(file), *PAUSED, code=6)
     assert refused["error"]["kind"] == "LeaseHeldError"
     assert f"pid {command.process.pid} on" in refused["error"]["message"]
-    command.kill()
     killed = json.loads(next((file.parent / ".penstock").glob("runs/*/run.json")).read_text())
+    # Another training of the same rows is done beside it, in a run of its own, and changes nothing of it.
+    other = penstock("run", str(file), "--set", "train.epochs=1")
+    assert other["run"] != killed["run"] and other["status"] == "done" and other["model_uri"] == "models:/drill/1"
+    assert [stage["outcome"] for stage in other["stages"]][:5] == [*["reused"] * 4, "ran"]
+    assert command.process.poll() is None
+    command.kill()
+    # The command that was killed goes back to its run, though another is the newest by now.
+    command = Command("run", str(file), "--json", *PAUSED)
+    command.wait_for("the attempt", lambda: f"run {killed['run']}, attempt 2" in command.said)
+    command.kill()
     refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
     assert refused["error"]["problems"] == ["train.batch_rows: 64 -> 32"]
     command_line = f"penstock run {file} --set '{PAUSED[1]}' --set train.batch_rows=32 --fresh"
@@ -219,6 +228,7 @@ def test_what_an_unfinished_run_refuses(tmp_path: Path) -> None:
     assert (left.info.status, left.data.tags["penstock.status"]) == ("KILLED", "killed")
     assert {run["run"]: run["status"] for run in penstock("status", str(file))["runs"]} == {
         killed["run"]: "killed",
+        other["run"]: "done",
         begun["run"]: "partial",
     }
 

@@ -15,6 +15,7 @@ from penstock.training.frameworks.keras.library import import_keras
 from penstock.training.frameworks.own_trainer import installed
 from tests import ROOT
 from tests.runs.killed import calm_and_killed
+from tests.runs.raw_scores import check_raw_rows
 
 if not installed("keras"):  # to import it would choose its backend
     pytest.skip('pip install "penstock[keras]"', allow_module_level=True)
@@ -41,6 +42,7 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
     answers = penstock.load_model("models:/diagnosis@candidate", store).predict(rows.drop(columns="diagnosis"))
     assert (answers["prediction"].to_numpy() == rows["diagnosis"].to_numpy()).mean() > 0.9
+    check_raw_rows(tmp_path / "killed" / "pipeline.yaml", ended)
     import_keras()
     from mlflow.keras import load_model
 

@@ -18,6 +18,7 @@ from PIL import Image
 from penstock.errors import PenstockError
 from penstock.flows.verbs.check import check_pipeline
 from tests.drills.project import Command
+from tests.runs.raw_scores import check_raw_rows
 
 PIPELINE = """\
 name: lists
@@ -126,6 +127,7 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
     assert finished["exactness"] == "bit-exact"
     assert finished["weights_digest"] == straight["weights_digest"]
     assert finished["metrics"] == straight["metrics"]
+    check_raw_rows(file, finished)
 
     script = (
         "import mlflow; m = mlflow.pyfunc.load_model('models:/lists@candidate'); e = m.input_example\n"

@@ -102,9 +102,14 @@ def test_what_is_not_there_is_named_with_its_exit_code(calm: dict[str, Any], cal
     source = copies(calm_file, tmp_path / "rows", 1)
     no_model = Command("predict", "models:/drill/99", str(source), "--output", str(tmp_path / "out"), "--file", str(calm_file))
     no_input = command(calm, calm_file, tmp_path / "nothing", tmp_path / "out")
+    no_gpu = command(calm, calm_file, source, tmp_path / "out", "--gpus")
     (tmp_path / "file").touch()
     no_output = command(calm, calm_file, source, tmp_path / "file" / "out")
     no_model.process.communicate()
     assert no_model.process.returncode == 3 and "models:/drill/99 cannot be loaded" in no_model.said
+    assert (
+        "--gpus: the Ray cluster" in (said := no_gpu.finish(code=3)["error"])["message"]
+        and "leave --gpus out" in said["next_step"]
+    )
     assert "matches no file" in no_input.finish(code=4)["error"]["message"]
     assert "cannot be written" in no_output.finish(code=3)["error"]["message"]

@@ -13,6 +13,7 @@ import penstock
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.runs.killed import calm_and_killed
+from tests.runs.raw_scores import check_raw_rows
 
 transformers = pytest.importorskip("transformers", reason='pip install "penstock[transformers]"; `make frameworks` does')
 pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
@@ -37,5 +38,6 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     rows = pd.concat(map(pd.read_parquet, (tmp_path / "killed" / "data" / "test").glob("*.parquet"))).head(50)
     answers = penstock.load_model("models:/digits@candidate", store).predict(rows)
     assert (answers["prediction"].astype(int).to_numpy() == rows["label"].to_numpy()).mean() > 0.5
+    check_raw_rows(tmp_path / "killed" / "pipeline.yaml", ended)
     folder = Path(mlflow.artifacts.download_artifacts("models:/digits@candidate", tracking_uri=store), "artifacts")
     assert transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True).config.num_labels == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,12 +29,12 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> HeldOut:
             "name": [f"r{row}" for row in range(ROWS)],
         }
     )
-    files = {f"train/{part}.parquet": table.slice(part * 40, 40) for part in range(3)}
-    source = Source.of(
-        tmp_path_factory.mktemp("slices"), files, [{"drop": ["town", "age", "name"]}], test={"fraction": 0.9}, validation=None
-    )
+    files: dict[str, Any] = {f"train/{part}.parquet": table.slice(part * 40, 40) for part in range(3)}
+    files["groups.py"] = "def own(rows):\n    return rows['name']\n"
+    rule = {"fraction": 0.9, "by": "groups.py:own"}
+    source = Source.of(tmp_path_factory.mktemp("slices"), files, [{"drop": ["town", "age", "name"]}], test=rule)
     return pickle.loads(
-        pickle.dumps(HeldOut(source.data, source.snapshot(), source.steps, source.materialize(), source.storage))
+        pickle.dumps(HeldOut(source.data, source.snapshot(), source.steps, source.materialize(), source.storage, source.code))
     )
 
 

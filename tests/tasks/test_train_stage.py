@@ -43,7 +43,9 @@ def context(folder: Path, framework: Trains, *, stopped: bool = False) -> Any:
     if stopped:
         stop.set()
     return SimpleNamespace(
-        project=SimpleNamespace(spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=None),
+        project=SimpleNamespace(
+            spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=None, data_config=None
+        ),
         manifest=job.manifest,
         order=job.order,
         storage=job.data_storage,
@@ -82,3 +84,11 @@ def test_a_record_whose_checkpoint_is_gone_is_doubted_and_the_reason_is_told(tmp
     seen.run_storage.delete("checkpoints")
     assert STAGE.verify(seen, output) == f"checkpoint {output['checkpoint']}: manifest.json is missing"
     assert STAGE.verify(seen, {**output, "checkpoint": None}) == "it names no checkpoint"
+
+
+def test_the_facts_name_the_step_whose_weights_are_registered_where_it_is_not_the_last() -> None:
+    outcome = dict(status="finished", step=840, epoch=40, position=0, checkpoint="step-840", best_checkpoint="step-126")
+    more = dict(model_step=126, weights_digest="d", metrics={"val/accuracy": 1.0}, exactness="bit-exact", world_size=1)
+    facts = dict(STAGE.facts({**outcome, **more}))
+    assert facts["steps"] == "840, model of step 126" and facts["checkpoint"] == "step-126"
+    assert dict(STAGE.facts({**outcome, **more, "model_step": 840}))["steps"] == "840"

@@ -96,8 +96,8 @@ def linear_on_items():
     from torch.utils.data import DataLoader
 
     items = [(torch.tensor([float(x)]), torch.tensor([3.0 * x + 1.0])) for x in range(32)]
-    loader = DataLoader(items, batch_size=8)
-    model = nn.Linear(1, 1)
+    loader = ray.train.torch.prepare_data_loader(DataLoader(items, batch_size=8))
+    model = ray.train.torch.prepare_model(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(3):
         for x, y in loader:
@@ -106,7 +106,7 @@ def linear_on_items():
             loss.backward()
             optimizer.step()
         with tempfile.TemporaryDirectory() as folder:
-            torch.save(model.state_dict(), os.path.join(folder, "linear.pt"))
+            torch.save(getattr(model, "module", model).state_dict(), os.path.join(folder, "linear.pt"))
             ray.train.report({"mse": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
 
 
@@ -179,3 +179,14 @@ def vision_transformer(config):
             ray.train.report({"loss": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
         if step == config.get("dies_after"):
             raise RuntimeError("killed in the middle of an epoch")
+
+
+data_config = ray.train.DataConfig(datasets_to_split=["train"], enable_shard_locality=False)
+
+
+class OwnShards(ray.train.DataConfig):
+    def __init__(self):
+        super().__init__(["train", "extra"], execution_options=self.default_ingest_options())
+
+    def configure(self, datasets, **rest):
+        return [datasets]

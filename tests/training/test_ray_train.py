@@ -16,9 +16,11 @@ import torch
 from ray.train.v2.api.context import LocalTrainContext
 
 from penstock.errors import SpecError, TrainingError
+from penstock.flows.history.report import throughput_sentence
 from penstock.storage import Storage
+from penstock.training.checkpoint.exactness import BIT_EXACT
 from penstock.training.checkpoint.journal import read_journal
-from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Printed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
@@ -28,8 +30,10 @@ from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
+from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
+from penstock.training.state import TrainState
 from penstock.usercode.capture import capture
 from tests.training.digits import CPU, ROWS, ListClient, make_job
 from tests.training.on_ray.test_trainer import Watcher
@@ -79,6 +83,8 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
     assert one.weights_digest == two.weights_digest and one.metrics == two.metrics
     points = [p for p in read_journal(Storage(str(tmp_path / "whole")), 99) if "val/accuracy" in p.values]
     assert [p.step for p in points] == [11, 22, 33] and points[-1].values["val/accuracy"] > 0.15
+    waits = [(p.values["train/data_wait_s"], p.values["train/step_s"]) for p in points]
+    assert all(0 < wait_s < step_s for wait_s, step_s in waits) and "waited for rows" in throughput_sentence(points)
 
     job = loop_job(tmp_path, run="whole")
     model = load_model(
@@ -123,6 +129,30 @@ def test_the_shard_has_rays_methods_and_refuses_the_others_by_name(
     rows = ROWS["train"]
     wanted = f"forms ['dict', 'DataFrame', 'Table'] True 5 {rows} {rows // 50 * 50} (8, 8) {rows} ['image', 'label']"
     assert wanted in capsys.readouterr().out
+
+
+def test_a_data_config_says_which_datasets_are_cut_and_what_the_feed_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    def rows(datasets: Any, name: str) -> int:
+        job = loop_job(tmp_path, datasets=datasets)
+        if isinstance(datasets, str):
+            job = replace(job, data_config=capture(datasets, Path(__file__).parent))
+        facts = CheckpointFacts.at(
+            TrainState(), world_size=2, identity={}, settings=job.settings, environment={}, exactness=BIT_EXACT
+        )
+        session = Session(job, Group(0, 2, CPU), facts, None, OwnValues(None, "train"), None, None)
+        return sum(len(batch["label"]) for batch in session.shard(name).iter_batches(batch_size=16))
+
+    for datasets in ("loops.py:data_config", {"validation": "whole"}):
+        assert rows(datasets, "validation") == ROWS["validation"] and rows(datasets, "train") <= ROWS["train"] // 2 + 1
+    assert rows({}, "validation") <= ROWS["validation"] // 2 + 1
+    with pytest.raises(SpecError) as refused:
+        rows("loops.py:OwnShards", "train")
+    told = refused.value.problems
+    assert len(told) == 3 and "own configure()" in told[0] and "execution_options" in told[1] and "'extra'" in told[2]
+    with pytest.raises(SpecError, match=r"is a Block, not a ray\.train\.DataConfig|failed: TypeError"):
+        rows("loops.py:Block", "train")
+    with pytest.raises(ValueError, match="`datasets` is for `loop`"):
+        TrainSpec(recipe="a.py:Net", datasets={"validation": "whole"})
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -179,6 +209,8 @@ def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tm
     assert (whole.status, whole.step, whole.restarts) == ("finished", 33, 0)
     printed = {(event.rank, line) for event in listener.events if isinstance(event, Printed) for line in event.lines}
     assert {(0, "epoch 0 rows 50"), (1, "epoch 0 rows 51")} <= printed
+    points = [p.values for p in read_journal(Storage(str(tmp_path / "whole")), 99) if "val/accuracy" in p.values]
+    assert all(0 < each[f"ranks/{n}/data_wait_s"] < each[f"ranks/{n}/step_s"] for each in points for n in (0, 1))
     killer = Watcher(at_step=14, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
     killed = RAY_TRAIN.train(loop_job(tmp_path, run="killed", **more), stop=threading.Event(), listener=killer)
     assert (killed.status, killed.restarts) == ("finished", 1) and killed.resumed_from_step is not None

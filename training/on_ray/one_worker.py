@@ -9,7 +9,8 @@ import ray
 from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from penstock.errors import TrainingError
-from penstock.ingest.ray_tasks import raising_the_original
+from penstock.ingest.ray_tasks import raising_ours
+from penstock.redact import first_line
 from penstock.training.events import Event, Notice, Warned
 from penstock.training.on_ray.resources import gpus_of_auto
 from penstock.training.on_ray.silence import Cluster
@@ -44,17 +45,18 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T]) -> T:
 
     Raises:
         TrainingError: the task's process died.
+        ServiceError: Ray lost it in another way.
     """
     need, _ = needs_of_one_worker(spec)
     task: Any = ray.remote(max_retries=1)(_call).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0))
-    try:
-        with raising_the_original():
+    with raising_ours():
+        try:
             result: T = ray.get(task.remote(work))
-    except (OutOfMemoryError, WorkerCrashedError) as error:
-        raise TrainingError(
-            f"{what}: the process on the cluster died: {str(error).strip().splitlines()[0]}",
-            next_step="look at the memory of the cluster's nodes, then run the same command again",
-        ) from error
+        except (OutOfMemoryError, WorkerCrashedError) as error:
+            raise TrainingError(
+                f"{what}: the process on the cluster died: {first_line(error)}",
+                next_step="look at the memory of the cluster's nodes, then run the same command again",
+            ) from error
     return result
 
 

@@ -18,6 +18,8 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from penstock.errors import TrainingError
+from penstock.redact import first_line
 from penstock.training.events import Event, StopAsked
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
@@ -87,12 +89,30 @@ def train(
         work: what each worker does, a module's function; None is `penstock.training.on_ray.worker.run_rank`.
 
     Raises:
-        TrainingError: the retries are used up; the first cause is shown.
+        TrainingError: the retries are used up, and the first cause is shown; or the driver lost Ray.
         PenstockError: a rank failed with an error of its own; it is raised as it was.
     """
     for name, value in _KNOBS.items():
         os.environ.setdefault(name, value)
     leave_mark(job.run_storage, job.attempt)
+    try:
+        return _follow(job, stop, listener, own_cluster=own_cluster, work=work)
+    except ray.exceptions.RayError as error:  # of a call to the mailbox, which is on this machine
+        # It is no error that the stage is tried again for: workers that live on must end with this process first.
+        raise TrainingError(
+            f"the driver lost Ray while it trained: {type(error).__name__}: {first_line(error)}",
+            next_step="look at the memory of this machine; the same command continues from the newest checkpoint",
+        ) from error
+
+
+def _follow(
+    job: TrainJob,
+    stop: threading.Event,
+    listener: Callable[[list[Event]], None],
+    *,
+    own_cluster: bool,
+    work: Callable[..., RankResult] | None,
+) -> TrainOutcome:
     mailbox = start_mailbox()
     attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)
@@ -207,12 +227,14 @@ class _Fit(threading.Thread):
         controller has reserved on the cluster is free again when the driver disconnects.
         """
         give_up_s = time.monotonic() + KILL_GRACE_S
-        with contextlib.suppress(ray.exceptions.RayError):  # then Ray is gone, and `fit` with it
+        with contextlib.suppress(ray.exceptions.RayError):
             while not self.over.is_set() and time.monotonic() < give_up_s:
                 controller = ray.get(mailbox.controller.remote(), timeout=KILL_GRACE_S)
                 if controller is not None:  # it may still be starting
                     ray.kill(controller)
                 self.over.wait(POLL_S)
+        # Ray is gone, and `fit` with it; or the mailbox is, and workers that do not reach it save and end.
+        self.over.wait(give_up_s - time.monotonic())
 
 
 class _Stopping:

@@ -277,7 +277,7 @@ def _put(name: str, work: _Work, cron: str, pool: str, environment: _Environment
             parameters={"request": request},
             parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
             enforce_parameter_schema=True,
-            # A second run of the pipeline would be refused by the lease; here it waits for its turn instead.
+            # A second run at the same training would be refused by the lease; here it waits for its turn instead.
             concurrency_limit=1,
             concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
             schedules=[schedule],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +17,7 @@ from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.check import check_pipeline
 from penstock.tasks.project import Project
+from penstock.training.spec import TrainSpec
 from tests.drills.project import make_project
 
 
@@ -36,6 +40,18 @@ def test_a_good_batch_is_described(tmp_path: Path) -> None:
     assert found["parameters"] == 65 * 32 + 32 + 32 * 10 + 10
     assert found["predict_shape"] == [2, 10]
     assert found["loss"] > 0
+
+
+def test_on_a_cluster_a_training_worker_tries_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float | str, str]] = []
+
+    def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], Any]) -> Any:
+        asked.append((spec.cpus_per_worker, what))
+        return pickle.loads(pickle.dumps(work))()
+
+    monkeypatch.setattr("penstock.training.on_ray.one_worker.on_one_worker", on_one_worker)
+    assert try_one_batch(project(tmp_path), on_cluster=True)["rows"] == 2
+    assert asked == [(0.5, "the first batch")]
 
 
 def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import SpecError
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import FeedSchema
@@ -71,6 +72,31 @@ def test_a_helper_in_another_file_changes_the_key_and_is_named(tmp_path: Path) -
     assert changed(before, after) == {"preprocess", "materialize", "shuffle"}
     named = changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs)
     assert named == ["code.transforms.py:scale: changed helpers.py"]
+
+
+def test_what_a_loops_own_data_config_says_is_of_the_key_of_training(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    file.write_text(PIPELINE.replace("recipe: model.py:Net, batch_rows: 8", "loop: loop.py:loop, datasets: loop.py:shares"))
+    code = "import ray.train\n\n\ndef loop(config): ...\n\n\ndef shares():\n    return ray.train.DataConfig(['train'])\n"
+    (tmp_path / "loop.py").write_text(code)
+    before = keys_of(file)
+    (tmp_path / "loop.py").write_text(code.replace("'train'", "'test'"))
+    after = keys_of(file)
+    assert "train" in changed(before, after) and "shuffle" not in changed(before, after)
+    assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py"]
+
+
+def test_the_function_of_a_split_rule_counts(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    (tmp_path / "groups.py").write_text("def of(rows):\n    return rows['x'] // 2\n")
+    rule = "data.test={fraction: 0.5, by: 'groups.py:of'}"
+    before = keys_of(file, rule)
+    (tmp_path / "groups.py").write_text("def of(rows):\n    return rows['x'] // 3\n")
+    after = keys_of(file, rule)
+    assert changed(before, after) == {"preprocess", "materialize", "shuffle"}
+    assert changed_inputs(before["preprocess"].inputs, after["preprocess"].inputs) == ["code.groups.py:of: changed groups.py"]
+    with pytest.raises(SpecError, match=r"groups\.py:nobody"):
+        keys_of(file, "data.test={fraction: 0.5, by: 'groups.py:nobody'}")
 
 
 def test_a_file_that_the_code_names_changes_the_key_and_is_named(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from penstock.ingest.materialize.in_use import ROOM_LEASE
 from penstock.ingest.ray_tasks import local_map
 from penstock.lease import current_holder, hold_lease
 from penstock.storage import Storage
-from penstock.tasks.records.ledger import Ledger, lease_path, sweep_lease_path
+from penstock.tasks.records.ledger import Ledger, run_leases, sweep_lease_path
 from penstock.tasks.room.free import Cleaning, clean
 from penstock.tasks.room.plan import Going, RoomPlan
 from penstock.tasks.room.spec import RetentionSpec
@@ -117,14 +117,17 @@ def test_a_run_whose_record_cannot_be_read_stops_it_before_anything_goes(tmp_pat
     assert layout(storage) == before
 
 
-@pytest.mark.parametrize("lease", [lease_path("p"), sweep_lease_path("p"), sweep_lease_path("q")])
+RUN_LEASE = f"{run_leases('p')}/r01"
+
+
+@pytest.mark.parametrize("lease", [RUN_LEASE, sweep_lease_path("p"), sweep_lease_path("q")])
 def test_runs_stay_while_a_process_works_on_them_and_rows_while_a_sweep_is_at_work(tmp_path: Path, lease: str) -> None:
     storage = Storage(str(tmp_path / "state"))
     nights(storage, tmp_path, 2)
     prepare(source_of(tmp_path, 1), storage, "of-no-run")
     with hold_lease(storage, lease):
         kinds = {each.kind for each in freed(storage)}
-    assert kinds == {lease_path("p"): {"dataset"}, sweep_lease_path("p"): set(), sweep_lease_path("q"): {"run"}}[lease]
+    assert kinds == {RUN_LEASE: {"dataset"}, sweep_lease_path("p"): set(), sweep_lease_path("q"): {"run"}}[lease]
     assert {each.kind for each in freed(storage)} >= {"unit"} - kinds
 
 
@@ -305,7 +308,7 @@ def test_runs_that_come_and_go_beside_a_cleaning_process_always_have_their_rows(
         for number in range(24):
             key = ("a", "b")[number // 2 % 2]
             had = storage.exists(f"stages/materialize/materialize-{key}.json")
-            with hold_lease(storage, lease_path("q")):
+            with hold_lease(storage, f"{run_leases('q')}/q{number}"):
                 run = begin(ledger, f"q{number}", key, pipeline="q")
                 manifest = use_rows(ledger, run, sources[key])
                 for _ in range(3):
@@ -325,7 +328,7 @@ def test_sixty_nights_of_the_same_size_take_no_more_room_than_ten_but_for_small_
     for number in range(1, 61):
         night(Ledger(storage), tmp_path, number, window=3)
         (tmp_path / "train" / f"{number - 3}.parquet").unlink(missing_ok=True)
-        clean(cleaning(storage, five, own=frozenset()), quiet)
+        clean(cleaning(storage, five), quiet)
         room.append({folder: sum(storage.tree(folder).values()) for folder in ("runs", "datasets", "units", "stages")})
     grown = {folder: size - room[9][folder] for folder, size in room[-1].items()}
     assert abs(grown["units"]) < 500 and abs(grown["datasets"]) < 500

@@ -68,7 +68,7 @@ def test_days_let_even_the_newest_runs_go_but_for_the_last() -> None:
     ("more", "stays"),
     [
         ({"held": {"r1": "its model is m@champion"}}, "its model is m@champion"),
-        ({"busy": {"p": "a run is at work"}}, "a run is at work"),
+        ({"busy": {"p": "a sweep is at work"}}, "a sweep is at work"),
     ],
 )
 def test_what_is_held_or_worked_on_stays_with_its_rows(more: dict[str, object], stays: str) -> None:

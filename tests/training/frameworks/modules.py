@@ -4,6 +4,8 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+import penstock
+
 
 class Digits(pl.LightningModule):
     def __init__(self, hidden: int = 32):
@@ -16,6 +18,7 @@ class Digits(pl.LightningModule):
     def training_step(self, batch, batch_idx):
         loss = nn.functional.cross_entropy(self(batch), batch["label"])
         self.log("train/loss", loss)
+        penstock.log("rows", len(batch["label"]), reduce="sum")
         return loss
 
     def validation_step(self, batch, batch_idx):

@@ -120,7 +120,10 @@ def test_patience_ends_training_the_best_round_is_kept_and_an_objective_of_ones_
     found = evaluate(patient, load_model(model_spec(name, patient), kept.storage), splits=["validation"], figures=False)
     assert found.metrics["val/loss"] == pytest.approx(min(losses), rel=1e-4)
 
-    run_boosted_rank(library(name), own, Group(0, 1, CPU), ListClient())
+    client = ListClient()
+    run_boosted_rank(library(name), own, Group(0, 1, CPU), client)
+    logged = [event.values["train/certain"] for event in client.events if isinstance(event, Point)]
+    assert len(logged) == own.spec.epochs and logged[0] == pytest.approx(0.1) and logged[-1] > 0.2
     model = load_model(model_spec(name, own), job_checkpoints(own).committed()[0].storage)
     assert model.predicts == "logits"
     assert evaluate(own, model, splits=["test"], figures=False).metrics["test/accuracy"] > 0.6

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import SpecError
+from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.lightning.framework import LIGHTNING, run_lightning_rank
@@ -19,7 +20,7 @@ from penstock.training.on_ray.worker import RankResult
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
-from tests.training.digits import SCHEMA, ListClient, make_job
+from tests.training.digits import ROWS, SCHEMA, ListClient, make_job
 from tests.training.ranks import run_ranks
 
 EVERY = {"every_s": None, "every_steps": 4, "keep": 100, "best": {"metric": "val/loss", "mode": "min"}}
@@ -41,6 +42,10 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     whole = lightning_job(tmp_path, "whole")
     (first,) = run_ranks(train, 2, [whole])[0]
     assert (first.status, first.state.step, first.state.epoch) == ("finished", 33, 3)
+    points = {point.step: point.values for point in read_journal(whole.run_storage, 99)}
+    assert points[4]["train/rows"] == 4 * 32 and points[33]["train/rows"] == ROWS["train"] - 10 * 32
+    for rank in (0, 1):
+        assert 0 < points[33][f"ranks/{rank}/data_wait_s"] < points[33][f"ranks/{rank}/step_s"]
     there = job_checkpoints(whole).committed()
     assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
     jobs = []

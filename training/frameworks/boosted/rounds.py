@@ -28,6 +28,7 @@ from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier
 from penstock.training.model import Predicts
 from penstock.training.not_a_number import not_a_number
+from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 from penstock.training.spec import BestSpec, TrainSpec
 from penstock.training.state import TrainState
@@ -87,9 +88,12 @@ def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Lit
     held_out = None
     if parts.validation is not None:
         held_out = torch.cat([torch.from_numpy(labels) for _, labels in parts.validation.batches()])
+    own = OwnValues(group, "train")
     while not _over(spec, state, progress):
         began_s = time.perf_counter()
-        parts.trees.grow(state.step)
+        with collecting(own):  # of an objective of the user's
+            parts.trees.grow(state.step)
+        logged = own.totals()
         state = TrainState(step=state.step + 1, epoch=state.epoch + 1)
         sums = [_loss_sum(parts, "train", labels), float(len(labels)), 0.0, 0.0]
         if held_out is not None:
@@ -106,7 +110,8 @@ def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Lit
             progress = progress.after(state.step, values.get(best.metric), best)
         last = _over(spec, state, progress)
         if first is not None:
-            first.measured(state, progress, values, rows / max(time.perf_counter() - began_s, 1e-9))
+            rows_per_s = rows / max(time.perf_counter() - began_s, 1e-9)
+            first.measured(state, progress, values, rows_per_s, logged)
             planned = spec.checkpoint.every_steps is not None and state.step % spec.checkpoint.every_steps == 0
             if last or stop or save or planned:
                 first.save(parts.trees)
@@ -163,15 +168,22 @@ class FirstRank:
         due = every_s is not None and time.monotonic() - self._saved_s >= every_s
         return self._courier.stop_requested.is_set(), due and not self._writer.busy
 
-    def measured(self, state: TrainState, progress: Progress, values: Mapping[str, float], rows_per_s: float) -> None:
-        """Take in a round."""
+    def measured(
+        self,
+        state: TrainState,
+        progress: Progress,
+        values: Mapping[str, float],
+        rows_per_s: float,
+        logged: Mapping[str, float],
+    ) -> None:
+        """Take in a round; `logged` is what the user's code has logged in it."""
         self._now = _Measured(state, progress, values)
         if progress.step == state.step:
             self._best = self._now
         if not math.isfinite(values["train/loss"]) and not self._warned:
             self._warned = True
             self._courier.post(Warned(message=f"the training loss is {values['train/loss']} at round {state.step:,}"))
-        chart = {**values, "train/rows_per_s": rows_per_s, "train/epoch": float(state.epoch - 1)}
+        chart = {**logged, **values, "train/rows_per_s": rows_per_s, "train/epoch": float(state.epoch - 1)}
         point = Point(now_ms(), state.step, chart)
         self._unsealed.append(point)
         self._courier.post(point)

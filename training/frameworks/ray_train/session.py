@@ -27,6 +27,7 @@ from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Saving, TrainProgress, now_ms
+from penstock.training.frameworks.ray_train.data_config import whole_datasets
 from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
 from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
@@ -76,6 +77,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         apart: Collection[str] = (),
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
+        self._whole = _whole(job)
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """Where the newest checkpoint stands."""
@@ -84,6 +86,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._epoch, self._position = facts.epoch, facts.position
         self._step, self._reported_step = facts.step, facts.step
         self._rows, self._since_s = 0, time.monotonic()
+        self._wait_s, self._learn_s, self._rows_since = 0.0, 0.0, 0
+        self._batch_since_s: float | None = None
         self._unsealed: list[Point] = []
         self._shards: dict[str, Shard] = {}
         self._temporary = tempfile.TemporaryDirectory(prefix="penstock-loop-")
@@ -138,8 +142,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             )
         if name not in self._shards:
             split: Split = name
-            whole = self._job.spec.datasets.get(split) == "whole"
-            rank, shares = (0, 1) if whole else (self._group.rank, self._group.world_size)
+            rank, shares = (0, 1) if split in self._whole else (self._group.rank, self._group.world_size)
 
             def open_feed(batch_rows: int, device: torch.device) -> Feed:
                 spec = self._job.spec.model_copy(update={"batch_rows": batch_rows})
@@ -148,9 +151,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             train = name == _TRAIN
             total = self._job.order.epoch_rows if train else rows[split]
             start = (self._epoch, self._position) if train else (0, 0)
-            passed = self._passed if train else (lambda epoch, batch: None)
+            watched: dict[str, Any] = {"passed": self._passed, "done": self._done} if train else {}
             self._shards[name] = Shard(
-                name, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device, passed, start
+                name, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device, start=start, **watched
             )
         return self._shards[name]
 
@@ -180,7 +183,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         # Two reports after one batch are two steps of the charts; the next batch is counted as if there had been one.
         self._reported_step = max(self._step, self._reported_step + 1)
         values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
-        point = Point(now_ms(), self._reported_step, {**self._own.totals(), **values})
+        point = Point(now_ms(), self._reported_step, {**self._times(), **self._own.totals(), **values})
         files = self._everyones_files(checkpoint)
         stop = self._group.from_first(self.stop_wanted)
         if self._courier is not None:
@@ -198,7 +201,34 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         if stop:
             raise StopAtCheckpoint
 
-    def _passed(self, epoch: int, batch: Batch) -> None:
+    def _times(self) -> dict[str, float]:
+        """Seconds since the report before, and of the waits among them each rank's. A collective.
+
+        What a rank does between two passes, such as validating, is of no step.
+        """
+        ranks = range(self._group.world_size)
+        if self._batch_since_s is not None:
+            self._done()
+            self._batch_since_s = time.perf_counter()
+        own = (self._wait_s, self._wait_s + self._learn_s, float(self._rows_since))
+        self._wait_s, self._learn_s, self._rows_since = 0.0, 0.0, 0
+        flat = self._group.sum([value if rank == self._group.rank else 0.0 for rank in ranks for value in own])
+        waits, seconds, rows = flat[::3], flat[1::3], flat[2]
+        if not rows:
+            return {}
+        values = {"train/step_s": seconds[0], "train/data_wait_s": waits[0], "train/rows_per_s": rows / max(seconds[0], 1e-9)}
+        if len(waits) > 1:
+            values |= {f"ranks/{rank}/data_wait_s": wait_s for rank, wait_s in enumerate(waits)}
+            values |= {f"ranks/{rank}/step_s": step_s for rank, step_s in enumerate(seconds)}
+        return values
+
+    def _done(self) -> None:
+        """The loop comes back for the next batch."""
+        if self._batch_since_s is not None:
+            self._learn_s += time.perf_counter() - self._batch_since_s
+        self._batch_since_s = None
+
+    def _passed(self, epoch: int, batch: Batch, wait_s: float) -> None:
         """A batch of the train split goes to the loop: what it reports from now on counts it."""
         if self._generators is not None:  # what the function drew before, to build its model, is behind it
             restore_rng(self._generators, self._group.device)
@@ -206,6 +236,9 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._step += 1
         self._epoch, self._position = epoch, batch.position
         self._rows += batch.global_rows
+        self._rows_since += batch.global_rows
+        self._wait_s += wait_s
+        self._batch_since_s = time.perf_counter()
         self._post_progress()
 
     def _post_progress(self) -> None:
@@ -258,6 +291,14 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=self.state.step))
         self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest), points)
+
+
+def _whole(job: TrainJob) -> Collection[str]:
+    """The datasets that are not cut over the ranks."""
+    if job.data_config is not None:
+        return whole_datasets(job.data_config)
+    assert not isinstance(job.spec.datasets, str), "code that is named travels with the job"
+    return [name for name, how in job.spec.datasets.items() if how == "whole"]
 
 
 def _is_number(value: Any) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from penstock.errors import DataError, SpecError
+from penstock.ingest.columns import images
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.open_feed import open_feed
 from tests.ingest.preparing import Source, transform_table
@@ -53,6 +54,40 @@ def test_images_come_to_a_size_as_fit_says(fit: str, row: list[int]) -> None:
     ]
     spread = int(tall[:, 5].max()) - int(tall[:, 5].min())
     assert spread < 12 if fit == "crop" else spread > 30
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [(20, 31), (45, 60), (90, 130), (200, 170)])
+def test_a_resized_image_is_pillows_or_one_off_whatever_the_processor_can(mode: str, size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(5)
+    smooth = Image.fromarray(rng.integers(0, 256, (9, 13, 3), np.uint8)).resize((130, 90))
+    expected = np.asarray(smooth.convert(mode).resize(size[::-1], Image.Resampling.BILINEAR)).reshape(*size, -1)
+    found = decoded([encoded(np.asarray(smooth))], size=list(size), mode=mode)[0]
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_picture_of_a_camera_is_decoded_smaller_and_looks_the_same(
+    mode: str, orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(6)
+    picture = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize((800, 600), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(np.asarray(picture), "JPEG", quality=95, exif=exif)
+    lying = orientation == 6
+    upright = picture.transpose(Image.Transpose.ROTATE_270) if lying else picture
+    height, width = (70, 50) if lying else (50, 70)
+    seen: list[tuple[int, int]] = []
+    resized = images._resized
+    monkeypatch.setattr(images, "_resized", lambda pixels, size: (seen.append(pixels.shape[:2]), resized(pixels, size))[1])
+    found = decoded([content], size=[height, width], mode=mode)[0]
+    # A quarter of each side is more than twice the size to come to; an eighth is not.
+    assert seen == [(200, 150) if lying else (150, 200)]
+    expected = np.asarray(upright.convert(mode).resize((width, height), Image.Resampling.BILINEAR)).reshape(height, width, -1)
+    assert np.abs(found.astype(int) - expected).mean() < 1.5
 
 
 def test_the_options_of_data_say_the_fit_too() -> None:

@@ -1,0 +1,52 @@
+"""Which runs of a pipeline are worked on, and who chooses the next one?
+
+Several runs of a pipeline may be worked on at a time, each by one process, which holds the run's lease. It takes that while it
+holds the lease of the pipeline's name, for the moments in which a run is chosen and recorded: two commands that want the same
+never begin it twice.
+
+    pipelines/<name>/lease           of the name
+    pipelines/<name>/leases/<run>    of a run; what a holder that is gone left is removed by the next that chooses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from penstock.errors import LeaseHeldError
+from penstock.lease import LeaseHolder, current_holder, hold_lease, is_left
+from penstock.storage import Storage
+from penstock.tasks.records.ledger import lease_path, run_leases
+
+__all__ = ["choosing_a_run", "holders_of_runs"]
+
+
+@contextmanager
+def choosing_a_run(
+    storage: Storage,
+    pipeline: str,
+    on_lost: Callable[[LeaseHeldError], None] = lambda _error: None,
+    on_wait: Callable[[LeaseHolder], None] = lambda _holder: None,
+) -> Iterator[None]:
+    """Be the only process that chooses, begins or repairs a run of the pipeline; one that does so now is waited for.
+
+    Args:
+        on_lost: as of `hold_lease`.
+        on_wait: called once if that takes more than two seconds.
+
+    Raises:
+        LeaseHeldError: a holder that seemed dead, and was not of this machine, lives.
+    """
+    with hold_lease(storage, lease_path(pipeline), on_lost, brief=True, on_wait=on_wait):
+        folder = run_leases(pipeline)
+        for run in storage.list(folder):
+            if is_left(storage, f"{folder}/{run}"):
+                storage.delete(f"{folder}/{run}")
+        yield
+
+
+def holders_of_runs(storage: Storage, pipeline: str) -> dict[str, LeaseHolder]:
+    """Run -> the living process that works on it. Trials of a sweep are not among them."""
+    folder = run_leases(pipeline)
+    found = {run: current_holder(storage, f"{folder}/{run}") for run in storage.list(folder)}
+    return {run: holder for run, holder in found.items() if holder is not None}

@@ -1,0 +1,38 @@
+"""Where is a checkpoint measured? On a cluster by a process with what a training worker has, not by the command's machine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.tasks import evaluate
+from penstock.training.spec import TrainSpec
+
+
+class Asked(Exception):
+    """It was put to a worker."""
+
+
+def test_on_a_cluster_the_command_s_machine_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_one_worker(spec: TrainSpec, what: str, work: Any) -> Any:
+        raise Asked(what, spec.cpus_per_worker, work.func)
+
+    for name in ("trusted_checkpoint", "model_checkpoint", "held_out_of", "make_job", "model_spec"):
+        monkeypatch.setattr(evaluate, name, lambda *_: SimpleNamespace(storage=None))
+    monkeypatch.setattr("penstock.training.on_ray.one_worker.on_one_worker", on_one_worker)
+    spec = SimpleNamespace(
+        train=TrainSpec(recipe="m.py:M", cpus_per_worker=3), evaluate=SimpleNamespace(slices=(), metrics=None, figures=False)
+    )
+    connected: list[bool] = []
+    ctx: Any = SimpleNamespace(
+        project=SimpleNamespace(spec=spec),
+        manifest=SimpleNamespace(rows={"test": 4}),
+        work_storage=None,
+        on_cluster=True,
+        need_ray=lambda: connected.append(True),
+    )
+    with pytest.raises(Asked) as asked:
+        evaluate.STAGE.run(ctx)
+    assert asked.value.args == ("evaluate", 3, evaluate.measure_held_out) and connected

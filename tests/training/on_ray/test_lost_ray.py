@@ -1,0 +1,91 @@
+"""A fault at the n-th call of the driver to Ray while it trains: an error of ours, after which the same command ends the same.
+
+Ray's calls go to a mailbox in this process; the driver's loop, the rank and its checkpoints are the real ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RaySystemError
+
+from penstock.errors import TrainingError
+from penstock.training.job import TrainJob, TrainOutcome
+from penstock.training.on_ray import trainer
+from penstock.training.on_ray.mailbox import Mailbox, RayMailboxClient
+from penstock.training.on_ray.worker import run_rank
+from penstock.training.ranks import Group
+from tests.training.digits import CPU, make_job
+
+ERRORS: dict[str, Callable[[], RayError]] = {
+    "died": ActorDiedError,
+    "unavailable": lambda: ActorUnavailableError("the node does not answer", None),
+    "timeout": lambda: GetTimeoutError("Get timed out"),
+    "system": lambda: RaySystemError("the raylet has closed the connection"),
+}
+
+
+class Calls:
+    """Ray in this process. The call number `at` of the driver fails; an actor that has died stays dead for everybody."""
+
+    def __init__(self, at: int, error: str) -> None:
+        self.at, self.error, self.made, self.dead = at, error, 0, False
+        self.mailbox = Mailbox()
+        self._driver = threading.current_thread()
+
+    def start_mailbox(self) -> Any:
+        self.get(lambda: None)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=partial(partial, getattr(self.mailbox, name)))
+
+    def get(self, call: Callable[[], Any], timeout: float | None = None) -> Any:
+        if threading.current_thread() is self._driver:
+            self.made += 1
+        if self.dead or (self.made == self.at and threading.current_thread() is self._driver):
+            self.dead = self.error == "died"
+            raise ERRORS[self.error]()
+        return call()
+
+
+@pytest.fixture
+def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
+    def train(job: TrainJob, calls: Calls) -> TrainOutcome:
+        def fit() -> Any:
+            return SimpleNamespace(return_value=run_rank(job, Group(0, 1, CPU), RayMailboxClient(calls, 0)))
+
+        monkeypatch.setattr(trainer, "start_mailbox", calls.start_mailbox)
+        monkeypatch.setattr(trainer, "_trainer", lambda *_: SimpleNamespace(fit=fit))
+        monkeypatch.setattr(trainer, "POLL_S", 0.005)
+        monkeypatch.setattr(trainer, "Silence", partial(trainer.Silence, clock=lambda: 0.0))  # it looks at no cluster
+        monkeypatch.setattr(ray, "get", calls.get)
+        monkeypatch.setattr(ray, "kill", lambda actor: None)
+        return trainer.train(job, stop=threading.Event(), listener=lambda events: None)
+
+    return train
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_call_to_ray_that_fails_ends_in_an_error_of_ours_and_the_next_attempt_ends_the_same(
+    tmp_path: Path, train_with: Callable[..., TrainOutcome], error: str
+) -> None:
+    def job(name: str, attempt: int = 1) -> TrainJob:
+        more: dict[str, Any] = {"gpus": 0, "max_steps": 4, "checkpoint": {"every_steps": 1, "every_s": None}}
+        return make_job(tmp_path, run=name, attempt=attempt, **more)
+
+    calm = train_with(job("calm"), Calls(0, error))
+    for at in (1, 4):  # the start of the mailbox, and a look into it
+        with pytest.raises(TrainingError, match=f"lost Ray while it trained: {type(ERRORS[error]()).__name__}") as told:
+            train_with(job(f"run-{at}"), Calls(at, error))
+        assert "same command continues" in told.value.next_step
+        assert not [thread for thread in threading.enumerate() if thread.name == "penstock-fit"], "a rank still trains"
+        again = train_with(job(f"run-{at}", attempt=2), Calls(0, error))
+        assert (again.status, again.weights_digest) == ("finished", calm.weights_digest)
