@@ -66,7 +66,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.tracker.log_json(f"evaluation/{name}.json", table)
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     for name in sorted(result.metrics.keys() - metrics.keys()):
-        ctx.warn(f"evaluate: {name} is {result.metrics[name]}; it is left out")
+        why = f"not defined: {result.undefined[name]}" if name in result.undefined else f"{result.metrics[name]}"
+        ctx.warn(f"evaluate: {name} is {why}; it is left out")
     for split, answers in measured.answers.items():
         ctx.ledger.save_answers(ctx.run.run, split, answers)
         if "file" in answers.column_names:
@@ -78,6 +79,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.work_storage.write_bytes(f"figures/{name}", figure)
     output = {
         "metrics": metrics,
+        "not_defined": result.undefined,
         "step": checkpoint.manifest.step,
         "best_by": best.metric if best is not None else None,
         "slices": result.slices,
@@ -151,13 +153,15 @@ def _show(ctx: RunContext, output: dict[str, Any]) -> None:
 def _facts(output: dict[str, Any]) -> Facts:
     metrics = ((name, f"{value:.4f}") for name, value in sorted(output["metrics"].items()))
     chosen = f", best by {output['best_by']}" if output["best_by"] else ""
+    undefined = ((name, f"not defined: {why}") for name, why in output.get("not_defined", {}).items())
     slices = ((f"{each['split']} where {each['slice']}", _measured(each)) for each in output.get("slices", []))
-    return ("of step", f"{output['step']:,}{chosen}"), *metrics, *slices
+    return ("of step", f"{output['step']:,}{chosen}"), *metrics, *undefined, *slices
 
 
 def _measured(entry: Mapping[str, Any]) -> str:
     values = [f"{name} {value:.4f}" for name, value in entry.items() if isinstance(value, float)]
-    return f"{entry['rows']:,} rows: {', '.join(values)}"
+    undefined = [f"not defined: {why}"] if (why := entry.get("not_defined")) else []
+    return f"{entry['rows']:,} rows: {', '.join([*values, *undefined])}"
 
 
 STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)

@@ -44,7 +44,7 @@ from penstock.training.tracking.relocate_mlflow import mlflow_uri
 if TYPE_CHECKING:
     from penstock.flows.servers.ray_local import RayCluster
 
-__all__ = ["predict"]
+__all__ = ["predict", "processes_on"]
 
 LEASE = f"{OWN}/lease"
 
@@ -154,7 +154,7 @@ def _on_ray(
     if not cluster.embedded:
         refuse_unfit_nodes(cluster, storage, requires, [files[0], *files[1:][-1:]])
     make = partial(_scorer, ray.put(packed_model(model.folder)))
-    processes = min(len(jobs), _processes(cluster, gpus=request.gpus))
+    processes = min(len(jobs), processes_on(cluster, gpus=request.gpus))
     return ray_pool(make, jobs, processes=processes, num_gpus=1 if request.gpus else 0)
 
 
@@ -164,7 +164,12 @@ def _scorer(packed: Any) -> Scorer:
     return Scorer(ray.get(packed))
 
 
-def _processes(cluster: RayCluster, *, gpus: bool) -> int:
+def processes_on(cluster: RayCluster, *, gpus: bool) -> int:
+    """How many processes score at once: one for each CPU, or GPU.
+
+    Raises:
+        PreflightError: GPUs are asked for, and the cluster has none.
+    """
     if gpus and not cluster.num_gpus:
         raise PreflightError(
             f"--gpus: the Ray cluster {cluster.address} has no GPU", next_step="leave --gpus out, or join a cluster that has"

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
-from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.room.free import Cleaning, clean
 from penstock.tasks.room.plan import Going, RoomPlan
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import TrackingSpec
+from penstock.training.tracking.relocate_mlflow import mlflow_uri
 
-__all__ = ["aliased_models", "apply_retention", "cleaned_by", "going_text"]
+if TYPE_CHECKING:
+    from penstock.training.tracking.mlflow_files import OldRun
+
+__all__ = [
+    "aliased_models",
+    "apply_retention",
+    "cleaned_by",
+    "free_tracked",
+    "going_text",
+    "tracked_files",
+    "tracked_text",
+]
 
 _KINDS = {"run": "run", "dataset": "dataset", "unit": "unit", "record": "record of stages"}
 
@@ -40,6 +54,48 @@ def aliased_models(ledger: Ledger, pipeline: str, state_dir: Path) -> dict[str, 
         aliases = look_up(backend.default_uri(state_dir), name) if look_up is not None else {}
         found |= {f"models:/{name}/{version}": f"{name}@{alias}" for alias, version in aliases.items()}
     return found
+
+
+def tracked_files(ledger: Ledger, pipeline: str, state_dir: Path, going: Collection[str] = ()) -> list[OldRun]:
+    """What MLflow keeps, in penstock's own folder, of runs of the pipeline that are cleaned.
+
+    Args:
+        going: runs that are about to be.
+
+    Raises:
+        ServiceError: MLflow's database cannot be read.
+    """
+    runs = ledger.runs()
+    gone = [run for run in runs if run.pipeline == pipeline and (run.cleaned is not None or run.run in going)]
+    ids = [run.tracking_runs["mlflow"] for run in gone if "mlflow" in run.tracking_runs]
+    stay = [run for run in runs if run not in gone]
+    kept = {str(run.result.get("model_uri")) for run in stay} | {str(_start_of(run)) for run in stay}
+    if not ids:
+        return []
+    from penstock.training.tracking.mlflow_files import old_runs  # it loads MLflow
+
+    return old_runs(mlflow_uri(state_dir), ids, kept)
+
+
+def _start_of(run: Run) -> object:
+    """The version whose weights a run began with: it is looked up again when the run continues."""
+    return run.spec.get("train", {}).get("start_from")
+
+
+def free_tracked(state_dir: Path, old: Sequence[OldRun]) -> int:
+    """Delete what `tracked_files` found; returns the bytes. Raises ServiceError or OSError."""
+    if not old:
+        return 0
+    from penstock.training.tracking.mlflow_files import remove_files
+
+    return remove_files(mlflow_uri(state_dir), old)
+
+
+def tracked_text(old: Sequence[OldRun]) -> str:
+    """`MLflow's files of 3 runs, 2 versions: 1.2 MB`."""
+    versions = sum(len(run.versions) for run in old)
+    said = f", {counted(versions, 'version')}" if versions else ""
+    return f"MLflow's files of {counted(len(old), 'run')}{said}: {sum(run.size_bytes for run in old) / 1e6:,.1f} MB"
 
 
 def cleaned_by(what: str) -> str:
@@ -72,6 +128,7 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
             ctx.reporter.say(f"retention: frees {going_text(plan.going)}")
 
     gone: tuple[Going, ...] = ()
+    tracked = 0
     try:
         cleaning = Cleaning(
             ledger=ctx.ledger,
@@ -81,6 +138,10 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
             by=f"retention of run {ctx.run.run}",
         )
         gone = clean(cleaning, tell)
+        old = tracked_files(ctx.ledger, ctx.run.pipeline, ctx.state_dir) if retention.mlflow else []
+        if old:
+            ctx.reporter.say(f"retention: frees {tracked_text(old)}")
+        tracked = free_tracked(ctx.state_dir, old)
     except (PenstockError, OSError) as error:
         ctx.reporter.warn(f"retention: nothing more is freed: {error}")
-    return {"freed_bytes": sum(each.size_bytes for each in gone)}
+    return {"freed_bytes": sum(each.size_bytes for each in gone), "freed_mlflow_bytes": tracked}

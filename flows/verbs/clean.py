@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.run.retention import aliased_models, cleaned_by, going_text
+from penstock.flows.run.retention import aliased_models, cleaned_by, free_tracked, going_text, tracked_files, tracked_text
 from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.redact import redact_text
 from penstock.storage import Storage
@@ -61,6 +61,18 @@ def clean_pipeline(
     else:
         going = clean(cleaning, tell)
         remove_unowned(folders)
+    # Of what was cleaned, which is less than what was told if a run began to use some of it.
+    tracked = (
+        tracked_files(ledger, loaded.spec.name, loaded.state_dir, plan.names("run") if dry_run else ())
+        if cleaning.retention.mlflow
+        else []
+    )
+    if tracked:
+        say(f"{'would free' if dry_run else 'frees'} {tracked_text(tracked)}")
+    freed_mlflow = sum(run.size_bytes for run in tracked) if dry_run else free_tracked(loaded.state_dir, tracked)
+    for line in _left(loaded):
+        say(line)
+    if not dry_run:
         say(f"freed {going_text(going)}" if going else "nothing was freed in the storage")
     return {
         "status": "done",
@@ -71,12 +83,13 @@ def clean_pipeline(
         "kept": [{"run": run, "why": why} for run, why in sorted(plan.kept.items())],
         "freed": [_described(each) for each in going],
         "freed_bytes": sum(each.size_bytes for each in going),
+        "freed_mlflow_bytes": freed_mlflow,
         "code_folders": [str(folder) for folder in folders],
     }
 
 
 def _lines(plan: RoomPlan, folders: Iterable[Path], loaded: LoadedSpec, dry_run: bool) -> Iterable[str]:
-    """What stays and why, what goes and why, and what takes room and is not penstock's."""
+    """What stays and why, and what goes and why."""
     for run, why in sorted(plan.kept.items()):
         yield f"stays  {run}: {why}"
     for each in plan.going:
@@ -88,6 +101,9 @@ def _lines(plan: RoomPlan, folders: Iterable[Path], loaded: LoadedSpec, dry_run:
         yield f"{'would free' if dry_run else 'frees'} {going_text(plan.going)}"
     elif dry_run:
         yield "nothing in the storage would be freed"
+
+
+def _left(loaded: LoadedSpec) -> Iterable[str]:
     for name, what in _OTHERS.items():
         others = sum(Storage(str(loaded.state_dir)).tree(name).values())
         if others:

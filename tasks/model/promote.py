@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.config import Section
 from penstock.errors import PenstockError, SpecError
@@ -14,6 +14,9 @@ from penstock.tasks.model.held_out import held_out_of
 from penstock.training.evaluation.paired import LOWER_IS_BETTER, Paired
 from penstock.training.registry.registry import KeepsAliases, Registered
 from penstock.training.spec import PromoteSpec
+
+if TYPE_CHECKING:
+    from penstock.training.registry.held_against import ModelsCompared
 
 __all__ = ["Promotion", "below_floors", "keeps_aliases", "promote", "weigh"]
 
@@ -108,22 +111,23 @@ def _decide(ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, 
         reason = f"version {holder}, which holds it, cannot be compared: {error.message}"
         reason += "; register.promote.otherwise is move" if move else "; register.promote.otherwise: move would move it"
         return Promotion(moved=move, reason=reason, holder=holder, metric=policy.metric)
-    paired, unanswered = compared
+    paired = compared.paired
     moved, reason = weigh(policy, paired, new.version, holder)
-    if unanswered:
-        reason += f"; version {holder} has no answer to {unanswered:,} more"
+    if compared.cut:
+        reason += "; these are the first of them"
+    if compared.unanswered:
+        reason += f"; version {holder} has no answer to {compared.unanswered:,} more"
     numbers = {each: value for each, value in paired._asdict().items() if not math.isnan(value)}
     return Promotion(moved=moved, reason=reason, holder=holder, metric=policy.metric, **numbers)
 
 
 def _compared(
     ctx: RunContext, registry: KeepsAliases, uri: str, new: Registered, holder: str, split: Split, metric: str
-) -> tuple[Paired, int]:
+) -> ModelsCompared:
     from penstock.training.registry.held_against import compare_models  # it loads pandas
 
     models = [registry.load(uri, new.name, version) for version in (new.version, holder)]
-    compared = compare_models(models[0], models[1], metric, (rows for rows, _ in held_out_of(ctx).raw(split)))
-    return compared.paired, compared.unanswered
+    return compare_models(models[0], models[1], metric, (rows for rows, _ in held_out_of(ctx).raw(split)))
 
 
 def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[bool, str]:
@@ -161,8 +165,12 @@ def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> st
             broken.append(f"there is no slice {key!r} of {split} to hold against its floor")
         for each in meant:
             value = each.get(name)
+            undefined = name in each and value is None
+            if undefined and key != each["slice"] and any(other[name] is not None for other in meant):
+                continue  # few rows of one class are no reason against a model; a slice with a floor of its own is measured
             if value is None or not sign * value >= sign * floor:
-                shown = "is not measured" if value is None else f"is {value:.4f}"
+                why = f"is not defined ({each['not_defined']})" if undefined else "is not measured"
+                shown = why if value is None else f"is {value:.4f}"
                 said = f"{policy.metric} {shown} on the {each['rows']:,} rows of {each['slice']}"
                 broken.append(f"{said}, its floor is {floor:g}")
     return "; ".join(broken) or None

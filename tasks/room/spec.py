@@ -18,3 +18,5 @@ class RetentionSpec(Section):
     """How many of the newest runs. A sweep counts as one."""
     keep_days: Annotated[float, Field(gt=0)] = 30
     """Days since it was last worked on after which a run goes even if it is one of the newest; the newest of all never goes."""
+    mlflow: bool = True
+    """Whether the artifacts and the versions without an alias of runs that go are deleted from `.penstock/mlflow`, too."""

@@ -141,7 +141,7 @@ class Command:
         self._said.seek(0)
         return self._said.read()
 
-    def wait_for(self, what: str, seen: Callable[[], Any], timeout_s: float = 240, every_s: float = 0.002) -> None:
+    def wait_for(self, what: str, seen: Callable[[], Any], timeout_s: float = 240, every_s: float = 0.02) -> None:
         """Poll until `seen`; the process ending before that is a failure."""
         deadline = time.monotonic() + timeout_s
         while not seen():

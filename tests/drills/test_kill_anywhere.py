@@ -50,8 +50,8 @@ class Drill:
     def attempts(self) -> list[Path]:
         return sorted(self.storage.glob("runs/*/attempts/*.json"))
 
-    def wait_for(self, what: str, seen: Callable[[], bool]) -> None:
-        self.command.wait_for(what, seen)
+    def wait_for(self, what: str, seen: Callable[[], bool], every_s: float = 0.02) -> None:
+        self.command.wait_for(what, seen, every_s=every_s)
 
     def recorded(self, stage: str) -> Callable[[], bool]:
         return lambda: any(self.storage.glob(f"stages/{stage}/*.json"))
@@ -97,7 +97,7 @@ class Drill:
         self.wait_for_training(5)
         old = self.folders()
         half_written = lambda: [f for f in self.folders() - old if any(f.iterdir()) and not (f / "manifest.json").exists()]  # noqa: E731
-        self.wait_for("a checkpoint being written", lambda: bool(half_written()))
+        self.wait_for("a checkpoint being written", lambda: bool(half_written()), every_s=0.002)
         os.kill(self.workers()["0"], signal.SIGKILL)
         self.kill_driver()
 

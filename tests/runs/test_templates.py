@@ -83,6 +83,7 @@ def test_the_characters_become_less_surprising(tmp_path: Path) -> None:
 def test_the_digits_are_read(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "images")[0]
     result = Command("run", str(file), "--json").finish()
-    assert result["metrics"]["test/accuracy"] > 0.9
+    # Of the checkpoints that are equally good on validation rows the latest; the earliest has 0.960.
+    assert result["metrics"]["test/accuracy"] > 0.97
     check_golden("images", file.parent, result)
     check_raw_rows(file, result)

@@ -56,6 +56,17 @@ def test_a_metric_of_chosen_rows_is_scikit_learns_and_the_interval_knows_that_bo
     assert np.isnan(compare_paired(f1["half"], f1["good"], 1).low), "one row is no sample"
 
 
+def test_rows_of_one_class_decide_nothing_about_an_area() -> None:
+    scores = np.stack([np.linspace(0.1, 0.9, 4), np.linspace(0.9, 0.1, 4)], axis=1).astype(np.float32)
+    good, bad = (Scorer("auroc", TWO, given, np.array([1, 0, 0, 0])) for given in (scores, scores[:, ::-1].copy()))
+    assert (good(), bad(), good.undefined) == (1.0, 0.0, None)
+    paired = compare_paired(bad, good, 4)
+    assert paired.low == paired.high == 1, "a third of the draws hold one class: they are no zeros"
+    assert np.isnan(good(np.array([1, 2, 2]))) and good.undefined == "all rows are of class 'no'"
+    alike = Scorer("auroc", TWO, scores, np.zeros(4, np.int64))
+    assert np.isnan(compare_paired(alike, alike, 4).low)
+
+
 def test_the_alias_moves_for_a_gain_as_large_as_asked_for() -> None:
     for metric, before, after, min_gain, moves in (
         ("test/accuracy", 0.8, 0.9, 0.0, True),
@@ -82,6 +93,26 @@ def test_a_slice_below_its_floor_is_named() -> None:
     assert strict == "test/accuracy is 0.7000 on the 7 rows of country=France, its floor is 0.8"
     gone = below_floors(PromoteSpec(metric="test/accuracy", floors={"country=Peru": 0.8}), slices)
     assert gone == "there is no slice 'country=Peru' of test to hold against its floor"
+
+
+def test_a_slice_of_one_class_breaks_a_floor_of_its_own_and_none_of_its_column() -> None:
+    def entry(name: str, value: float | None) -> dict[str, Any]:
+        why = None if value is not None else "auroc: all rows are of class 'no'"
+        return {"split": "test", "column": "to", "slice": f"to={name}", "rows": 3, "auroc": value, "not_defined": why}
+
+    def below(slices: list[dict[str, Any]], **floors: float) -> str | None:
+        return below_floors(
+            PromoteSpec(metric="test/auroc", floors={key.replace("__", "="): x for key, x in floors.items()}), slices
+        )
+
+    both = [entry("Rome", 0.9), entry("Oslo", None)]
+    said = "test/auroc is not defined (auroc: all rows are of class 'no') on the 3 rows of to=Oslo, its floor is 0.8"
+    assert below(both, to=0.8) is None
+    assert below(both, to__Oslo=0.8) == said
+    assert below(both[1:], to=0.8) == said
+    assert below([{**both[0], "auroc": 0.7}, both[1]], to=0.8) == (
+        "test/auroc is 0.7000 on the 3 rows of to=Rome, its floor is 0.8"
+    )
 
 
 def test_the_edges_of_a_slice_go_up() -> None:
@@ -270,6 +301,16 @@ def test_a_regression_takes_the_alias_by_a_smaller_error_and_not_where_a_slice_i
     assert not refused.moved and "test/rmse is 0.5000 on the 9 rows of area=north, its floor is 0.4" in refused.reason
     assert house.holder() == "2"
     assert house.promote(good, slices, floors={"area": 0.6}).moved and house.holder() == "4"
+
+
+def test_of_very_many_rows_the_first_are_compared_and_the_reason_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path)
+    house.promote(house.version(1.0))
+    monkeypatch.setattr("penstock.training.registry.held_against.MOST_SCORES", 7)
+    found = house.promote(house.version(1.5))
+    assert found.moved and found.rows == 7 and found.reason.endswith("on the same 7 rows; these are the first of them")
 
 
 @pytest.mark.parametrize(

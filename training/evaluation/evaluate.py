@@ -58,7 +58,9 @@ class EvaluationResult:
         figures: file name (`test-confusion_matrix.png`) to PNG.
         tables: file name without suffix to columns, such as precision and recall per class.
         rows: split to the model's answer on each of its rows (see `RowResults.columns`).
-        slices: `split`, `column`, `slice`, `rows` and the metrics of each slice, without the loss.
+        undefined: a metric that the rows leave undefined (`test/auroc` of rows of one class) to the reason. It is no number.
+        slices: `split`, `column`, `slice`, `rows` and the metrics of each slice, without the loss. A metric that its rows leave
+            undefined is None, and `not_defined` (else None) says which ones are and why.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class EvaluationResult:
     tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     rows: dict[Split, dict[str, np.ndarray]] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
+    undefined: dict[str, str] = field(default_factory=dict)
 
 
 def evaluate(
@@ -130,9 +133,13 @@ def evaluate(
         result.rows[split] = rows.columns()
         for part, metrics_of_part in parts:
             entry = {"split": split, "column": part.column, "slice": part.name, "rows": int(part.rows.sum())}
-            result.slices.append({**entry, **metrics_of_part.compute()})
+            of_part, undefined = metrics_of_part.compute(), metrics_of_part.undefined
+            shown = {name: None if name in undefined else value for name, value in of_part.items()}
+            why = "; ".join(f"{name}: {reason}" for name, reason in undefined.items()) or None
+            result.slices.append({**entry, **shown, "not_defined": why})
         values = {"loss": loss / count} if has_loss else {}
         values |= measured.compute()
+        result.undefined.update({f"{METRICS_OF[split]}/{name}": reason for name, reason in measured.undefined.items()})
         result.metrics.update({**own.totals(), **{f"{METRICS_OF[split]}/{name}": value for name, value in values.items()}})
         if figures and model.can_predict:
             result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})

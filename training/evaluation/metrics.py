@@ -9,11 +9,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.training.determinism import any_algorithm
+from penstock.training.evaluation.defined import Needs, mean_of_classes, metric_library, new_metric, what_is_missing
 from penstock.training.model import ClassScores, Predicts, are_probabilities
 from penstock.training.spec import BestSpec
 
@@ -46,79 +46,50 @@ LabelKind = Literal["classification", "multilabel", "regression", "none"]
 MANY_CLASSES = 30
 """Above this, areas under curves are computed at fixed thresholds instead of keeping every row's probabilities."""
 
-
-def _torchmetrics() -> Any:
-    """The library, loaded when the first metric is made: it brings scipy and matplotlib, which cost every process 2 s."""
-    import torchmetrics.classification
-
-    return torchmetrics
-
-
-def _new(kind: str, *arguments: Any, **options: Any) -> Metric:
-    library = _torchmetrics()
-    made: Metric = (getattr(library.classification, kind, None) or getattr(library, kind))(*arguments, **options)
-    return made
-
-
-def _mean(kind: str, classes: int, **options: Any) -> Metric:
-    """A metric of each class, as the mean over the classes that have rows."""
-    made: Metric = _mean_kind(kind)(classes, average="none", **options)
-    return made
-
-
-@cache
-def _mean_kind(kind: str) -> Any:
-    base: Any = getattr(_torchmetrics().classification, kind)
-    from torchmetrics.utilities import dim_zero_cat
-
-    class MeanOfClasses(base):  # type: ignore[misc]
-        """torchmetrics takes 0 for a class that no row has; a perfect model would then seem to fail."""
-
-        def compute(self) -> Tensor:
-            """The mean, a scalar; 0 of no rows."""
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # about those classes
-                values: Tensor = super().compute()
-            if kind == "MulticlassAccuracy":
-                rows = self.tp + self.fn
-            elif self.thresholds is not None:
-                rows = self.confmat[0, :, 1].sum(-1)
-            else:
-                rows = torch.bincount(dim_zero_cat(self.target), minlength=len(values))
-            return values[rows > 0].mean() if bool(rows.any()) else values.new_zeros(())
-
-    return MeanOfClasses
+LABEL_THRESHOLDS = 200
+"""So many of them."""
 
 
 CLASSIFICATION: dict[str, Callable[[int], Metric]] = {
-    "accuracy": lambda n: _new("MulticlassAccuracy", n, average="micro"),
-    "balanced_accuracy": lambda n: _mean("MulticlassAccuracy", n),
-    "f1": lambda n: _new("BinaryF1Score") if n == 2 else _new("MulticlassF1Score", n, average="macro"),
-    "precision": lambda n: _new("BinaryPrecision") if n == 2 else _new("MulticlassPrecision", n, average="macro"),
-    "recall": lambda n: _new("BinaryRecall") if n == 2 else _new("MulticlassRecall", n, average="macro"),
-    "auroc": lambda n: _new("BinaryAUROC") if n == 2 else _mean("MulticlassAUROC", n, thresholds=_thresholds(n)),
-    "average_precision": lambda n: (
-        _new("BinaryAveragePrecision") if n == 2 else _mean("MulticlassAveragePrecision", n, thresholds=_thresholds(n))
+    "accuracy": lambda n: new_metric("MulticlassAccuracy", n, average="micro"),
+    "balanced_accuracy": lambda n: mean_of_classes("MulticlassAccuracy", n),
+    "f1": lambda n: _of_class_1("F1Score") if n == 2 else new_metric("MulticlassF1Score", n, average="macro"),
+    "precision": lambda n: _of_class_1("Precision") if n == 2 else new_metric("MulticlassPrecision", n, average="macro"),
+    "recall": lambda n: _of_class_1("Recall") if n == 2 else new_metric("MulticlassRecall", n, average="macro"),
+    "auroc": lambda n: (
+        new_metric("BinaryAUROC", needs="two values")
+        if n == 2
+        else mean_of_classes("MulticlassAUROC", n, "two values", thresholds=_thresholds(n))
     ),
-    "mcc": lambda n: _new("MulticlassMatthewsCorrCoef", n),
-    "calibration_error": lambda n: _new("MulticlassCalibrationError", n, n_bins=15),
+    "average_precision": lambda n: (
+        _of_class_1("AveragePrecision")
+        if n == 2
+        else mean_of_classes("MulticlassAveragePrecision", n, thresholds=_thresholds(n))
+    ),
+    "mcc": lambda n: new_metric("MulticlassMatthewsCorrCoef", n, needs="two values"),
+    "calibration_error": lambda n: new_metric("MulticlassCalibrationError", n, n_bins=15),
 }
 """Name to constructor, given the number of classes. With two classes f1, precision, recall and the areas look at class 1."""
 
-REGRESSION: dict[str, Callable[[], Metric]] = {
-    "mse": lambda: _new("MeanSquaredError"),
-    "rmse": lambda: _new("MeanSquaredError", squared=False),
-    "mae": lambda: _new("MeanAbsoluteError"),
-    "r2": lambda: _new("R2Score"),
+REGRESSION: dict[str, Callable[[int], Metric]] = {
+    "mse": lambda n: new_metric("MeanSquaredError"),
+    "rmse": lambda n: new_metric("MeanSquaredError", squared=False),
+    "mae": lambda n: new_metric("MeanAbsoluteError"),
+    "r2": lambda n: new_metric("R2Score", needs="two values", labels=n, multioutput="raw_values"),
 }
+"""Name to constructor, given how many numbers a row has."""
 
 MULTILABEL: dict[str, Callable[[int], Metric]] = {
-    "accuracy": lambda n: _new("MultilabelAccuracy", n, average="micro"),
-    "f1": lambda n: _new("MultilabelF1Score", n),
-    "precision": lambda n: _new("MultilabelPrecision", n),
-    "recall": lambda n: _new("MultilabelRecall", n),
-    "auroc": lambda n: _new("MultilabelAUROC", n, thresholds=200),
-    "average_precision": lambda n: _new("MultilabelAveragePrecision", n, thresholds=200),
+    "accuracy": lambda n: new_metric("MultilabelAccuracy", n, average="micro"),
+    "f1": lambda n: new_metric("MultilabelF1Score", n, needs="class 1", labels=n),
+    "precision": lambda n: new_metric("MultilabelPrecision", n, needs="class 1", labels=n),
+    "recall": lambda n: new_metric("MultilabelRecall", n, needs="class 1", labels=n),
+    "auroc": lambda n: new_metric(
+        "MultilabelAUROC", n, needs="two values", labels=n, average="none", thresholds=LABEL_THRESHOLDS
+    ),
+    "average_precision": lambda n: new_metric(
+        "MultilabelAveragePrecision", n, needs="class 1", labels=n, average="none", thresholds=LABEL_THRESHOLDS
+    ),
 }
 """Name to constructor, given how many labels a row may have. All but accuracy are means over the labels."""
 
@@ -135,8 +106,12 @@ _SUMS_FLOATS = frozenset({"calibration_error"})
 _NEEDS_CLASS_1 = frozenset({"f1", "precision", "recall", "auroc", "average_precision"})
 
 
+def _of_class_1(kind: str) -> Metric:
+    return new_metric(f"Binary{kind}", needs="class 1")
+
+
 def _thresholds(classes: int) -> int | None:
-    return 200 if classes > MANY_CLASSES else None
+    return LABEL_THRESHOLDS if classes > MANY_CLASSES else None
 
 
 def label_kind(schema: FeedSchema) -> LabelKind:
@@ -163,6 +138,8 @@ class MetricSet:
     """The recipe's own way to update its metrics."""
     device: torch.device | None = None
     """Where the accumulators are; None leaves them where they are made."""
+    undefined: dict[str, str] = field(default_factory=dict, init=False)
+    """Of what `compute` gave last: a metric that the rows leave undefined, and why."""
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -196,13 +173,20 @@ class MetricSet:
             _update(name, metric, prediction[:, 1] if binary else prediction, target)
 
     def compute(self) -> dict[str, float]:
-        """The values over all rows of all ranks; resets the accumulators. A collective: torchmetrics gathers over the ranks."""
+        """The values over all rows of all ranks; resets the accumulators. A collective: torchmetrics gathers over the ranks.
+
+        A metric that the rows leave undefined, such as `auroc` of rows of one class, is not a number; `undefined` says why.
+        """
         values: dict[str, float] = {}
+        self.undefined = {}
         for name, metric in self.metrics.items():
             measured = _scalars(name, metric.compute())
             if not self.raw and name in CLASSIFICATION:  # a mean over classes in float32 may come to 1.0000001
                 measured = {key: min(value, 1.0) for key, value in measured.items()}
             values.update(measured)
+            missing = None if self.raw else what_is_missing(metric)
+            if missing is not None:
+                self.undefined[name] = _words_of(missing, self.schema)
             metric.reset()
         return values
 
@@ -234,14 +218,9 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, model: Predict
             problems=problems,
             next_step=f"choose from {['loss', *_fitting(kind)]}",
         )
-    makers: dict[str, Callable[[], Metric]] = {}
-    for name in wanted:
-        if kind == "multilabel":
-            makers[name] = partial(MULTILABEL[name], math.prod(schema[str(schema.label)].shape))
-        else:
-            makers[name] = (
-                partial(CLASSIFICATION[name], schema.num_classes or 0) if kind == "classification" else REGRESSION[name]
-            )
+    known = {"classification": CLASSIFICATION, "multilabel": MULTILABEL, "regression": REGRESSION}.get(kind, {})
+    one = schema.num_classes if kind == "classification" else math.prod(schema[schema.label].shape) if schema.label else 0
+    makers = {name: partial(known[name], one or 0) for name in wanted}
     return MetricSet(makers, schema, raw=False, predicts=model.predicts)
 
 
@@ -351,7 +330,7 @@ def _takes_predictions_alone(metric: Metric) -> bool:
 
 
 def _check_own(own: Mapping[str, Any], schema: FeedSchema, model: Predicts) -> None:
-    kind = _torchmetrics().Metric
+    kind = metric_library().Metric
     problems = [f"{n!r} is a {type(m).__name__}, not a torchmetrics.Metric" for n, m in own.items() if not isinstance(m, kind)]
     one = [n for n, m in own.items() if isinstance(m, kind) and not _takes_predictions_alone(m)]
     if one and schema.label is None and not getattr(model, "can_measure", False):
@@ -376,6 +355,24 @@ def _update(name: str, metric: Metric, prediction: Tensor, target: Tensor | None
             "" if target is None else f", labels {list(target.shape)} {target.dtype}"
         )
         raise TrainingError(f"metric {name!r} cannot be updated with {shapes}: {error}") from error
+
+
+def _words_of(missing: tuple[Needs, float], schema: FeedSchema) -> str:
+    """Why a metric is not defined, as in "all rows are of class 'no'"."""
+    needs, highest = missing
+    if math.isinf(highest):
+        return "there are no rows"
+    kind = label_kind(schema)
+    if kind == "multilabel":
+        return "no row has any of the labels" if needs == "class 1" else "no label is on some rows and not on others"
+    if kind == "regression":
+        return (
+            "all rows have the same label"
+            if math.prod(schema[str(schema.label)].shape) > 1
+            else f"all rows have the label {highest:g}"
+        )
+    names = schema.classes or [str(index) for index in range(schema.num_classes or 0)]
+    return f"no row is of class {names[1]!r}" if needs == "class 1" else f"all rows are of class {names[int(highest)]!r}"
 
 
 def _scalars(name: str, value: Any) -> dict[str, float]:

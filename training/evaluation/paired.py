@@ -6,6 +6,7 @@ hard for both cancels out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,7 +29,8 @@ class Paired(NamedTuple):
     before: float
     after: float
     low: float
-    """Lower end of the 95 % interval of `after - before`; not a number where there are too few rows to draw from."""
+    """Lower end of the 95 % interval of `after - before`, over the draws whose rows define the metric; not a number where these
+    are less than half, or there are too few rows to draw from."""
     high: float
 
     @property
@@ -50,5 +52,7 @@ def compare_paired(before: Callable[..., float], after: Callable[..., float], ro
     for _ in range(draws):
         drawn = generator.integers(rows, size=rows)
         apart.append(after(drawn) - before(drawn))
-    low, high = np.nanpercentile(apart, (2.5, 97.5)) if draws else (float("nan"), float("nan"))
+    defined = [each for each in apart if not math.isnan(each)]
+    enough = defined and 2 * len(defined) >= draws
+    low, high = np.percentile(defined, (2.5, 97.5)) if enough else (float("nan"), float("nan"))
     return Paired(rows, before(), after(), float(low), float(high))

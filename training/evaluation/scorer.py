@@ -40,7 +40,12 @@ class Scorer:
         self._target = torch.from_numpy(np.ascontiguousarray(target))
 
     def __call__(self, rows: NDArray[np.int64] | None = None) -> float:
-        """The metric over `rows`, or over all of them."""
+        """The metric over `rows`, or over all of them; not a number where they leave it undefined (see `undefined`)."""
         index: Any = slice(None) if rows is None else torch.from_numpy(rows)
         self._measured.update(self._output[index], {self._label: self._target[index]})
         return self._measured.compute()[self._metric]
+
+    @property
+    def undefined(self) -> str | None:
+        """Why the last value is not a number, if the rows leave it undefined."""
+        return self._measured.undefined.get(self._metric)

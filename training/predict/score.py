@@ -245,7 +245,7 @@ def _warnings(work: Plan, units: Sequence[PredictedUnit], scored: Scored) -> lis
 
 
 def _unreadable(problems: Sequence[DataError], num_files: int) -> DataError:
-    steps = list(dict.fromkeys(problem.next_step for problem in problems if problem.next_step))
+    steps = list(dict.fromkeys(_here(problem.next_step) for problem in problems if problem.next_step))
     advice = "; ".join([*capped(steps, 3), "then run the same command again: what is scored stays"])
     if len(problems) == 1:
         return DataError(problems[0].message, next_step=advice)
@@ -254,6 +254,11 @@ def _unreadable(problems: Sequence[DataError], num_files: int) -> DataError:
         problems=capped([problem.message for problem in problems]),
         next_step=advice,
     )
+
+
+def _here(next_step: str) -> str:
+    """There is no `data` section to be set: how files are read is the model's."""
+    return "write the file as those are that the model was trained on" if next_step.startswith("set data.") else next_step
 
 
 def check_input(source: str, output: Storage) -> None:

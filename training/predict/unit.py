@@ -120,9 +120,16 @@ class Scorer:
             with _scratch(job) as folder:
                 unit = _score(self._model, job, folder, started)
         except DataError as error:
-            return UnitOutcome(job, None, error)
+            return UnitOutcome(job, None, _of_file(error, job))
         Output(job.storage).commit(unit)
         return UnitOutcome(job, unit)
+
+
+def _of_file(error: DataError, job: UnitJob) -> DataError:
+    """With the name of the file: the model knows rows, and not where they are from."""
+    if any(file.uri in error.message for file in job.files):
+        return error
+    return DataError(f"{job.files[0].uri}: {error.message}", problems=error.problems, next_step=error.next_step)
 
 
 def _score(model: LoadedModel, job: UnitJob, folder: Path, started: float) -> PredictedUnit:

@@ -21,12 +21,18 @@ from penstock.training.registry.loaded_model import LoadedModel
 __all__ = ["ModelsCompared", "compare_models"]
 
 
+MOST_SCORES = 40_000_000
+"""Of each model, so many numbers are kept: 160 MB. A row has one, or one for each class."""
+
+
 class ModelsCompared(NamedTuple):
     """Two models on held-out rows."""
 
     paired: Paired
     unanswered: int
     """Rows that the new model answers and the other one cannot."""
+    cut: bool
+    """Whether only the first rows were compared, which bounds the memory."""
 
 
 def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: Iterable[pa.Table]) -> ModelsCompared:
@@ -50,8 +56,12 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
             raise DataError(f"{whose} registered without what prepares raw rows")
         if not model.can_predict:
             raise DataError(f"{whose} trained by a recipe without `predict`")
-    targets, outputs, unanswered, first_trouble = [], [], 0, None
+    targets, outputs, unanswered, first_trouble, cut = [], [], 0, None, False
+    left = MOST_SCORES // max(1, new.schema.num_classes or 1)
     for table in tables:
+        if not left:
+            cut = True
+            break
         target, old_target = new.labels(table), holder.labels(table) if kinds[0] == "regression" else None
         known = ~np.isnan(target)
         if old_target is not None:
@@ -65,6 +75,10 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
             first_trouble = theirs_failed[int(np.flatnonzero(lost)[0])]
         unanswered += int(lost.sum())
         used = known & ~_failed(mine_failed) & ~_failed(theirs_failed)
+        if np.count_nonzero(used) > left:
+            used &= np.cumsum(used) <= left
+            cut = True
+        left -= int(np.count_nonzero(used))
         targets.append(target[used])
         outputs.append((mine[used], theirs[used]))
     rows = sum(map(len, targets))
@@ -74,7 +88,11 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     if kinds[0] == "classification":
         target = target.astype(np.int64)
     after, before = (Scorer(metric, new.schema, np.concatenate([pair[side] for pair in outputs]), target) for side in (0, 1))
-    return ModelsCompared(compare_paired(before, after, rows), unanswered)
+    for scorer in (after, before):
+        scorer()
+        if scorer.undefined is not None:
+            raise DataError(f"{metric} is not defined on the {rows:,} rows that both answer: {scorer.undefined}")
+    return ModelsCompared(compare_paired(before, after, rows), unanswered, cut)
 
 
 _WORDS = {

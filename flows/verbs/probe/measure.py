@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -17,9 +17,11 @@ from penstock.flows.run.open_attempt import RayOnDemand
 from penstock.flows.run.preflight import check_machine, check_resources
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.ingest.phases import PHASES, Phase
+from penstock.lease import current_holder, hold_lease
 from penstock.machine.process import ProcessIdentity
 from penstock.machine.stopping import StopRequest
 from penstock.progress import Progress, silent
+from penstock.storage import Storage
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext, StageOutcome
 from penstock.tasks.project import Project
@@ -166,20 +168,30 @@ class Reads:
 
     def _read(self, ctx: RunContext) -> list[RankReading]:
         own_cluster = ctx.need_ray()
-        scratch = ctx.storage.child(f"probes/{uuid.uuid4().hex[:12]}")
-        job = replace(make_job(ctx), run_storage=scratch)
-        self._stopping.graceful = True
-        try:
-            work = partial(read_rank, limit_s=self._limit_s)
-            train(job, stop=self._stopping.stop, listener=_deaf, own_cluster=own_cluster, work=work)
-            self._stopping.check()
-            return readings_of(scratch)
-        finally:
-            self._stopping.graceful = False
-            for path in scratch.tree():
-                scratch.delete(path)
-            if scratch.is_local:
-                shutil.rmtree(scratch.local_path(), ignore_errors=True)
+        with scratch_folder(ctx.storage) as scratch:
+            job = replace(make_job(ctx), run_storage=scratch)
+            self._stopping.graceful = True
+            try:
+                work = partial(read_rank, limit_s=self._limit_s)
+                train(job, stop=self._stopping.stop, listener=_deaf, own_cluster=own_cluster, work=work)
+                self._stopping.check()
+                return readings_of(scratch)
+            finally:
+                self._stopping.graceful = False
+
+
+@contextmanager
+def scratch_folder(storage: Storage) -> Iterator[Storage]:
+    """A folder for what the ranks of a probe measure, deleted with those of probes that were killed."""
+    for name in storage.list("probes"):
+        if current_holder(storage, f"probes/{name}/lease") is None:
+            storage.delete(f"probes/{name}")
+    own = f"probes/{uuid.uuid4().hex[:12]}"
+    try:
+        with hold_lease(storage, f"{own}/lease"):
+            yield storage.child(own)
+    finally:
+        storage.delete(own)
 
 
 def _deaf(_events: list[Event]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.training.registry.registries import REGISTRIES
-from tests.tasks.room.recorded_nights import nights
+from penstock.training.tracking.mlflow_backend import connect
+from penstock.training.tracking.mlflow_files import CLEANED_TAG
+from tests.tasks.room.recorded_nights import night, nights
 
 PIPELINE = """\
 name: p
@@ -76,6 +80,102 @@ def test_a_run_whose_model_has_an_alias_stays(file: Path) -> None:
     assert names(result, "run") == ["r02"]
     client.set_registered_model_alias("m", "champion", "3")
     assert names(cleaned(file, 1, None)[0], "run") == ["r01"]
+
+
+class Tracked:
+    """Penstock's own MLflow folder beside a pipeline file, with what a night leaves there: artifacts, a model, a version."""
+
+    def __init__(self, file: Path) -> None:
+        self.ledger = Ledger(Storage(str(file.parent / "state")))
+        self.folder = file.parent / ".penstock" / "mlflow"
+        self.client, self.experiment = connect(REGISTRIES.get("mlflow").default_uri(file.parent / ".penstock"), "p")
+        self.client.create_registered_model("m")
+
+    def night(self, number: int) -> None:
+        recorded, own = self.ledger.load_run(f"r{number:02d}"), self.client.create_run(self.experiment).info
+        assert recorded is not None
+        self.client.log_text(own.run_id, "f" * 3000, "evaluation/figure.png")
+        self.client.log_metric(own.run_id, "test/accuracy", 0.5)
+        model = self.client.create_logged_model(self.experiment, "m", source_run_id=own.run_id)
+        (weights := self.folder / "model.safetensors").write_bytes(bytes(5000))
+        self.client.log_model_artifact(model.model_id, str(weights))
+        weights.unlink()
+        self.client.finalize_logged_model(model.model_id, "READY")
+        version = self.client.create_model_version("m", model.artifact_location, own.run_id).version
+        found = {"tracking_runs": {"mlflow": own.run_id}, "result": {"model_uri": f"models:/m/{version}"}}
+        self.ledger.save_run(recorded.model_copy(update=found))
+
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in (self.folder / "artifacts").rglob("*") if path.is_file())
+
+    def versions(self) -> set[str]:
+        return {str(version.version) for version in self.client.search_model_versions("name = 'm'")}
+
+
+@pytest.fixture
+def tracked(file: Path) -> Tracked:
+    made = Tracked(file)
+    for number in (1, 2, 3):
+        made.night(number)
+    return made
+
+
+def test_what_mlflow_keeps_of_a_run_that_goes_goes_with_it_but_for_its_metrics(file: Path, tracked: Tracked) -> None:
+    whole, stay = tracked.size_bytes(), [tracked.client.get_model_version("m", str(number)) for number in (1, 3)]
+    tracked.client.set_registered_model_alias("m", "champion", "1")
+    told, _ = cleaned(file, 1, None, dry_run=True)
+    assert tracked.size_bytes() == whole and tracked.versions() == {"1", "2", "3"}
+    result, said = cleaned(file, 1, None)
+    assert told["freed_mlflow_bytes"] == result["freed_mlflow_bytes"] == 8000 == whole - tracked.size_bytes()
+    assert "frees MLflow's files of 1 run, 1 version: 0.0 MB" in said
+    assert tracked.versions() == {"1", "3"}
+    for version in stay:
+        assert Path(version.source.removeprefix("file://"), "model.safetensors").stat().st_size == 5000
+    run = tracked.ledger.load_run("r02")
+    assert run is not None
+    kept = tracked.client.get_run(run.tracking_runs["mlflow"])
+    assert kept.data.metrics == {"test/accuracy": 0.5} and CLEANED_TAG in kept.data.tags
+    assert cleaned(file, 1, None)[0]["freed_mlflow_bytes"] == 0
+    # Once the alias has moved on, its run goes as well, and what it registered.
+    tracked.client.set_registered_model_alias("m", "champion", "3")
+    assert cleaned(file, 1, None)[0]["freed_mlflow_bytes"] == 8000 and tracked.versions() == {"3"}
+
+
+def test_what_a_killed_cleaning_left_in_mlflow_goes_and_a_store_of_other_people_is_left_alone(
+    file: Path, tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def dies(folder: Path) -> None:
+        folders.append(folder)
+        if len(folders) == 2:
+            raise KeyboardInterrupt
+        shutil.rmtree(folder)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("penstock.training.tracking.mlflow_files.shutil", SimpleNamespace(rmtree=dies))
+        cleaned(file, 1, None)
+    left = cleaned(file, 1, None)[0]["freed_mlflow_bytes"]
+    assert left == 8000 + 3000 and tracked.size_bytes() == 8000 and tracked.versions() == {"3"}
+
+    elsewhere = file.parent / "elsewhere"
+    shutil.move(tracked.folder, elsewhere)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{elsewhere}/mlflow.db")
+    nights(Storage(str(file.parent / "state")), file.parent, 4)
+    before = Storage(str(elsewhere)).tree()
+    assert cleaned(file, 1, None)[0]["freed_mlflow_bytes"] == 0 and Storage(str(elsewhere)).tree().keys() == before.keys()
+
+
+def test_nights_with_retention_take_the_room_of_those_that_are_kept_in_mlflow_too(file: Path, tracked: Tracked) -> None:
+    rooms = []
+    for number in range(4, 13):
+        night(tracked.ledger, file.parent, number, window=3)
+        tracked.night(number)
+        cleaned(file, 3, None)
+        rooms.append(tracked.size_bytes())
+    assert rooms == [3 * 8000] * len(rooms) and len(tracked.versions()) == 3
+    file.write_text(PIPELINE + "retention: {keep_runs: 1, mlflow: false}\n")
+    assert cleaned(file)[0]["freed_mlflow_bytes"] == 0 and tracked.size_bytes() == 3 * 8000
 
 
 @pytest.mark.drill  # the registry is asked for ten seconds

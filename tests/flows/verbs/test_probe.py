@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from PIL import Image
 
 from penstock.flows.verbs.probe.knobs import ADVICE, Surroundings, knobs
-from penstock.flows.verbs.probe.measure import Reading, summarized
+from penstock.flows.verbs.probe.measure import Reading, scratch_folder, summarized
 from penstock.flows.verbs.probe.plot import draw
 from penstock.flows.verbs.probe.probe import spec_lines
 from penstock.ingest.feed.batch import Feed
@@ -37,6 +37,7 @@ from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests.conformance.feed_cases import write_dataset
 from tests.ingest.preparing import Source
+from tests.penstock.test_lease import holder_process
 from tests.training.digits import CPU, ListClient
 
 RECIPE = """
@@ -253,3 +254,18 @@ def test_what_is_tried_first_touches_the_place(tmp_path: Path) -> None:
     assert spec_lines({"materialize.cache": "disk", "shuffle.mode": "windowed", "shuffle.window_rows": 9}) == (
         "materialize: {cache: disk}\nshuffle: {mode: windowed, window_rows: 9}"
     )
+
+
+def test_what_a_killed_probe_left_is_removed_by_the_next_and_not_what_a_living_one_uses(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    killed, lives = (holder_process(tmp_path, f"probes/{name}/lease") for name in ("killed", "lives"))
+    try:
+        storage.write_bytes("probes/killed/ranks/0.json", b"{}")
+        killed.kill()
+        killed.wait()
+        with scratch_folder(storage) as scratch:
+            scratch.write_bytes("ranks/0.json", b"{}")
+            assert storage.list("probes") == sorted(["lives", scratch.root.rpartition("/")[2]])
+        assert storage.list("probes") == ["lives"]
+    finally:
+        lives.communicate(input="")

@@ -19,7 +19,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.evaluation.evaluate import Findings, evaluate
+from penstock.training.evaluation.evaluate import Findings, Slice, evaluate
 from penstock.training.evaluation.figures import (
     calibration_figure,
     confusion_figure,
@@ -89,6 +89,17 @@ def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[Tr
     }
     table = result.tables["test-classes"]
     assert table["class"] == [str(digit) for digit in range(10)] and sum(table["rows"]) == job.manifest.rows["test"]
+
+
+def test_a_slice_of_one_class_has_no_area_and_says_so(trained: tuple[TrainJob, Checkpoint]) -> None:
+    job, checkpoint = trained
+    _, labels = split_rows(job.manifest, job.data_storage, "test")
+    slices = [Slice("digit", "digit=3", labels == 3), Slice("digit", "digit<5", labels < 5)]
+    result = evaluate(job, loaded(job, checkpoint), metrics=["accuracy", "auroc"], figures=False, slices={"test": slices})
+    three, low = result.slices
+    assert three["auroc"] is None and three["not_defined"] == "auroc: all rows are of class '3'"
+    assert three["accuracy"] > 0.2 and low["auroc"] > 0.9 and low["not_defined"] is None
+    assert three["rows"] == (labels == 3).sum() and result.undefined == {}
 
 
 def test_a_typo_costs_no_pass_over_the_rows(trained: tuple[TrainJob, Checkpoint]) -> None:

@@ -103,6 +103,54 @@ def test_a_class_without_rows_is_no_class_that_the_model_gets_wrong(classes: int
         assert found[name] == pytest.approx(expected, abs=coarse)
 
 
+def undefined_of(classes: int | None, target: list[float], names: list[str] | None = None) -> dict[str, str]:
+    """Why metrics are not defined of these labels; their values are no numbers, and those of the others are."""
+    names = names or [*(REGRESSION if classes is None else CLASSIFICATION)]
+    metrics = make_metrics(names, schema(classes), recipe())
+    scores = torch.randn(len(target), *([] if classes is None else [classes]))
+    for row in range(len(target)):
+        labels = torch.tensor(target[row : row + 1])
+        metrics.update(scores[row : row + 1], {"y": labels if classes is None else labels.long()})
+    values = metrics.compute()
+    assert {name for name, value in values.items() if value != value} == metrics.undefined.keys()
+    return metrics.undefined
+
+
+def test_a_metric_that_the_rows_leave_undefined_is_no_number_and_says_why(recwarn: pytest.WarningsRecorder) -> None:
+    ones, zeros = [1.0] * 5, [0.0] * 5
+    assert undefined_of(2, ones) == dict.fromkeys(("auroc", "mcc"), "all rows are of class '1'")
+    of_class_1 = dict.fromkeys(("f1", "precision", "recall", "average_precision"), "no row is of class '1'")
+    assert undefined_of(2, zeros) == dict.fromkeys(("auroc", "mcc"), "all rows are of class '0'") | of_class_1
+    assert undefined_of(3, [2.0] * 5) == dict.fromkeys(("auroc", "mcc"), "all rows are of class '2'")
+    for classes in (2, 3, MANY_CLASSES + 5):
+        assert undefined_of(classes, [0.0, 1.0]) == {}
+    assert undefined_of(None, ones) == {"r2": "all rows have the label 1"} and undefined_of(None, [1.0, 2.0]) == {}
+    assert undefined_of(None, [3.0]) == {"r2": "all rows have the label 3"}
+    assert not recwarn.list
+    assert undefined_of(2, [], ["auroc"]) == {"auroc": "there are no rows"}
+
+
+def test_of_several_labels_a_row_those_count_that_a_metric_is_defined_of(recwarn: pytest.WarningsRecorder) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores, labels = torch.randn(60, 3, generator=generator), torch.randint(0, 2, (60, 3), generator=generator)
+    labels[:, 0] = 0
+    of_three = FeedSchema(columns=(ColumnInfo(name="y", dtype="uint8", shape=(3,)),), label="y")
+    metrics = make_metrics(["f1", "auroc", "average_precision"], of_three, recipe())
+    metrics.update(scores, {"y": labels.to(torch.uint8)})
+    found = metrics.compute()
+    assert not metrics.undefined
+    assert found["auroc"] == pytest.approx(roc_auc_score(labels[:, 1:], scores[:, 1:]), abs=0.02)
+    assert found["average_precision"] == pytest.approx(average_precision_score(labels[:, 1:], scores[:, 1:]), abs=0.02)
+    metrics.update(scores, {"y": torch.zeros(60, 3, dtype=torch.uint8)})
+    assert all(value != value for value in metrics.compute().values())
+    assert metrics.undefined == {
+        "f1": "no row has any of the labels",
+        "auroc": "no label is on some rows and not on others",
+        "average_precision": "no row has any of the labels",
+    }
+    assert not recwarn.list
+
+
 def test_logits_and_probabilities_measure_the_same() -> None:
     logits = 3 * torch.randn(300, 5, generator=torch.Generator().manual_seed(2))
     target = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.training.predict.output import Output
 from penstock.training.predict.score import Asked, Scored, ask, check_input, list_input, plan, score
 from penstock.training.predict.unit import Scorer, UnitJob, UnitOutcome, packed_model
 from penstock.training.recipe import load_recipe
+from penstock.training.registry.given_rows import given_rows
 from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.usercode.capture import capture
@@ -269,6 +271,87 @@ def test_a_csv_file_is_read_as_the_model_knows_its_columns(tmp_path: Path, model
     assert found["id"].to_pylist() == [*rows["id"].to_pylist(), "7"]
     assert found["age"].to_pylist() == [*rows["age"].to_pylist(), None]
     assert work.rows(side=True)["reason"].to_pylist() == ["column 'age' holds 'old', which does not read as int64"]
+
+
+def test_a_csv_file_without_the_columns_is_named_with_what_it_lacks(tmp_path: Path, model: Path) -> None:
+    work = Work(tmp_path, model, "csv")
+    (work.input / "a.csv").write_text("id,age,height,town,weight\n1,2,2.5,Ulm,1\n")
+    (work.input / "b.csv").write_text("number,years\n1,2\n")
+    with pytest.raises(DataError, match=r"b\.csv: .*'age'"):
+        work.run()
+    (work.input / "b.csv").write_text("id;age;height;town;weight\n1;2;2.5;Ulm;1\n")
+    with pytest.raises(DataError, match=r"b\.csv: its columns are separated by ';'") as refused:
+        work.run()
+    assert refused.value.next_step.startswith("write the file as those are that the model was trained on; then run")
+    (work.input / "b.csv").unlink()
+    assert work.run().units == 0 and work.rows().num_rows == 1
+
+
+def test_a_file_that_is_replaced_before_it_is_read_is_refused_and_scored_by_the_next_run(work: Work) -> None:
+    for name in ("a.parquet", "b.parquet"):
+        work.write(name, people(0, 10))
+    asked = work.asked()
+    files, output, scorer = list_input(asked.data).files, Output(Storage(str(work.out))), Scorer(packed_model(work.model))
+    work.write("b.parquet", people(50, 4))
+    with pytest.raises(DataError, match=r"b\.parquet"):
+        score(output, asked, files, plan(output, asked, files), lambda jobs: map(scorer, jobs), silent, Scored())
+    assert work.rows()["file"].unique().to_pylist() == ["a.parquet"], "rows of one file do not count as those of another"
+    assert work.run().units == 1 and work.rows().num_rows == 14
+
+
+class FullDisk(Storage):
+    """Takes one file and has no room for the next."""
+
+    puts = 0
+
+    def put_file(self, local: Path, path: str) -> None:
+        if self.puts:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super().put_file(local, path)
+        self.puts += 1
+
+
+def test_on_a_full_disk_what_was_scored_stays_and_the_rest_comes_once_there_is_room(work: Work) -> None:
+    for name in ("a.parquet", "b.parquet", "c.parquet"):
+        work.write(name, people(0, 10))
+    asked = work.asked()
+    files, output, scorer = list_input(asked.data).files, Output(FullDisk(str(work.out))), Scorer(packed_model(work.model))
+    with pytest.raises(OSError, match="No space left"):
+        score(output, asked, files, plan(output, asked, files), lambda jobs: map(scorer, jobs), silent, Scored())
+    assert len(output.units()) == 1 and output.manifest() is None
+    assert work.run().units == 2 and work.rows().num_rows == 30
+
+
+def test_the_model_gets_as_many_rows_at_once_as_fit_some_bytes_and_no_fewer_than_in_training(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.training.registry.loaded_model.MOST_BATCH_ROWS", 64)
+    loaded, given = LoadedModel(model), list[int]()
+
+    class Counting:
+        """The model, which notes how many rows it is given at once."""
+
+        def __init__(self, model: Any) -> None:
+            self._model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._model, name)
+
+        def predict(self, columns: Any, rows: int) -> Any:
+            given.append(rows)
+            return self._model.predict(columns, rows)
+
+    monkeypatch.setattr(loaded, "_model", Counting(loaded._model))
+    for batch_bytes, largest in ((1 << 20, 64), (1000, 16)):  # 16 as in training
+        given.clear()
+        monkeypatch.setattr("penstock.training.registry.loaded_model.BATCH_BYTES", batch_bytes)
+        loaded.score(people(1, 100))
+        assert (max(given), sum(given)) == (largest, 100)
+    given.clear()
+    row_bytes = loaded._features(loaded._raw, given_rows(people(1, 100), loaded.inputs))[0].nbytes // 100  # type: ignore[arg-type]
+    monkeypatch.setattr("penstock.training.registry.loaded_model.BATCH_BYTES", 40 * row_bytes)
+    loaded.score(people(1, 100))
+    assert given == [40, 40, 20]
 
 
 def test_images_are_scored_in_groups_and_a_damaged_one_is_a_row_that_cannot_be(
