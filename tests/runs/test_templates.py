@@ -25,12 +25,15 @@ GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())
 
 
 def check_golden(template: str, project: Path, result: dict[str, Any]) -> None:
-    """Prepared rows are the same on every machine; weights on the kind of CPU and the torch that they were recorded with."""
+    """Prepared rows are the same on every machine; weights on the kind of CPU and the torch that they were recorded with.
+
+    CPUs of one name with and without AVX-512 may come to other weights: golden.json holds those of both, where they differ.
+    """
     (manifest,) = project.glob(".penstock/datasets/*/manifest.json")
     assert json.loads(manifest.read_text())["content_digest"] == GOLDEN["templates"][template]["content"]
     cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     if {"cpu": cpu.split(":")[1].strip(), "torch": torch.__version__} == GOLDEN["made_on"]:
-        assert result["weights_digest"] == GOLDEN["templates"][template]["weights"]
+        assert result["weights_digest"] in GOLDEN["templates"][template]["weights"]
 
 
 def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_named_like_our_packages(tmp_path: Path) -> None:
