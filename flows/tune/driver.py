@@ -7,6 +7,7 @@ end: a process that dies on any line leaves what the next command needs to go on
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from penstock.tasks.tune.spec import TuneSpec
 __all__ = ["Driver"]
 
 _LOOK_EVERY_S = 0.3
+_HEARD_WITHIN_S = 30.0
 
 
 class _Reported(NamedTuple):
@@ -40,6 +42,12 @@ class _Ended(NamedTuple):
     end: Trial | BaseException
 
 
+class _Asked(NamedTuple):
+    """Somebody waits until all reports before this message are heard."""
+
+    heard: threading.Event
+
+
 @dataclass
 class _Work:
     """One trial for a Prefect task."""
@@ -47,7 +55,7 @@ class _Work:
     sweep: Sweep
     trial: Trial
     stopping: StopRequest
-    inbox: queue.SimpleQueue[_Reported | _Ended]
+    inbox: queue.SimpleQueue[_Reported | _Ended | _Asked]
 
 
 @task(name="trial", task_run_name="trial {number}", cache_policy=NO_CACHE, persist_result=False)
@@ -72,7 +80,7 @@ class Driver:
     def __init__(self, sweep: Sweep, board: Board) -> None:
         self._sweep, self._board = sweep, board
         self._tune: TuneSpec = sweep.tune
-        self._inbox: queue.SimpleQueue[_Reported | _Ended] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Reported | _Ended | _Asked] = queue.SimpleQueue()
         self._live: dict[int, StopRequest] = {}
         self._error: BaseException | None = None
         self.trials = load_trials(sweep.ctx.storage, sweep.ctx.run.run)
@@ -154,6 +162,8 @@ class Driver:
             self._hear(message)
         elif isinstance(message, _Ended):
             self._end(message)
+        elif isinstance(message, _Asked):
+            message.heard.set()
         if self._ends:
             for stopping in self._live.values():
                 stopping.stop.set()
@@ -161,6 +171,8 @@ class Driver:
             raise self._sweep.ctx.stopping.lost
 
     def _hear(self, told: _Reported) -> None:
+        if told.number in self._early.stopped:
+            return  # on its way while the trial was told to end: how far it came is chance
         self._orders += 1
         report = Report(order=self._orders, step=told.step, value=told.value)
         trial = self._trial(told.number)
@@ -181,7 +193,7 @@ class Driver:
         self._board.event(f"trial {trial.number} {trial.state}: {self._result(trial)}")
 
     def _stopped(self, trial: Trial) -> Trial:
-        """A trial that ended early. What it learned after the decision, while it was on its way, does not count."""
+        """A trial that ended early, with what it had reported when that was decided."""
         best = {"min": min, "max": max}[self._tune.mode](report.value for report in trial.reports)
         ended = {"state": "stopped", "value": best, "step": trial.reports[-1].step, "note": self._early.why(trial)}
         return trial.model_copy(update={**ended, "weights_digest": None, "metrics": {}})
@@ -195,6 +207,10 @@ class Driver:
         return self.trials[number - 1]
 
     def _why_stopped(self, number: int) -> str | None:
+        """In the trial's thread. What it has reported is heard first; a driver that has gone hears nothing more."""
+        asked = _Asked(threading.Event())
+        self._inbox.put(asked)
+        asked.heard.wait(_HEARD_WITHIN_S)
         return self._early.why(self._trial(number)) if number in self._early.stopped else None
 
     def _result(self, trial: Trial) -> str:

@@ -55,7 +55,7 @@ class Sweep:
     Attributes:
         ctx: the attempt at the sweep's own run, whose rows most trials take.
         prepared: the key of a `shuffle` -> a context with the outcomes up to it.
-        why_stopped: the reason of a trial that was ended early; None for another.
+        why_stopped: the reason of a trial that was ended early, by all it has reported; None for another.
     """
 
     loaded: LoadedSpec
@@ -140,6 +140,8 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
         # Whatever it is: the records of the trial are closed; what is no fault of its values is raised again there.
         return _ended_otherwise(sweep, trial, ctx, error)
     ledger.note_training(ctx.run)
+    if why := sweep.why_stopped(trial.number):  # told at its last validation
+        return _stopped_early(sweep, trial, ctx, why)
     ctx.tracker.log_metrics({"objective": ended.value or 0.0}, ended.step or 0)
     close_attempt(ctx, "partial", note=_title(sweep, trial))
     return ended.model_copy(update={"tracked_run": ctx.tracker.run_id})
@@ -184,12 +186,10 @@ def _ended_otherwise(sweep: Sweep, trial: Trial, ctx: RunContext, error: Excepti
     if ctx.stopping.lost is not None:  # the records are another process's now
         ctx.tracker.close(None)
         raise ctx.stopping.lost from error
-    why, stopped = sweep.why_stopped(trial.number), stop_behind(error)
+    stopped = stop_behind(error)
     tracked = {"tracked_run": ctx.tracker.run_id}
-    if why is not None and isinstance(stopped, Interrupted):
-        ctx.tracker.set_tags({"penstock.trial.state": "stopped early"})
-        close_attempt(ctx, "partial", note=f"{_title(sweep, trial)}: {why}")
-        return trial.model_copy(update={"state": "stopped", "note": why, **tracked})
+    if isinstance(stopped, Interrupted) and (why := sweep.why_stopped(trial.number)):
+        return _stopped_early(sweep, trial, ctx, why)
     if isinstance(stopped, Interrupted):
         close_attempt(ctx, "interrupted", stopped)
         return trial.model_copy(update=tracked)
@@ -197,6 +197,12 @@ def _ended_otherwise(sweep: Sweep, trial: Trial, ctx: RunContext, error: Excepti
     if isinstance(error, PenstockError) and error.exit_code in (TrainingError.exit_code, 2, 4):
         return trial.model_copy(update={"state": "failed", "error": error.message, **tracked})
     raise error
+
+
+def _stopped_early(sweep: Sweep, trial: Trial, ctx: RunContext, why: str) -> Trial:
+    ctx.tracker.set_tags({"penstock.trial.state": "stopped early"})
+    close_attempt(ctx, "partial", note=f"{_title(sweep, trial)}: {why}")
+    return trial.model_copy(update={"state": "stopped", "note": why, "tracked_run": ctx.tracker.run_id})
 
 
 def _reporting(sweep: Sweep, trial: Trial) -> Callable[[Sequence[Point]], None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from tests.drills.project import Command, make_project
 
@@ -94,5 +95,11 @@ def test_a_killed_sweep_ends_the_same_trials_early(tmp_path: Path) -> None:
     killed(file, "checkpoints of the second", trained(file.parent, 2, 5))
     survived = Command("tune", str(file), "--json").finish()
     assert facts(survived) == facts(calm)
+    assert reports(file.parent, survived["sweep"]) == reports(calm_file.parent, calm["sweep"])
+    for folder, sweep in ((calm_file.parent, calm), (file.parent, survived)):
+        client = MlflowClient(f"sqlite:///{folder}/.penstock/mlflow/mlflow.db")
+        tags = [client.get_run(trial["tracked_run"]).data.tags for trial in sweep["trials"]]
+        expected = ["stopped early" if trial["state"] == "stopped" else None for trial in sweep["trials"]]
+        assert [each.get("penstock.trial.state") for each in tags] == expected
     stopped = next(trial for trial in survived["trials"] if trial["state"] == "stopped")
     assert stopped["note"].startswith("stopped early by asha after ")
