@@ -269,7 +269,7 @@ class House:
             }
         )
         context = SimpleNamespace(
-            project=SimpleNamespace(spec=spec, registry=MLFLOW),
+            project=SimpleNamespace(spec=spec, registry=MLFLOW, row_code={}),
             snapshot=self.source.snapshot(),
             manifest=self.manifest,
             storage=self.source.storage,
