@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -308,16 +309,26 @@ def test_a_shard_with_lists_ends_where_its_bytes_do_and_says_the_same_however_ro
     assert digests[0] == digests[1]
 
 
-def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[..., CachedFeed]) -> None:
+def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[..., CachedFeed], tmp_path: Path) -> None:
     feed = opened()
     for batch in feed.batches(0):  # this process has its threads
         check(batch)
-    child = multiprocessing.get_context("fork").Process(target=lambda: [check(batch) for batch in feed.batches(1)])
+
+    def read_in_the_child() -> None:
+        try:
+            for batch in feed.batches(1):
+                check(batch)
+        except BaseException:
+            (tmp_path / "error").write_text(traceback.format_exc())
+            raise
+
+    child = multiprocessing.get_context("fork").Process(target=read_in_the_child)
     child.start()
     child.join(60)
     if child.is_alive():
         child.kill()
         child.join()
+    assert not (tmp_path / "error").exists(), (tmp_path / "error").read_text()
     assert child.exitcode == 0
 
 
