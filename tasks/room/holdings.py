@@ -58,13 +58,13 @@ def look(
         units[key] = units.get(key, frozenset()) | before
     busy, sweeping = _sweeping(storage, {path.split("/")[1] for path in files if path.startswith("pipelines/")}, {*own})
     own_runs = [run for run in runs if run.pipeline == pipeline]
-    at_work = [(run, f"a run is at work: {holder.process}") for run, holder in holders_of_runs(storage, pipeline).items()]
     return Holdings(
         files=files,
         runs=uses,
         now=dt.datetime.now(dt.UTC),
         units=units,
-        held=dict([*_held(ledger, pipeline, own_runs, aliased), *at_work]),
+        held=dict(_held(ledger, pipeline, own_runs, aliased)),
+        at_work={run: f"a run is at work: {holder.process}" for run, holder in holders_of_runs(storage, pipeline).items()},
         busy=busy,
         sweeping=sweeping,
     )

@@ -53,6 +53,7 @@ class Holdings:
         files: path -> bytes, below `runs`, `datasets`, `units`, `stages`, `profiles` and `pipelines`.
         units: dataset -> the units it is made of.
         held: run -> why it stays, however old it is.
+        at_work: run -> who works on it. It stays, and does not count among the newest: it may come to nothing.
         busy: pipeline -> who works on a sweep of it: none of its runs goes, and under `sweeping` no prepared rows.
         sweeping: the trials of a sweep at work may use any prepared rows.
     """
@@ -62,6 +63,7 @@ class Holdings:
     now: datetime
     units: Mapping[str, frozenset[str]] = field(default_factory=dict)
     held: Mapping[str, str] = field(default_factory=dict)
+    at_work: Mapping[str, str] = field(default_factory=dict)
     busy: Mapping[str, str] = field(default_factory=dict)
     sweeping: bool = False
 
@@ -133,13 +135,14 @@ def _kept(found: Holdings, pipeline: str, retention: RetentionSpec) -> dict[str,
     kept = {run.run: f"of pipeline {run.pipeline}" for run in alive if run.pipeline != pipeline}
     if pipeline in found.busy:
         kept |= {run.run: found.busy[pipeline] for run in own}
-    newest = sorted((run for run in own if run.sweep in (None, run.run)), key=lambda run: (run.used, run.run), reverse=True)
+    ended = [run for run in own if run.sweep in (None, run.run) and run.run not in found.at_work]
+    newest = sorted(ended, key=lambda run: (run.used, run.run), reverse=True)
     oldest = found.now - timedelta(days=retention.keep_days)
     for place, run in enumerate(newest[: retention.keep_runs]):
         if place == 0 or run.used >= oldest:
             kept.setdefault(run.run, "the newest run" if place == 0 else f"one of the newest {retention.keep_runs}")
     known = {run.run: run for run in alive}
-    for name, why in found.held.items():
+    for name, why in {**found.held, **found.at_work}.items():
         if name in known:
             kept.setdefault(name, why)
     trials: dict[str, set[str]] = {}

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlflow.artifacts
+from mlflow import MlflowClient
+
 from tests.drills.project import Command
 
-__all__ = ["calm_and_killed"]
+__all__ = ["calm_and_killed", "mlflow_folder"]
 
 
 def _run_folder(file: Path) -> Path:
@@ -51,3 +54,10 @@ def calm_and_killed(
     command.wait_for("the workers to go on", lambda: _newest_step(folder) >= first + ahead)
     command.kill()
     return calm, Command("run", str(file), "--json", *words).finish()
+
+
+def mlflow_folder(file: Path, model: str) -> Path:
+    """What MLflow keeps of the version that has the alias `candidate`, in the store that lies beside the pipeline file."""
+    store = f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db"
+    version = MlflowClient(store, store).get_model_version_by_alias(model, "candidate")
+    return Path(mlflow.artifacts.download_artifacts(artifact_uri=version.source, tracking_uri=store))

@@ -13,7 +13,7 @@ import pytest
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.drills.project import Command
-from tests.runs.killed import calm_and_killed
+from tests.runs.killed import calm_and_killed, mlflow_folder
 from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
@@ -56,8 +56,7 @@ def test_a_killed_worker_and_a_killed_driver_change_no_tree(tmp_path: Path, fram
     assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     # MLflow's own flavour beside penstock's: the library's trees, which take prepared rows.
-    store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
-    version = mlflow.artifacts.download_artifacts("models:/tumours@candidate", tracking_uri=store)
-    trees = {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}[framework].load_model(version)
+    folder = str(mlflow_folder(tmp_path / "killed" / "pipeline.yaml", "tumours"))
+    trees = {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}[framework].load_model(folder)
     rounds = trees.num_boosted_rounds() if framework == "xgboost" else trees.num_trees()
     assert type(trees).__name__ == "Booster" and rounds > 20

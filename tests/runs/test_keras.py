@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlflow
 import pandas as pd
 import pytest
 import yaml
@@ -14,7 +13,7 @@ from penstock.flows.verbs.init import create_project
 from penstock.training.frameworks.keras.library import import_keras
 from penstock.training.frameworks.own_trainer import installed
 from tests import ROOT
-from tests.runs.killed import calm_and_killed
+from tests.runs.killed import calm_and_killed, mlflow_folder
 
 if not installed("keras"):  # to import it would choose its backend
     pytest.skip('pip install "penstock[keras]"', allow_module_level=True)
@@ -44,5 +43,5 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     import_keras()
     from mlflow.keras import load_model
 
-    whole = load_model(mlflow.artifacts.download_artifacts("models:/diagnosis@candidate", tracking_uri=store))
+    whole = load_model(str(mlflow_folder(tmp_path / "killed" / "pipeline.yaml", "diagnosis")))
     assert whole.output_shape == (None, 2)

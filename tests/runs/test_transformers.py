@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlflow.artifacts
 import pandas as pd
 import pytest
 import yaml
@@ -12,7 +11,7 @@ import yaml
 import penstock
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
-from tests.runs.killed import calm_and_killed
+from tests.runs.killed import calm_and_killed, mlflow_folder
 
 transformers = pytest.importorskip("transformers", reason='pip install "penstock[transformers]"; `make frameworks` does')
 pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
@@ -37,5 +36,5 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     rows = pd.concat(map(pd.read_parquet, (tmp_path / "killed" / "data" / "test").glob("*.parquet"))).head(50)
     answers = penstock.load_model("models:/digits@candidate", store).predict(rows)
     assert (answers["prediction"].astype(int).to_numpy() == rows["label"].to_numpy()).mean() > 0.5
-    folder = Path(mlflow.artifacts.download_artifacts("models:/digits@candidate", tracking_uri=store), "artifacts")
+    folder = mlflow_folder(tmp_path / "killed" / "pipeline.yaml", "digits") / "artifacts"
     assert transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True).config.num_labels == 10

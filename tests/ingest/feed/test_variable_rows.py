@@ -318,9 +318,10 @@ def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[
         try:
             for batch in feed.batches(1):
                 check(batch)
+            said = "read to the end"
         except BaseException:
-            (tmp_path / "error").write_text(traceback.format_exc())
-            raise
+            said = traceback.format_exc()
+        (tmp_path / "said").write_text(said)
 
     child = multiprocessing.get_context("fork").Process(target=read_in_the_child)
     child.start()
@@ -328,8 +329,8 @@ def test_a_forked_process_decodes_images_by_threads_of_its_own(opened: Callable[
     if child.is_alive():
         child.kill()
         child.join()
-    assert not (tmp_path / "error").exists(), (tmp_path / "error").read_text()
-    assert child.exitcode == 0
+    # Not its exit code: that is also of other libraries' threads, which a fork has not taken along.
+    assert (tmp_path / "said").read_text() == "read to the end"
 
 
 def test_bad_lists_and_images_are_named_by_their_row() -> None:

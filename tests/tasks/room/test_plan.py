@@ -77,6 +77,13 @@ def test_what_is_held_or_worked_on_stays_with_its_rows(more: dict[str, object], 
     assert not names(plan, "dataset", "unit") & {"rows1", "u1a"}
 
 
+def test_a_run_at_work_stays_and_takes_no_place_of_one_that_ended() -> None:
+    found = holdings([run(day) for day in range(1, 5)], at_work={"r4": "a run is at work"})
+    assert plan_room(found, "p", TWO).kept == {
+        "r4": "a run is at work", "r3": "the newest run", "r2": "one of the newest 2"
+    }  # fmt: skip
+
+
 def test_a_run_stays_that_a_kept_run_began_with_and_the_trials_of_a_kept_sweep() -> None:
     sweep = run(3, "sweep", sweep="sweep", needs=frozenset({"r1"}))
     trials = [run(2, "trial", sweep="sweep"), run(2, "other", sweep="older")]
