@@ -55,7 +55,6 @@ def make_job(ctx: RunContext) -> TrainJob:
             "batch_rows": str(spec.train.batch_rows),
         },
         open_feeds=feed_opener(ctx),
-        one_of_many=ctx.run.sweep is not None,
         callbacks=ctx.project.callbacks,
         data_config=ctx.project.data_config,
     )

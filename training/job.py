@@ -49,7 +49,6 @@ class TrainJob:
         code: the recipe.
         attempt: number of this attempt, from 1.
         identity: values that must be equal in a checkpoint to continue from it.
-        one_of_many: other trainings come before and after it on the same cluster, as in a sweep.
         record_rows: write every step's row ids to `rows/`, for tests and audits.
         open_feeds: None reads the shards from disk.
         callbacks: what `train.callbacks` names.
@@ -66,7 +65,6 @@ class TrainJob:
     attempt: int
     pipeline: str
     identity: dict[str, str] = field(default_factory=dict)
-    one_of_many: bool = False
     record_rows: bool = False
     open_feeds: FeedOpener | None = None
     callbacks: tuple[CallbackCode, ...] = ()

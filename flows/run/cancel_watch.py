@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.runtime import flow_run
 
 from penstock.tasks.prefect_away import AWAY
@@ -36,14 +36,20 @@ def cancel_becomes_sigterm(stop: threading.Event) -> Iterator[None]:
     done = threading.Event()
     from_worker = "PREFECT__FLOW_RUN_ID" in os.environ
     patience_s = WORKER_FIRST_S if from_worker else 0.0
-    arguments = (lambda: _is_cancelled(UUID(identity)), stop, done, patience_s)
-    thread = threading.Thread(target=_watch, args=arguments, name="penstock-cancel-watch", daemon=True)
+    arguments = (UUID(identity), stop, done, patience_s)
+    thread = threading.Thread(target=_ask_server, args=arguments, name="penstock-cancel-watch", daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join(timeout=ASK_EVERY_S)
+
+
+def _ask_server(identity: UUID, stop: threading.Event, done: threading.Event, patience_s: float) -> None:
+    # One client for all questions: each new one reads every certificate of the machine.
+    with get_client(sync_client=True) as client:
+        _watch(lambda: _is_cancelled(client, identity), stop, done, patience_s)
 
 
 def _watch(is_cancelled: Callable[[], bool], stop: threading.Event, done: threading.Event, patience_s: float) -> None:
@@ -57,9 +63,9 @@ def _watch(is_cancelled: Callable[[], bool], stop: threading.Event, done: thread
             return
 
 
-def _is_cancelled(identity: UUID) -> bool:
+def _is_cancelled(client: SyncPrefectClient, identity: UUID) -> bool:
     # A server that is away for a moment says nothing about the run.
-    with contextlib.suppress(*AWAY), get_client(sync_client=True) as client:
+    with contextlib.suppress(*AWAY):
         state = client.read_flow_run(identity).state
         return state is not None and (state.is_cancelling() or state.is_cancelled())
     return False

@@ -26,9 +26,9 @@ from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryO
 from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.joined_late import leave_mark
 from penstock.training.on_ray.mailbox import start_mailbox
+from penstock.training.on_ray.one_task import TaskFit, is_one_task
 from penstock.training.on_ray.one_worker import needs_of_one_worker
 from penstock.training.on_ray.silence import Silence
-from penstock.training.on_ray.used_process import TaskFit, may_use_a_process_again
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["TrainOutcome", "train"]
@@ -74,6 +74,7 @@ def train(
     listener: Callable[[list[Event]], None],
     own_cluster: bool = False,
     work: Callable[..., RankResult] | None = None,
+    in_ray_train: bool = False,
 ) -> TrainOutcome:
     """Train to the end of the spec, or until `stop` is set; continues from the newest checkpoint in `job.run_storage`.
 
@@ -87,6 +88,7 @@ def train(
         listener: gets the events in order, in this thread; it should not raise, and must not block for long.
         own_cluster: nothing else uses the cluster and it will not grow, so that its autoscaler need not be asked.
         work: what each worker does, a module's function; None is `penstock.training.on_ray.worker.run_rank`.
+        in_ray_train: `work` calls functions of `ray.train`, so that a lone worker too has to be one of Ray Train's.
 
     Raises:
         TrainingError: the retries are used up, and the first cause is shown; or the driver lost Ray.
@@ -96,7 +98,7 @@ def train(
         os.environ.setdefault(name, value)
     leave_mark(job.run_storage, job.attempt)
     try:
-        return _follow(job, stop, listener, own_cluster=own_cluster, work=work)
+        return _follow(job, stop, listener, own_cluster=own_cluster, work=work, in_ray_train=in_ray_train)
     except ray.exceptions.RayError as error:  # of a call to the mailbox, which is on this machine
         # It is no error that the stage is tried again for: workers that live on must end with this process first.
         raise TrainingError(
@@ -112,14 +114,15 @@ def _follow(
     *,
     own_cluster: bool,
     work: Callable[..., RankResult] | None,
+    in_ray_train: bool,
 ) -> TrainOutcome:
     mailbox = start_mailbox()
     attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)
     attempt.hear(chosen)
     fit: _Fit | TaskFit
-    if work is None and may_use_a_process_again(job, need):
-        fit = TaskFit(job, mailbox, need)
+    if is_one_task(job, need) and not in_ray_train:
+        fit = TaskFit(job, mailbox, need, work)
     else:
         trainer = _trainer(job, mailbox, need, work)
         trainer.own_cluster = own_cluster

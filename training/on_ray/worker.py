@@ -11,13 +11,11 @@ from functools import partial
 from typing import Any, Literal
 
 import ray
-import ray.train
-import ray.train.torch
 import torch
 
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
-from penstock.redact import hiding_secrets
+from penstock.redact import first_line, hiding_secrets
 from penstock.training.callbacks.callback import Training
 from penstock.training.callbacks.loading import load_callbacks
 from penstock.training.checkpoint.exactness import (
@@ -53,7 +51,7 @@ from penstock.training.step.hyperparameters import OPTIMIZER, told_changes
 from penstock.training.step.learner import Learner
 from penstock.training.users_mlflow import take_over_mlflow
 
-__all__ = ["RankResult", "agree_on_checkpoint", "run_rank", "train_alone", "train_loop_per_worker"]
+__all__ = ["AgainError", "RankResult", "agree_on_checkpoint", "run_rank", "train_alone", "train_loop_per_worker"]
 
 
 @dataclass(frozen=True)
@@ -73,15 +71,36 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     Args:
         config: `job` (TrainJob), `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox), `work` (None is `run_rank`).
     """
+    import ray.train.torch  # it brings pandas and Ray Data, which a lone rank does not wait for
+
     group = Group.current(ray.train.torch.get_device())
     actor = ray.get_runtime_context().current_actor
     return _as_rank(config["job"], group, config["mailbox"], actor, config["work"] or run_rank)
 
 
-def train_alone(job: TrainJob, mailbox: Any) -> RankResult:
-    """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again where its process died."""
+class AgainError(Exception):
+    """A lone rank failed with an exception that is not a user's to correct: Ray starts the task again, as Ray Train would."""
+
+
+def train_alone(job: TrainJob, mailbox: Any, work: Callable[..., RankResult] | None) -> RankResult:
+    """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again where its process died.
+
+    Args:
+        job: what to train.
+        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+        work: as in `train_loop_per_worker`.
+
+    Raises:
+        PenstockError: as the work raised it.
+        AgainError: of any other exception.
+    """
     ray.get(mailbox.starting.remote())
-    return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, run_rank)
+    try:
+        return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, work or run_rank)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise AgainError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any, work: Callable[..., RankResult]) -> RankResult:

@@ -11,6 +11,7 @@ from typing import Any
 
 import prefect
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from penstock.flows.run.cancel_watch import _is_cancelled
@@ -104,7 +105,8 @@ def test_no_answer_of_prefects_server_ends_a_run(
 
     assert prefect_answers()
     ask(lambda: name_flow_run("name", ["tag"]))
-    assert ask(lambda: _is_cancelled(identity)) is False
+    with get_client(sync_client=True) as client:
+        assert ask(lambda: _is_cancelled(client, identity)) is False
     assert ask(lambda: tell_end(ended)) == (answer == "404"), "else it is told again, unless it does not know the flow run"
     ask(lambda: stage._publish(ctx, StageOutcome("read", "k", "ran", 1.0, {}, (), (), "")))
     assert [line.startswith("read: no Prefect artifact: ") for line in told] == [True] * (

@@ -22,6 +22,7 @@ from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.model import ModelSpec
 from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
+from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.spec import TrainSpec
 from tests.training.digits import make_job, train_alone
 
@@ -68,8 +69,9 @@ class Watcher:
 
 
 def run(folder: Path, name: str, listener: Callable[[list[Event]], None], **more: Any) -> TrainOutcome:
-    stop, own_cluster = more.pop("stop", threading.Event()), more.pop("own_cluster", False)
-    return train(make_job(folder, run=name, **more), stop=stop, listener=listener, own_cluster=own_cluster)
+    given = {key: more.pop(key) for key in ("own_cluster", "work") if key in more}
+    stop = more.pop("stop", threading.Event())
+    return train(make_job(folder, run=name, **more), stop=stop, listener=listener, **given)
 
 
 def actors_beside(pid: int) -> set[str]:
@@ -128,6 +130,30 @@ def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_d
     assert sorted(printed) == [(0, "rows: 24")] * 2 + [(1, "rows: 24")] * 2
     assert {"TrainController", "RayTrainWorker", "Mailbox"} <= actors
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
+
+
+def lost_disk_once(*arguments: Any, restart: int = 0, **more: Any) -> RankResult:
+    """A rank's work, which fails in the first worker with no user's error."""
+    if restart == 0:
+        raise OSError("the disk was away")
+    return run_rank(*arguments, restart=restart, **more)
+
+
+def test_a_lone_worker_is_a_task_that_is_started_again_where_it_died_or_its_machine_failed(tmp_path: Path) -> None:
+    alone = {**SLOW, "workers": 1, "max_steps": 7}
+    actors: set[str] = set()
+    whole = run(tmp_path, "whole", Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0]))), **alone)
+    assert "Mailbox" in actors and not {"TrainController", "RayTrainWorker"} & actors
+
+    watcher = Watcher(at_step=4, act=lambda pids: os.kill(pids[0], signal.SIGKILL))
+    killed = run(tmp_path, "killed", watcher, **alone)
+    assert (killed.status, killed.restarts) == ("finished", 1) and killed.resumed_from_step in {3, 6}
+    assert killed.weights_digest == whole.weights_digest and killed.exactness == "bit-exact"
+
+    failed = run(tmp_path, "failed", Watcher(), **alone, work=lost_disk_once)
+    assert (failed.status, failed.restarts, failed.weights_digest) == ("finished", 1, whole.weights_digest)
+    with pytest.raises(TrainingError, match="rank 0: OSError: the disk was away"):
+        run(tmp_path, "once", Watcher(), **alone, retries=0, work=lost_disk_once)
 
 
 def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ class KerasFramework:
         """Train on a Ray Train worker."""
         work: Any = run_keras_rank
         on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
-        return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=work)
+        return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
 
 
 def run_keras_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:

@@ -105,7 +105,7 @@ class LightningFramework:
     ) -> TrainOutcome:
         """Run the Trainer on Ray Train workers."""
         work: Any = run_lightning_rank
-        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work)
+        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
 
     def code_to_predict(self, code: UserCode) -> UserCode:
         """Without data files that only the steps and the optimizers read."""

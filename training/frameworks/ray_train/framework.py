@@ -76,7 +76,7 @@ class RayTrainFramework:
     ) -> TrainOutcome:
         """Call the function on Ray Train workers."""
         work: Any = run_loop_rank
-        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work)
+        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
 
 
 RAY_TRAIN = RayTrainFramework()

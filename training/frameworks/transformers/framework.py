@@ -97,7 +97,7 @@ class TransformersFramework:
     ) -> TrainOutcome:
         """Run the Trainer on Ray Train workers."""
         work: Any = run_transformers_rank
-        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work)
+        return trainer.train(job, stop=stop, listener=listener, own_cluster=own_cluster, work=work, in_ray_train=True)
 
 
 def run_transformers_rank(

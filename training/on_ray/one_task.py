@@ -1,30 +1,32 @@
-"""How is a training of one worker started without a new process? As a Ray task: Ray gives it one that has trained before.
+"""How is a training of one worker run without Ray Train? As a Ray task, in a process that Ray has at hand.
 
-Ray Train starts a controller and a worker for each training, and what they import takes seconds: longer than a short trial of
-a sweep trains. `run_rank` is the same in both, and so are its weights.
+Ray Train starts a controller, an actor through which ranks meet, and a worker; what they import takes a core for ten seconds
+before the first step, and longer than a short trial of a sweep trains. One rank needs none of it: its work and its weights are
+the same, Ray starts the task again where its process died, and the next trial runs in a process that has trained before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError, WorkerCrashedError
+from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, WorkerCrashedError
 
 from penstock.training.job import TrainJob
-from penstock.training.on_ray.worker import RankResult, train_alone
+from penstock.training.on_ray.worker import AgainError, RankResult, train_alone
 
-__all__ = ["TaskFit", "may_use_a_process_again"]
+__all__ = ["TaskFit", "is_one_task"]
 
 _END_S = 20.0
 """How long a cancelled task may take to be gone."""
 
 
-def may_use_a_process_again(job: TrainJob, need: dict[str, float]) -> bool:
-    """Whether `job` is one of several in a row, and small: Ray ends a process that was given a GPU, to free its memory."""
-    return job.one_of_many and job.spec.workers == 1 and "GPU" not in need
+def is_one_task(job: TrainJob, need: dict[str, float]) -> bool:
+    """Whether `job` takes one worker, on CPUs: Ray ends a process that was given a GPU, to free its memory."""
+    return job.spec.workers == 1 and "GPU" not in need
 
 
 class _RankLostError(Exception):
@@ -42,12 +44,15 @@ class TaskFit(threading.Thread):
         over: set unless it runs.
     """
 
-    def __init__(self, job: TrainJob, mailbox: Any, need: dict[str, float]) -> None:
+    def __init__(self, job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None) -> None:
         super().__init__(name="penstock-fit", daemon=True)
         self._task = ray.remote(train_alone).options(
-            num_cpus=need["CPU"], max_retries=job.spec.retries, scheduling_strategy="SPREAD"
+            num_cpus=need["CPU"],
+            max_retries=job.spec.retries,
+            retry_exceptions=[AgainError],
+            scheduling_strategy="SPREAD",
         )
-        self._arguments = (job, mailbox)
+        self._arguments = (job, mailbox, work)
         self._reference: Any = None
         self.result: RankResult | None = None
         self.error: Exception | None = None
@@ -64,7 +69,7 @@ class TaskFit(threading.Thread):
         """Wait for the end and keep what came of it."""
         try:
             self.result = ray.get(self._reference)
-        except (WorkerCrashedError, OutOfMemoryError) as error:
+        except (WorkerCrashedError, NodeDiedError, OutOfMemoryError) as error:
             self.error = _RankLostError(error)
         except Exception as error:  # carried to the thread that waits, which judges it
             self.error = error
