@@ -88,6 +88,7 @@ def test_the_registered_model_loads_by_its_alias_and_predicts(calm_file: Path, c
     assert set(json.loads(spec.read_text())["code"]["files"]) == {"model.py", "width.txt"}, "smoothing.txt is of the loss alone"
 
 
+@pytest.mark.usefixtures("shared_prefect")
 def test_the_same_command_again_reuses_every_stage(calm_file: Path, calm: dict[str, Any]) -> None:
     planned = penstock("plan", str(calm_file))
     assert [stage["action"] for stage in planned["stages"]] == ["reuse"] * 7

@@ -14,6 +14,7 @@ from tests.runs.raw_scores import check_raw_rows
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
 
+@pytest.mark.drill
 def test_the_tumours_are_told_apart_by_a_lightning_module(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "lightning")[0]
     result = Command("run", str(file), "--json", "--set", "train.epochs=8").finish()

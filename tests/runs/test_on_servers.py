@@ -29,7 +29,7 @@ from tests.runs.servers import free_port, script_environment, serving
 from tests.servers.swift import store_client
 from tests.shared import CALM_EPOCHS, CALM_FILES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
 
 NOTES_WHERE_IT_RUNS = """\
@@ -162,11 +162,11 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     assert check.finish()["status"] == "done"
     assert pids.read_text(), "the first batch is tried"
     command = Command("run", *words, environment=servers.environment)
-    command.wait_for("a checkpoint", checkpoints_in(storage), every_s=0.5)
+    command.wait_for("a checkpoint", checkpoints_in(storage), timeout_s=900, every_s=0.5)
     command.kill()
 
     again = Command("run", *words, environment=servers.environment)
-    continued = again.finish()
+    continued = again.finish(timeout_s=900)
     assert outcomes(continued) == {
         **dict.fromkeys(("read", "preprocess", "materialize", "shuffle"), "reused"),
         "train": "resumed",

@@ -36,6 +36,7 @@ def check_golden(template: str, project: Path, result: dict[str, Any]) -> None:
         assert result["weights_digest"] in GOLDEN["templates"][template]["weights"]
 
 
+@pytest.mark.drill
 def test_the_tumours_are_told_apart_from_inside_a_folder_that_holds_folders_named_like_our_packages(tmp_path: Path) -> None:
     project = create_project(tmp_path / "project", "tabular")[0].parent
     for name in ("penstock", "ingest", "training", "tasks", "flows", "prefect", "mlflow"):
