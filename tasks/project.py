@@ -14,15 +14,15 @@ from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.callback_code import CallbackCode
-from penstock.training.frameworks.framework import Framework
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
-from penstock.training.registry.registry import ModelRegistry
 from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.definitions import Definitions, definitions_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `penstock status` reads records and does not wait for torch
     from penstock.training.checkpoint.start_from import StartWeights
+    from penstock.training.frameworks.framework import Framework
+    from penstock.training.registry.registry import ModelRegistry
 
 __all__ = ["Project"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -108,3 +110,10 @@ def test_a_run_whose_tracker_is_no_longer_installed_is_closed_with_a_warning(
     left = ledger.load_run(run.run)
     assert left is not None and left.status == "killed"
     assert "there is no tracker 'lines'" in caplog.text
+
+
+def test_what_reads_records_alone_loads_no_library_that_works_on_rows() -> None:
+    load = "import sys, penstock.flows.verbs.status, penstock.flows.verbs.log\n"
+    load += "print({'torch', 'ray', 'prefect', 'mlflow'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "set()\n", done.stderr
