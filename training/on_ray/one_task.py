@@ -8,7 +8,6 @@ the same, Ray starts the task again where its process died, and the next trial r
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,10 @@ import ray
 from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, WorkerCrashedError
 
 from penstock.training.job import TrainJob
+from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
 from penstock.training.on_ray.worker import AgainError, RankResult, train_alone
 
 __all__ = ["TaskFit", "is_one_task"]
-
-_END_S = 20.0
-"""How long a cancelled task may take to be gone."""
 
 
 def is_one_task(job: TrainJob, need: dict[str, float]) -> bool:
@@ -37,15 +34,18 @@ class _RankLostError(Exception):
         self.worker_failures = {0: cause}
 
 
-class TaskFit(threading.Thread):
-    """Stands for `TorchTrainer.fit()` in a thread: see `penstock.training.on_ray.trainer`.
+class TaskFit(Fit):
+    """A Ray task that is the only rank.
 
-    Attributes:
-        over: set unless it runs.
+    Args:
+        job: what to train.
+        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+        need: resources of the worker.
+        work: as in `penstock.training.on_ray.trainer.train`.
     """
 
     def __init__(self, job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None) -> None:
-        super().__init__(name="penstock-fit", daemon=True)
+        super().__init__()
         self._task = ray.remote(train_alone).options(
             num_cpus=need["CPU"],
             max_retries=job.spec.retries,
@@ -54,31 +54,22 @@ class TaskFit(threading.Thread):
         )
         self._arguments = (job, mailbox, work)
         self._reference: Any = None
-        self.result: RankResult | None = None
-        self.error: Exception | None = None
-        self.over = threading.Event()
-        self.over.set()
 
     def start(self) -> None:
-        """Begin."""
-        self.over.clear()
+        """Begin: from here on `end` has something to end."""
         self._reference = self._task.remote(*self._arguments)
         super().start()
 
-    def run(self) -> None:
-        """Wait for the end and keep what came of it."""
+    def _train(self) -> RankResult:
         try:
-            self.result = ray.get(self._reference)
+            result: RankResult = ray.get(self._reference)
         except (WorkerCrashedError, NodeDiedError, OutOfMemoryError) as error:
-            self.error = _RankLostError(error)
-        except Exception as error:  # carried to the thread that waits, which judges it
-            self.error = error
-        finally:
-            self.over.set()
+            raise _RankLostError(error) from error
+        return result
 
     def end(self, mailbox: Any) -> None:
-        """End the task's process, unless all is over."""
+        """End the task's process."""
         if not self.over.is_set():
             with contextlib.suppress(RayError):  # then Ray is gone, and the task with it
                 ray.cancel(self._reference, force=True)
-            self.over.wait(_END_S)
+            self.over.wait(KILL_GRACE_S)

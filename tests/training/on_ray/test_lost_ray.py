@@ -19,8 +19,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from penstock.errors import TrainingError
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray import trainer
+from penstock.training.on_ray.fit import Fit
 from penstock.training.on_ray.mailbox import Mailbox, RayMailboxClient
-from penstock.training.on_ray.worker import run_rank
+from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
 from tests.training.digits import CPU, make_job
 
@@ -59,11 +60,15 @@ class Calls:
 @pytest.fixture
 def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
     def train(job: TrainJob, calls: Calls) -> TrainOutcome:
-        def fit() -> Any:
-            return SimpleNamespace(return_value=run_rank(job, Group(0, 1, CPU), RayMailboxClient(calls, 0)))
+        class Here(Fit):
+            def _train(self) -> RankResult:
+                return run_rank(job, Group(0, 1, CPU), RayMailboxClient(calls, 0))
+
+            def end(self, mailbox: Any) -> None:
+                self.over.wait(20)
 
         monkeypatch.setattr(trainer, "start_mailbox", calls.start_mailbox)
-        monkeypatch.setattr(trainer, "_trainer", lambda *_: SimpleNamespace(fit=fit))
+        monkeypatch.setattr(trainer, "TaskFit", lambda *_: Here())
         monkeypatch.setattr(trainer, "POLL_S", 0.005)
         monkeypatch.setattr(trainer, "Silence", partial(trainer.Silence, clock=lambda: 0.0))  # it looks at no cluster
         monkeypatch.setattr(ray, "get", calls.get)

@@ -1,0 +1,53 @@
+"""What does the driver hold while Ray trains? A thread that waits for the end, and can bring it about."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Any
+
+from penstock.training.on_ray.worker import RankResult
+
+__all__ = ["KILL_GRACE_S", "Fit"]
+
+KILL_GRACE_S = 20.0
+"""How long Ray may take to notice that the workers are gone."""
+
+
+class Fit(threading.Thread, ABC):
+    """One attempt in Ray's hands.
+
+    Attributes:
+        over: set unless it runs. After a signal's exception in `join`, `is_alive` says False of a thread that lives.
+        result: what rank 0 returned; None where there is none.
+        error: what was raised instead, for the thread that waits to judge.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="penstock-fit", daemon=True)
+        self.result: RankResult | None = None
+        self.error: Exception | None = None
+        self.over = threading.Event()
+        self.over.set()
+
+    def start(self) -> None:
+        """Begin."""
+        self.over.clear()
+        super().start()
+
+    def run(self) -> None:
+        """Train to the end and keep what came of it."""
+        try:
+            self.result = self._train()
+        except Exception as error:
+            self.error = error
+        finally:
+            self.over.set()
+
+    @abstractmethod
+    def _train(self) -> RankResult:
+        """Blocks until the end."""
+
+    @abstractmethod
+    def end(self, mailbox: Any) -> None:
+        """End the workers, unless all is over. `mailbox` is a handle of penstock.training.on_ray.mailbox.Mailbox."""

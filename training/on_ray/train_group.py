@@ -1,0 +1,140 @@
+"""How is Ray Train asked for the workers of one attempt, and its controller ended?
+
+A module of its own: a lone worker needs no Ray Train, and its driver does not wait for what Ray Train imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.train
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from penstock.training.job import TrainJob
+from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
+from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
+from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
+
+__all__ = ["GroupFit"]
+
+COLLECTIVE_TIMEOUT_S = 900
+"""A rank that is alive but stuck in user code shows as a collective that times out on the others."""
+
+_KNOBS = {
+    # A dead worker is noticed within a poll; Ray's own 2 s would be most of the time a restart of a small model takes.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # A frozen worker (or a dead network) is given up after this instead of ten minutes.
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
+    # Ray Train would ask anew for the same CPUs and GPUs; how long they are waited for is `train.wait_s`.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "864000",
+    # Its notices are not used here (the last time-based checkpoint is recent enough), and it costs a process per worker group.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "300",
+    # Ray would take `print` for its own log files; printed.py shows what user code prints.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+
+
+class GroupFit(Fit):
+    """`TorchTrainer.fit()` in a thread, because it blocks until the end.
+
+    Args:
+        job: what to train.
+        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+        need: resources of each worker.
+        work: as in `penstock.training.on_ray.trainer.train`.
+        own_cluster: likewise.
+    """
+
+    def __init__(
+        self,
+        job: TrainJob,
+        mailbox: Any,
+        need: dict[str, float],
+        work: Callable[..., RankResult] | None,
+        *,
+        own_cluster: bool,
+    ) -> None:
+        super().__init__()
+        for name, value in _KNOBS.items():
+            os.environ.setdefault(name, value)
+        self._trainer = _trainer(job, mailbox, need, work)
+        self._trainer.own_cluster = own_cluster
+
+    def _train(self) -> RankResult:
+        result: RankResult = self._trainer.fit().return_value  # type: ignore[attr-defined]  # V2's; the annotations are V1's
+        return result
+
+    def end(self, mailbox: Any) -> None:
+        """Kill Ray Train's controller, and its workers with it.
+
+        A thread that is in Ray's hands while the driver disconnects ends the process with exit code 1, at once. What the
+        controller has reserved on the cluster is free again when the driver disconnects.
+        """
+        give_up_s = time.monotonic() + KILL_GRACE_S
+        with contextlib.suppress(ray.exceptions.RayError):
+            while not self.over.is_set() and time.monotonic() < give_up_s:
+                controller = ray.get(mailbox.controller.remote(), timeout=KILL_GRACE_S)
+                if controller is not None:  # it may still be starting
+                    ray.kill(controller)
+                self.over.wait(0.3)
+        # Ray is gone, and `fit` with it; or the mailbox is, and workers that do not reach it save and end.
+        self.over.wait(give_up_s - time.monotonic())
+
+
+class _LeanTrainer(TorchTrainer):
+    """Starts no process that does nothing for us: each takes a core for 1.5 s while everybody waits for the first step.
+
+    Attributes:
+        own_cluster: as in `penstock.training.on_ray.trainer.train`.
+    """
+
+    own_cluster = False
+
+    def _create_default_callbacks(self) -> list[Any]:
+        default = super()._create_default_callbacks()  # type: ignore[misc]  # V2's; the annotations are V1's
+        return [each for each in default if type(each).__name__ not in _NOT_NEEDED]
+
+    def _initialize_and_run_controller(self, *, scaling_policy: Any, **others: Any) -> ray.train.Result:
+        if self.own_cluster:
+            scaling_policy = FixedWorkers(scaling_policy.scaling_config)
+        return super()._initialize_and_run_controller(scaling_policy=scaling_policy, **others)  # type: ignore[misc,no-any-return]
+
+
+_NOT_NEEDED = {
+    "DatasetsCallback",  # hands out Ray Data's datasets; our feed reads shards
+    "PlacementGroupCleanerCallback",  # frees what a controller that died has reserved; the end of the driver frees it too
+}
+
+
+def _trainer(job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None) -> _LeanTrainer:
+    return _LeanTrainer(
+        train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
+        train_loop_config={"job": job, "mailbox": mailbox, "work": work},
+        torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
+        scaling_config=ScalingConfig(num_workers=job.spec.workers, use_gpu="GPU" in need, resources_per_worker=need),
+        run_config=RunConfig(
+            # A name of its own for every attempt: Ray must never find an index it wrote earlier, for ours is the truth.
+            name=f"{job.pipeline}-{job.attempt}-{uuid.uuid4().hex[:8]}",
+            # What Ray Train would keep for itself we never read. In memory it needs no folder that all nodes share.
+            storage_path="penstock",
+            storage_filesystem=PyFileSystem(FSSpecHandler(MemoryFileSystem())),
+            failure_config=FailureConfig(  # type: ignore[call-arg]  # V2's fields; the annotations are V1's
+                max_failures=job.spec.retries, controller_failure_limit=3, max_preemption_failures=100
+            ),
+            # Ray prints each rank's traceback several times; `EventLog` tells the first cause, and Ray's log files hold all.
+            logging_config=LoggingConfig(log_level="CRITICAL"),
+            callbacks=[NoRetryOfUserErrors(), TellsTheDriver(mailbox)],  # type: ignore[list-item]
+        ),
+    )
