@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -78,8 +79,10 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     ctx.tracker.set_tags({"penstock.model": registered.uri})
     promotion = None
     if decides:
-        # Two runs that end together must not both be held against the version before them.
-        with hold_lease(ctx.storage, f"pipelines/{spec.name}/alias-lease", ctx.stopping.give_up, brief=True):
+        # Two runs that end together, of this pipeline or of another that registers under the same name, must not both be held
+        # against the version before them.
+        lease = f"models/{quote(registered.name, safe='')}/alias-lease"
+        with hold_lease(ctx.storage, lease, ctx.stopping.give_up, brief=True):
             promotion = promote(ctx, uri, registered, checkpoint.manifest.weights_digest)
     return {
         **registered.model_dump(mode="json"),

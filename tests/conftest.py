@@ -47,6 +47,8 @@ os.environ.update(
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
+        # Ray's workers are nicer than what waits for them here (15); on a busy machine they would starve until a test gives up.
+        "RAY_worker_niceness": "0",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
 )

@@ -70,6 +70,9 @@ def promote(ctx: RunContext, uri: str, new: Registered, weights_digest: str) -> 
     spec, registry = ctx.project.spec.register_, cast("KeepsAliases", keeps_aliases(ctx))
     alias = str(spec.alias)
     found = _decide(ctx, registry, uri, new, weights_digest)
+    # A pipeline of another storage, which no lease of ours keeps away, or a person may have moved it during the comparison.
+    while found.moved and registry.aliases(uri, new.name).get(alias) != found.holder:
+        found = _decide(ctx, registry, uri, new, weights_digest)
     said = f"alias {alias!r} {'moves to' if found.moved else 'is not given to'} version {new.version}: {found.reason}"
     if found.moved and found.holder == new.version:
         said = f"alias {alias!r} is at version {new.version} already: {found.reason}"

@@ -26,6 +26,7 @@ from penstock.tasks.spec import PipelineSpec
 from penstock.training.evaluation.paired import Paired, compare_paired
 from penstock.training.evaluation.scorer import Scorer
 from penstock.training.model import ModelSpec
+from penstock.training.registry import held_against
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.registry.raw_rows import raw_form
@@ -301,6 +302,23 @@ def test_a_regression_takes_the_alias_by_a_smaller_error_and_not_where_a_slice_i
     assert not refused.moved and "test/rmse is 0.5000 on the 9 rows of area=north, its floor is 0.4" in refused.reason
     assert house.holder() == "2"
     assert house.promote(good, slices, floors={"area": 0.6}).moved and house.holder() == "4"
+
+
+def test_a_version_that_got_the_alias_during_the_comparison_is_compared_with_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path)
+    house.promote(house.version(1.0))
+    best, compare = house.version(2.0), held_against.compare_models
+
+    def beside_another(*arguments: Any) -> held_against.ModelsCompared:
+        if house.holder() == "1":
+            MLFLOW.give_alias(house.uri, "line", "live", best.version)  # as a pipeline of another storage does
+        return compare(*arguments)
+
+    monkeypatch.setattr(held_against, "compare_models", beside_another)
+    found = house.promote(house.version(1.5))
+    assert not found.moved and found.holder == best.version == house.holder()
 
 
 def test_of_very_many_rows_the_first_are_compared_and_the_reason_says_so(
