@@ -59,7 +59,7 @@ frameworks: $(READY) ## the tests of transformers and Keras, with what they need
 		$$(grep -E '$(LARGE)' constraints.txt) && touch $(VENV)/frameworks/.ready; }
 	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
 
-drills: $(READY) ## the other tests: a dozen kills of one run, and what else takes minutes (half an hour)
+drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (half an hour)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, make test

@@ -21,7 +21,7 @@ from tests.drills.project import Command, make_project
 from tests.runs.nights import run_nights
 
 CALM_EPOCHS, CALM_FILES = 5, 2
-"""Of the project of `calm`; the weights of another one with the same two are the same."""
+"""Of the project of `calm`, which has two workers; the weights of another one with the same three are the same."""
 FOLDERS = ("penstock", "ingest", "training", "tasks", "flows")
 """Where the code of the package lies in this checkout."""
 
@@ -40,16 +40,32 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def run_calm(folder: Path) -> dict[str, Any]:
-    file = make_project(folder / "project", epochs=CALM_EPOCHS, files=CALM_FILES)
-    planned = Command("plan", str(file), "--json").finish()
-    assert [stage["action"] for stage in planned["stages"]] == ["run"] * 7
-    return Command("run", str(file), "--json").finish()
+    return Command(
+        "run", str(make_project(folder / "project", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)), "--json"
+    ).finish()
+
+
+def make_lone(folder: Path) -> Path:
+    """The project of `lone`: two epochs of 180 steps."""
+    file = make_project(folder, epochs=2, files=4)
+    file.write_text(file.read_text().replace("batch_rows: 64", "batch_rows: 8"))
+    return file
+
+
+def run_lone(folder: Path) -> dict[str, Any]:
+    return Command("run", str(make_lone(folder / "project")), "--json").finish()
 
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `penstock run --json` said of `calm_file`, from the plan of seven stages to run to the registered model."""
+    """What `penstock run --json` said of `calm_file`."""
     return made_once(tmp_path_factory, "calm", run_calm)[1]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def lone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `penstock run --json` said of a project of `make_lone`, which has one worker."""
+    return made_once(tmp_path_factory, "lone", run_lone)[1]  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A small real project for the drills: handwritten digits in several files, a network with dropout, two workers."""
+"""A small real project for the drills: handwritten digits in several files, a network with dropout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ train:
   recipe: model.py:Net
   epochs: {epochs}
   batch_rows: 64
-  workers: 2
+  workers: {workers}
   cpus_per_worker: 0.5
   checkpoint: {{every_steps: 5, every_s: 1}}
   retries: 5
@@ -82,8 +82,12 @@ def scale(batch):
 """
 
 
-def make_project(folder: Path, *, epochs: int = 6, files: int = 6) -> Path:
-    """Write the project into `folder` and return its pipeline file."""
+def make_project(folder: Path, *, epochs: int = 6, files: int = 6, workers: int = 1) -> Path:
+    """Write the project into `folder` and return its pipeline file.
+
+    Args:
+        workers: more than one costs twice the CPU: Ray Train's controller, and a process for each.
+    """
     digits = load_digits()
     (folder / "data" / "train").mkdir(parents=True)
     size = len(digits.data) // files + 1
@@ -103,7 +107,7 @@ def make_project(folder: Path, *, epochs: int = 6, files: int = 6) -> Path:
     (folder / "smoothing.txt").write_text("0")
     (folder / "transforms.py").write_text(TRANSFORMS)
     file = folder / "pipeline.yaml"
-    file.write_text(PIPELINE.format(epochs=epochs))
+    file.write_text(PIPELINE.format(epochs=epochs, workers=workers))
     return file
 
 
@@ -141,7 +145,7 @@ class Command:
         self._said.seek(0)
         return self._said.read()
 
-    def wait_for(self, what: str, seen: Callable[[], Any], timeout_s: float = 240, every_s: float = 0.02) -> None:
+    def wait_for(self, what: str, seen: Callable[[], Any], timeout_s: float = 600, every_s: float = 0.02) -> None:
         """Poll until `seen`; the process ending before that is a failure."""
         deadline = time.monotonic() + timeout_s
         while not seen():
@@ -154,7 +158,7 @@ class Command:
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
 
-    def finish(self, code: int = 0, timeout_s: float = 400) -> dict[str, Any]:
+    def finish(self, code: int = 0, timeout_s: float = 600) -> dict[str, Any]:
         """Wait, demand the exit code, and return the JSON object of the last line."""
         out, _ = self.process.communicate(timeout=timeout_s)
         assert self.process.returncode == code, f"{' '.join(self.words)} exited {self.process.returncode}:\n{self.said[-6000:]}"

@@ -10,36 +10,35 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.drills.project import Command, make_project
+from penstock.flows.verbs.plan import plan_pipeline
+from tests.drills.project import make_project
+from tests.drills.without_servers import leave_out_servers, run_here
 
-pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.drill
 
-OTHER = ["--set", "train.batch_rows=128"]
-TESTED = ["--set", "data.test=data/test.parquet"]
+OTHER = ["train.batch_rows=128"]
+TESTED = ["data.test=data/test.parquet"]
 AFTER = {"train", "evaluate", "register"}
-
-
-def command(verb: str, file: Path, *words: str) -> dict[str, Any]:
-    return Command(verb, str(file), "--json", *words).finish()
 
 
 def stages(answer: dict[str, Any], word: str) -> dict[str, str]:
     return {stage["name"]: stage[word] for stage in answer["stages"]}
 
 
-def test_what_was_trained_once_is_found_again(tmp_path: Path) -> None:
+def test_what_was_trained_once_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_servers(monkeypatch)
     file = make_project(tmp_path / "p", epochs=2, files=2)
     part = pq.read_table(file.parent / "data" / "train" / "part-1.parquet")
     (file.parent / "data" / "train" / "part-1.parquet").unlink()
     test = file.parent / "data" / "test.parquet"
     pq.write_table(part, test)
 
-    first = command("run", file, *TESTED)
-    other = command("run", file, *TESTED, *OTHER)
+    first = run_here(file, TESTED)
+    other = run_here(file, [*TESTED, *OTHER])
     assert other["run"] != first["run"]
-    planned = stages(command("plan", file, *TESTED), "action")
+    planned = stages(plan_pipeline(file, TESTED), "action")
     assert planned.pop("register") == "run" and set(planned.values()) == {"reuse"}
-    again = command("run", file, *TESTED)
+    again = run_here(file, TESTED)
     outcomes = stages(again, "outcome")
     assert outcomes.pop("register") == "ran" and set(outcomes.values()) == {"reused"}
     assert (again["run"], again["model_uri"]) == (first["run"], first["model_uri"])
@@ -50,14 +49,14 @@ def test_what_was_trained_once_is_found_again(tmp_path: Path) -> None:
     labels = part.column("label").to_numpy().copy()
     labels[0] = (labels[0] + 1) % 10
     pq.write_table(part.set_column(part.column_names.index("label"), "label", pa.array(labels)), test)
-    planned = stages(command("plan", file, *TESTED), "action")
+    planned = stages(plan_pipeline(file, TESTED), "action")
     assert {name for name, action in planned.items() if action == "depends"} == AFTER
-    corrected = command("run", file, *TESTED)
+    corrected = run_here(file, TESTED)
     assert {name: stages(corrected, "outcome")[name] for name in AFTER} == {
         "train": "reused", "evaluate": "ran", "register": "reused",
     }  # fmt: skip
     assert corrected["model_uri"] == first["model_uri"]
 
-    command("run", file, *TESTED, *OTHER, "--set", "data.validation=null", "--until", "materialize")
-    elsewhere = ["--set", "data.train=./data/../data/train"]
-    assert set(stages(command("run", file, *TESTED, *elsewhere), "outcome").values()) == {"reused"}
+    run_here(file, [*TESTED, *OTHER, "data.validation=null"], until="materialize")
+    elsewhere = run_here(file, [*TESTED, "data.train=./data/../data/train"])
+    assert set(stages(elsewhere, "outcome").values()) == {"reused"}

@@ -39,7 +39,7 @@ SLOW = {"DRILL_PAUSE_S": "0.1"}
 def project(folder: Path, tune: str) -> Path:
     """Three epochs of 23 steps on one worker, and a section `tune`."""
     file = make_project(folder, epochs=3, files=2)
-    file.write_text(file.read_text().replace("workers: 2", "workers: 1") + tune)
+    file.write_text(file.read_text() + tune)
     return file
 
 

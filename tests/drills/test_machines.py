@@ -94,7 +94,7 @@ class Project:
         fs.mkdir(name)
         folder = site.machines.folder / f"disk{HEAD}" / name
         folder.mkdir(parents=True)
-        file = make_project(folder, epochs=CALM_EPOCHS, files=CALM_FILES)
+        file = make_project(folder, epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
         fs.put(f"{folder}/data/train/", f"{bucket}/data/train/", recursive=True)
         shutil.rmtree(folder / "data")
         text = file.read_text().replace("train: data/train/", f"train: {bucket}/data/train/")

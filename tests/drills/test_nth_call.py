@@ -1,51 +1,31 @@
 """A fault at the n-th call that leaves the process: a run ends done, or with an error of ours after which the command goes on.
 
-The weights are the same either way. All runs are in this process, so that many are cheap: stages, records, lease, checkpoints,
-tracker and registry are the real ones. Prefect and Ray are left out, as other drills kill those: rows are prepared, and the one
-rank trains, where the command runs.
+The weights are the same either way. All runs are in this process (without_servers.py), so that many are cheap. Prefect and Ray
+are left out, as other drills kill those.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
-from penstock.errors import LeaseHeldError, PenstockError, TrainingError
-from penstock.flows.run import close_attempt as closing
-from penstock.flows.run.open_attempt import introduce, is_still_its_run, open_attempt
-from penstock.flows.run.preflight import check_storage
-from penstock.flows.run.reporter import PlainReporter
-from penstock.flows.run.request import RunRequest
+from penstock.errors import LeaseHeldError, PenstockError
 from penstock.flows.spec_file import load_spec
-from penstock.ingest.ray_tasks import local_map
-from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
-from penstock.tasks import materialize, preprocess
-from penstock.tasks.all_stages import ALL_STAGES
-from penstock.tasks.project import Project
 from penstock.tasks.records.at_work import choosing_a_run
-from penstock.tasks.stage import perform
-from penstock.training.checkpoint.outcome import outcome_of
-from penstock.training.events import Event
-from penstock.training.job import TrainJob, TrainOutcome
-from penstock.training.on_ray import trainer
-from penstock.training.on_ray.worker import run_rank
-from penstock.training.ranks import Group
-from tests.training.digits import ListClient
+from tests.drills.without_servers import leave_out_servers, run_here
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
-STORE_STRIDE, TRACKER_STRIDE = 13, 7
+STORE_STRIDE, TRACKER_STRIDE = 29, 17
 """Every so many calls are tried: all of them, which 1 and 1 do, take 20 minutes."""
 
 PIPELINE = """\
@@ -103,24 +83,8 @@ class Faults:
             raise self.error()
 
 
-def train_here(
-    job: TrainJob, *, stop: threading.Event, listener: Callable[[list[Event]], None], **_others: Any
-) -> TrainOutcome:
-    """In place of Ray Train: the one rank, here."""
-    client = ListClient()
-    try:
-        result = run_rank(job, Group(0, 1, torch.device("cpu")), client)
-    except PenstockError:
-        raise
-    except Exception as error:  # as `EventLog.error` does
-        raise TrainingError(f"training failed: {type(error).__name__}: {error}") from error
-    finally:
-        listener(client.events)
-    return outcome_of(job, result.status, exactness=result.exactness, resumed_from_step=result.resumed_from_step)
-
-
-class Runs:
-    """`penstock run FILE` without Prefect and Ray."""
+class Projects:
+    """Projects with equal rows, and runs of them."""
 
     def __init__(self, folder: Path, faults: Faults) -> None:
         self._folder, self._faults, self._made = folder, faults, 0
@@ -138,55 +102,24 @@ class Runs:
         (folder / "pipeline.yaml").write_text(text)
         return folder / "pipeline.yaml"
 
-    def run(
-        self, file: Path, overrides: Sequence[str] = (), meanwhile: Callable[[str], None] = lambda _stage: None
-    ) -> dict[str, Any]:
-        """One attempt; raises what ends it.
-
-        Args:
-            meanwhile: called with the name of each stage before it is performed.
-        """
-        loaded = load_spec(file, list(overrides))
-        project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-        stopping = StopRequest()
-        request = RunRequest(file=str(file))
-        check_storage(project.storage)
-        with contextlib.ExitStack() as held:
-            with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up):
-                ctx = open_attempt(request, loaded, project, PlainReporter(), stopping, lambda: True, held)  # type: ignore[arg-type]
-            try:
-                introduce(ctx)
-                for stage in ALL_STAGES:
-                    meanwhile(stage.name)
-                    if stage.name == "train":
-                        assert is_still_its_run(ctx, fresh=False)
-                    perform(stage, ctx)
-            except BaseException as error:
-                closing.close_attempt(ctx, "failed", error)
-                raise
-            return closing.close_attempt(ctx, "done")
-
     def faulty(self, at: int, **how: Any) -> tuple[dict[str, Any], PenstockError | None, int]:
         """Run with a fault, and where that ends the attempt, run again: (result, what ended the first, its calls)."""
         file, ended = self.project(), None
         self._faults.arm(at, **how)
         try:
-            result = self.run(file)
+            result = run_here(file)
         except PenstockError as error:
             ended = error
         calls = self._faults.calls
         self._faults.arm(0)
         if ended is not None:
-            result = self.run(file)
+            result = run_here(file)
         return result, ended, calls
 
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    monkeypatch.setattr(closing, "prefect_answers", lambda _within_s: True)  # there is no flow run that it could be told of
-    monkeypatch.setattr(trainer, "train", train_here)
-    monkeypatch.setattr(materialize, "materialize_dataset", partial(materialize.materialize_dataset, parallel=local_map))
-    monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))
+    leave_out_servers(monkeypatch)
     return Faults()
 
 
@@ -201,7 +134,7 @@ def test_a_cut_connection_to_the_store_costs_an_attempt_at_most(
             yield
 
     monkeypatch.setattr(Storage, "_translated", translated)
-    runs = Runs(tmp_path, faults)
+    runs = Projects(tmp_path, faults)
     calm, _, calls = runs.faulty(0)
     assert calls > 100
     ended = {number: _same_end(runs, calm, number, after=bool(number % 2)) for number in range(2, calls + 1, STORE_STRIDE)}
@@ -221,7 +154,7 @@ def test_a_tracking_server_that_is_away_or_refuses_once_costs_an_attempt_at_most
     for name, call in list(vars(MlflowClient).items()):
         if callable(call) and not name.startswith("_"):
             monkeypatch.setattr(MlflowClient, name, failing(call))
-    runs = Runs(tmp_path, faults)
+    runs = Projects(tmp_path, faults)
     calm, _, calls = runs.faulty(0)
     assert calls > 30
     ended: dict[str, list[bool]] = {}
@@ -235,33 +168,33 @@ def test_a_tracking_server_that_is_away_or_refuses_once_costs_an_attempt_at_most
 
 
 def test_runs_beside_each_other_prepare_the_rows_once_and_end_as_they_do_alone(tmp_path: Path, faults: Faults) -> None:
-    runs, ended = Runs(tmp_path, faults), dict[str, dict[str, Any]]()
+    runs, ended = Projects(tmp_path, faults), dict[str, dict[str, Any]]()
     longer = ["train.epochs=3"]
-    alone = [runs.run(runs.project(), overrides) for overrides in ([], longer)]
+    alone = [run_here(runs.project(), overrides) for overrides in ([], longer)]
     file = runs.project()
     storage = Storage(load_spec(file, []).spec.storage)
 
     def beside(stage: str) -> None:
         if stage in ("read", "train"):
             with pytest.raises(LeaseHeldError, match="is held by pid"):
-                runs.run(file)
+                run_here(file)
         if stage == "materialize":
-            ended["beside"] = runs.run(file, longer)
+            ended["beside"] = run_here(file, longer)
             ended["units"] = storage.tree("units")
 
-    first = runs.run(file, meanwhile=beside)
+    first = run_here(file, meanwhile=beside)
     assert storage.tree("units") == ended["units"]
     both = (first, ended["beside"])
     assert [one["weights_digest"] for one in both] == [one["weights_digest"] for one in alone]
     assert len({one["run"] for one in both}) == 2 == len({one["model_uri"] for one in both})
     for one, overrides in zip(both, ([], longer), strict=True):  # each is found again; the alias is given to it once more
-        again = runs.run(file, overrides)
+        again = run_here(file, overrides)
         assert (again["run"], {stage["outcome"] for stage in again["stages"][:-1]}) == (one["run"], {"reused"})
     with choosing_a_run(storage, "p"):
         assert storage.list("pipelines/p/leases") == []
 
 
-def _same_end(runs: Runs, calm: dict[str, Any], number: int, **how: Any) -> bool:
+def _same_end(runs: Projects, calm: dict[str, Any], number: int, **how: Any) -> bool:
     """Run with that fault, compare the end, and return whether the first attempt was ended by it."""
     result, error, _ = runs.faulty(number, **how)
     same = ("status", "weights_digest", "metrics", "model_uri")

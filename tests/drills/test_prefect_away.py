@@ -52,7 +52,7 @@ def server_of_the_user(state: Path) -> Iterator[ServerInfo]:
 
 
 def test_the_embedded_server_is_started_again_and_has_the_whole_run(tmp_path: Path, calm: dict[str, Any]) -> None:
-    file = make_project(tmp_path / "p", epochs=CALM_EPOCHS, files=CALM_FILES)
+    file = make_project(tmp_path / "p", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
     command = run_of(file)
     state = file.parent / ".penstock"
     first = info(state)
@@ -65,7 +65,7 @@ def test_the_embedded_server_is_started_again_and_has_the_whole_run(tmp_path: Pa
 
 
 def test_a_server_that_does_not_come_back_is_told_later(tmp_path: Path, calm: dict[str, Any]) -> None:
-    file = make_project(tmp_path / "p", epochs=CALM_EPOCHS, files=CALM_FILES)
+    file = make_project(tmp_path / "p", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
     with server_of_the_user(tmp_path / "server") as server:
         command = run_of(file, PREFECT_API_URL=server.url)
     result = command.finish()

@@ -131,7 +131,7 @@ class Machines(NamedTuple):
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("machines")
-    file = make_project(folder / "project", epochs=CALM_EPOCHS, files=CALM_FILES)
+    file = make_project(folder / "project", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
     shutil.copytree(file.parent / "data" / "train", file.parent / "rows")
     (file.parent / ".penstock").mkdir()
     with cluster(folder / "ray.log") as (environment, join):
@@ -184,7 +184,7 @@ def test_a_node_that_does_not_answer_is_named(machines: Machines, tmp_path: Path
 
 
 def test_a_node_that_joins_late_and_does_not_see_the_storage_is_named(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "project", epochs=CALM_EPOCHS, files=CALM_FILES)
+    file = make_project(tmp_path / "project", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
     state = file.parent / ".penstock"
     state.mkdir()
     with cluster(tmp_path / "ray.log") as (environment, join):

@@ -156,7 +156,7 @@ def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path)
 @pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "impatient", epochs=1, files=1)
+    file = make_project(tmp_path / "impatient", epochs=1, files=1, workers=2)
     # A step that does not end by itself; the batch that is tried before training is quick.
     with (file.parent / "model.py").open("a") as model:
         model.write("\n    def loss(self, model, batch):\n")

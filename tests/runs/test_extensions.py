@@ -57,8 +57,7 @@ def means(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def means_project(folder: Path) -> Path:
     file = make_project(folder, epochs=3, files=2)
     (file.parent / "model.py").write_text(PIXELS)
-    text = file.read_text().replace("recipe: model.py:Net", "framework: nearest-mean\n  recipe: model.py:Pixels")
-    file.write_text(text.replace("  workers: 2\n", ""))
+    file.write_text(file.read_text().replace("recipe: model.py:Net", "framework: nearest-mean\n  recipe: model.py:Pixels"))
     return file
 
 

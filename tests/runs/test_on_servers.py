@@ -142,7 +142,7 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     servers: Servers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = make_project(tmp_path / "remote", epochs=CALM_EPOCHS, files=CALM_FILES)
+    file = make_project(tmp_path / "remote", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
     rows = file.parent / "data" / "train"
     bucket, settings = rows_bucket  # the rows lie in a store of their own, with other credentials
     for part in sorted(rows.iterdir()):

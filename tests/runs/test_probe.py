@@ -13,7 +13,7 @@ pytestmark = pytest.mark.drill
 
 
 def test_a_stream_with_a_slow_step_is_probed_and_a_cache_is_faster(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "project", files=6)
+    file = make_project(tmp_path / "project", files=6, workers=2)
     step = file.parent / "transforms.py"
     step.write_text("import time\n\n" + step.read_text().replace("def scale(batch):", "def scale(batch):\n    time.sleep(0.5)"))
     streams = "materialize: {unit_bytes: 1, cache: none}\nshuffle: {seed: 5, mode: windowed, window_rows: 300}\n"

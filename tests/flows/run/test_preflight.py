@@ -19,7 +19,7 @@ from tests.drills.project import make_project
 
 
 def project(tmp_path: Path, *overrides: str) -> Project:
-    loaded = load_spec(make_project(tmp_path / "p", files=1), overrides)
+    loaded = load_spec(make_project(tmp_path / "p", files=1, workers=2), overrides)
     return Project(loaded.spec, loaded.base_dir, loaded.origins)
 
 

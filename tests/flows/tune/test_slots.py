@@ -14,7 +14,7 @@ from tests.drills.project import make_project
 
 
 def slots(folder: Path, nodes: list[dict[str, float]], **tune: Any) -> tuple[int, str | None]:
-    file = make_project(folder / "project", files=1)
+    file = make_project(folder / "project", files=1, workers=2)
     space = tune.pop("space", "{train.learning_rate: {choice: [0.1, 0.2, 0.3, 0.4]}}")
     more = "".join(f"  {key}: {value}\n" for key, value in tune.items())
     file.write_text(file.read_text() + f"tune:\n  space: {space}\n{more}")

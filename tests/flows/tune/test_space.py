@@ -18,7 +18,7 @@ from tests.drills.project import make_project
 
 
 def with_space(folder: Path, space: str) -> Path:
-    file = make_project(folder / "project", files=1)
+    file = make_project(folder / "project", files=1, workers=2)
     file.write_text(f"{file.read_text()}tune:\n  space:\n    {space}\n")
     return file
 
