@@ -225,13 +225,21 @@ def test_a_file_in_the_folder_s_place_is_not_taken_for_no_checkpoints(tmp_path: 
     assert "put the folder back" in told.value.next_step
 
 
-_WRITER = """
-import sys, torch
+_WRITERS = """
+import os, sys, torch
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.checkpoint.packed import pack
 from penstock.training.checkpoint.state_files import torch_snapshot, training_file
+while sys.stdin.readline():
+    if not (child := os.fork()):
+        break
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("over", flush=True)
+else:
+    sys.exit()
 store = CheckpointStore(Storage(sys.argv[1]), keep=2)
 found, _ = store.newest_valid()
 store.clean(found)
@@ -244,6 +252,7 @@ while True:
     store.prune()
     print(step, flush=True)
 """
+"""Forks a writer for each line that it is sent, so that torch is imported once."""
 
 
 @pytest.mark.drill
@@ -251,20 +260,21 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
     rng = random.Random(5)
     store = CheckpointStore(Storage(str(tmp_path)), keep=2)
     reached = 0
-    for _ in range(6):
-        command = [sys.executable, "-c", _WRITER, str(tmp_path)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
-            assert writer.stdout is not None
-            reported = int(writer.stdout.readline())
+    command, environment = [sys.executable, "-c", _WRITERS, str(tmp_path)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as writers:
+        assert writers.stdin is not None and writers.stdout is not None
+        for _ in range(6):
+            writers.stdin.write("\n")
+            writers.stdin.flush()
+            writer, reported = int(writers.stdout.readline()), int(writers.stdout.readline())
             time.sleep(rng.uniform(0.0, 0.05))  # somewhere within a write, a prune, or between them
-            writer.send_signal(signal.SIGKILL)
-            reported = max([reported, *map(int, writer.stdout.read().split())])
-        found, warnings = store.newest_valid()
-        assert found is not None and warnings == []
-        assert found.manifest.step in (reported, reported + 1) and reported > reached
-        assert torch.equal(weights_of(found.storage)["w3"], torch.full((50_000,), float(found.manifest.step)))
-        reached = found.manifest.step
+            os.kill(writer, signal.SIGKILL)
+            reported = max([reported, *map(int, iter(lambda: writers.stdout.readline().strip(), "over"))])
+            found, warnings = store.newest_valid()
+            assert found is not None and warnings == []
+            assert found.manifest.step in (reported, reported + 1) and reported > reached
+            assert torch.equal(weights_of(found.storage)["w3"], torch.full((50_000,), float(found.manifest.step)))
+            reached = found.manifest.step
 
 
 def test_a_checkpoint_that_is_gone_is_no_good_one(storage: Storage) -> None:

@@ -10,50 +10,68 @@ from pathlib import Path
 from typing import Any
 
 import mlflow.artifacts
+import psutil
 from mlflow import MlflowClient
 
-from tests.drills.project import Command
+from tests.runs.forked import Command
 
-__all__ = ["calm_and_killed", "mlflow_folder"]
+__all__ = ["calm_and_killed", "kill_worker", "kill_worker_and_command", "mlflow_folder", "run"]
 
-
-def _run_folder(file: Path) -> Path:
-    (folder,) = (file.parent / ".penstock" / "runs").iterdir()
-    return folder
+START_S = 600
+"""For what needs a whole start of Ray, on a machine three times slower than an idle one."""
 
 
-def _workers(folder: Path) -> dict[str, int]:
-    newest = max((folder / "attempts").iterdir())
+def run(file: Path, settings: Sequence[str] = ()) -> Command:
+    """`penstock run --json` of a pipeline file with settings such as `train.epochs=3`."""
+    return Command("run", str(file), "--json", *(word for setting in settings for word in ("--set", setting)))
+
+
+def _workers(file: Path) -> list[int]:
+    """Process ids of the workers of the newest attempt of the newest run, by their ranks."""
+    attempts = (file.parent / ".penstock" / "runs").glob("*/attempts/*.json")
+    newest = max(attempts, key=lambda path: (path.parent.parent.name, path.name))
     found: dict[str, Any] = json.loads(newest.read_text())["workers"]
-    return {rank: int(place.rsplit(":", 1)[1]) for rank, place in found.items()}
+    return [int(found[rank].rsplit(":", 1)[1]) for rank in sorted(found, key=int)]
 
 
-def _newest_step(folder: Path) -> int:
-    return max((int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoints/*/manifest.json")), default=0)
+def _newest_step(file: Path) -> int:
+    """Of the newest run."""
+    folder = max((file.parent / ".penstock" / "runs").glob("*/checkpoints"), default=file)
+    return max((int(path.parent.name.split("-")[1]) for path in folder.glob("*/manifest.json")), default=0)
+
+
+def kill_worker(command: Command, file: Path, known: int = 0) -> int:
+    """SIGKILL the worker of the last rank once a checkpoint beyond step `known` is there; returns the newest one's step."""
+    command.wait_for(
+        "a checkpoint", lambda: _newest_step(file) > known and any(map(psutil.pid_exists, _workers(file)[-1:])), START_S
+    )
+    os.kill(_workers(file)[-1], signal.SIGKILL)
+    return _newest_step(file)
+
+
+def kill_worker_and_command(command: Command, file: Path, known: int = 0) -> None:
+    """Both at once, so that no worker of a command that is gone trains to the end."""
+    kill_worker(command, file, known)
+    command.kill()
 
 
 def calm_and_killed(
-    folder: Path, make: Callable[[Path], Path], settings: Sequence[str], *, victim: str = "1", ahead: int = 14
+    folder: Path, make: Callable[[Path], Path], settings: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run what `make` makes in two folders below `folder`; returns the results of the undisturbed and of the killed run.
+
+    The second loses a worker, goes on with another, loses that one and the command, and is continued by a second command.
 
     Args:
         make: folder -> pipeline file.
         settings: of the command, as `train.epochs=3`.
-        victim: rank of the worker that is killed.
-        ahead: steps that it goes on after that before the command is killed.
     """
-    words = [word for setting in settings for word in ("--set", setting)]
-    calm = Command("run", str(make(folder / "calm")), "--json", *words).finish()
+    calm = run(make(folder / "calm"), settings).finish()
     file = make(folder / "killed")
-    command = Command("run", str(file), "--json", *words)
-    command.wait_for("a run", lambda: any((file.parent / ".penstock" / "runs").glob("*/checkpoints/*/manifest.json")))
-    folder = _run_folder(file)
-    os.kill(_workers(folder)[victim], signal.SIGKILL)
-    first = _newest_step(folder)
-    command.wait_for("the workers to go on", lambda: _newest_step(folder) >= first + ahead)
-    command.kill()
-    return calm, Command("run", str(file), "--json", *words).finish()
+    command = run(file, settings)
+    known = kill_worker(command, file)
+    kill_worker_and_command(command, file, known)
+    return calm, run(file, settings).finish()
 
 
 def mlflow_folder(file: Path, model: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sklearn.datasets import load_breast_cancer
 
-from tests.drills.project import Command
+from tests.runs.forked import Command
 
 __all__ = ["ADDED", "FIRST", "make_nights", "run_nights"]
 

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
-from tests.drills.project import Command
-from tests.runs.killed import calm_and_killed, mlflow_folder
+from tests.runs.forked import Command
+from tests.runs.killed import kill_worker, kill_worker_and_command, mlflow_folder, run
 from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
@@ -36,27 +36,38 @@ def test_the_page_of_the_docs_is_a_pipeline_that_passes_its_check(tmp_path: Path
 @pytest.mark.drill
 def test_the_tumours_are_told_apart_by_trees_once(tmp_path: Path) -> None:
     file = create_project(tmp_path / "project", "boosted")[0]
-    result = Command("run", str(file), "--json").finish()
+    result = run(file).finish()
     assert (result["status"], result["exactness"], result["model_uri"]) == ("done", "bit-exact", "models:/tumours/1")
     assert result["metrics"]["test/accuracy"] >= 0.93 and result["metrics"]["test/auroc"] >= 0.98
     found = {path.name: path for path in file.parent.glob(".penstock/mlflow/artifacts/**/evaluation/*")}
     assert {"test-confusion_matrix.png", "test-roc.png", "feature_importance.png"} <= found.keys()
     assert len(json.loads(found["feature_importance.json"].read_text())["column"]) == 30
     check_raw_rows(file, result)
-    again = Command("run", str(file), "--json").finish()
+    again = run(file).finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert again["weights_digest"] == result["weights_digest"]
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("framework", sorted(PARAMS))
-def test_a_killed_worker_and_a_killed_driver_change_no_tree(tmp_path: Path, framework: str) -> None:
-    settings = [f"train.framework={framework}", PARAMS[framework], "train.checkpoint={every_steps: 20}", "train.epochs=400"]
-    calm, ended = calm_and_killed(tmp_path, lambda folder: create_project(folder, "boosted")[0], settings, ahead=40)
-    assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
-    assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
-    # MLflow's own flavour beside penstock's: the library's trees, which take prepared rows.
-    folder = str(mlflow_folder(tmp_path / "killed" / "pipeline.yaml", "tumours"))
-    trees = {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}[framework].load_model(folder)
-    rounds = trees.num_boosted_rounds() if framework == "xgboost" else trees.num_trees()
-    assert type(trees).__name__ == "Booster" and rounds > 20
+def test_a_killed_worker_and_a_killed_driver_change_no_tree(tmp_path: Path) -> None:
+    """LightGBM loses its worker and goes on; XGBoost loses worker and command, and a second command goes on."""
+    settings = {
+        name: [f"train.framework={name}", params, "train.workers=1", "train.checkpoint={every_steps: 20}", "train.epochs=600"]
+        for name, params in PARAMS.items()
+    }
+    file = {name: create_project(tmp_path / name, "boosted")[0] for name in ("killed", *PARAMS)}
+    calm = {name: run(file[name], settings[name]).finish() for name in PARAMS}
+    command = run(file["killed"], settings["lightgbm"])
+    kill_worker(command, file["killed"])
+    ended = {"lightgbm": command.finish()}
+    command = run(file["killed"], settings["xgboost"])
+    kill_worker_and_command(command, file["killed"])
+    ended["xgboost"] = run(file["killed"], settings["xgboost"]).finish()
+    assert (ended["lightgbm"]["attempt"], ended["xgboost"]["attempt"]) == (1, 2)
+    for name, loader in {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}.items():
+        assert (ended[name]["status"], ended[name]["exactness"]) == ("done", "bit-exact")
+        assert ended[name]["weights_digest"] == calm[name]["weights_digest"] and ended[name]["metrics"] == calm[name]["metrics"]
+        # MLflow's own flavour beside penstock's: the library's trees, which take prepared rows.
+        trees = loader.load_model(str(mlflow_folder(file[name], "tumours")))
+        rounds = trees.num_boosted_rounds() if name == "xgboost" else trees.num_trees()
+        assert type(trees).__name__ == "Booster" and rounds > 20

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.drills.project import Command, make_project
+from tests.drills.project import make_project
+from tests.runs.forked import Command
+from tests.runs.killed import kill_worker_and_command
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1500)]
 
@@ -17,8 +19,8 @@ STEPS = 360
 FIRST_WINDOW_STEPS = 125
 """A checkpoint beyond them leaves a stream whole windows to skip."""
 WINDOWED = ["--set", "shuffle.mode=windowed", "--set", "shuffle.window_rows=500"]
-WINDOWED += ["--set", "train.batch_rows=4"]  # many steps: the workers of a killed driver live on for seconds
-PAUSE_S = "0.03"
+WINDOWED += ["--set", "train.batch_rows=4", "--set", "train.workers=1"]
+PAUSE_S = "0.01"
 """Of every step of the attempt that is killed."""
 
 
@@ -48,19 +50,13 @@ def killed(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPath
     """A run that was killed in training and continued: its file, and the result of the second attempt."""
     file = make_project(tmp_path_factory.mktemp("killed") / "project", epochs=1, files=3)
     command = Command("run", *words(cache, file), environment={**server, "DRILL_PAUSE_S": PAUSE_S})
-    command.wait_for("a checkpoint beyond the first window", lambda: max(committed_steps(file), default=0) > FIRST_WINDOW_STEPS)
-    command.kill()
+    kill_worker_and_command(command, file, FIRST_WINDOW_STEPS)
     # What the kill left is repaired by the first command that looks, `run` or `status`.
     (seen,) = Command("status", str(file), "--json", environment=server).finish()["runs"]
     assert seen["status"] == "killed"
     history = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
     assert history.get_run(seen["mlflow_run_id"]).info.status == "KILLED"
     return file, Command("run", *words(cache, file), environment=server).finish()
-
-
-def committed_steps(file: Path) -> list[int]:
-    manifests = (file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json")
-    return [int(path.parent.name.split("-")[1]) for path in manifests]
 
 
 def outcomes(result: dict[str, Any]) -> dict[str, str]:

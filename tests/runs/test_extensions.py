@@ -20,6 +20,7 @@ from penstock.storage import Storage
 from tests import ROOT
 from tests.drills.project import Command, make_project
 from tests.plugin_package import install_package
+from tests.runs import forked
 
 pytestmark = pytest.mark.slow
 
@@ -148,17 +149,17 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
 def test_another_frameworks_training_is_stopped_continued_to_the_same_weights_and_refused_with_other_rows(
     tmp_path: Path, means: Path
 ) -> None:
-    calm = Command("run", str(means_project(tmp_path / "calm")), "--json", environment=seeing(means)).finish()
+    calm = forked.Command("run", str(means_project(tmp_path / "calm")), "--json", environment=seeing(means)).finish()
     file = means_project(tmp_path / "stopped")
     slow = seeing(means, DRILL_PAUSE_S="0.1")
-    command = Command("run", str(file), "--json", environment=slow)
+    command = forked.Command("run", str(file), "--json", environment=slow)
     command.wait_for("a checkpoint", lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json")))
     os.kill(command.process.pid, signal.SIGTERM)
     stopped = command.finish(code=143)
     assert stopped["checkpoint"] is not None
-    refused = Command("run", str(file), "--json", "--set", "shuffle.seed=6", environment=slow).finish(code=6)
+    refused = forked.Command("run", str(file), "--json", "--set", "shuffle.seed=6", environment=slow).finish(code=6)
     assert "shuffle.seed: 5 -> 6" in str(refused["error"]["problems"])
-    finished = Command("run", str(file), "--json", environment=seeing(means)).finish()
+    finished = forked.Command("run", str(file), "--json", environment=seeing(means)).finish()
     assert (finished["mlflow_run_id"], finished["attempt"]) == (stopped["mlflow_run_id"], 2)
     assert finished["weights_digest"] == calm["weights_digest"] and finished["exactness"] == "bit-exact"
 
@@ -207,14 +208,14 @@ def test_a_tracker_and_a_registry_of_other_packages_take_a_stopped_and_a_finishe
     file = make_project(tmp_path / "project", epochs=3, files=2)
     file.write_text(file.read_text() + "tracking: {tracker: lines, registry: folder}\n")
     state = file.parent / ".penstock"
-    command = Command("run", str(file), "--json", environment=seeing(*services, DRILL_PAUSE_S="0.05"))
+    command = forked.Command("run", str(file), "--json", environment=seeing(*services, DRILL_PAUSE_S="0.05"))
     command.wait_for("a checkpoint", lambda: any(state.glob("runs/*/checkpoints/*/manifest.json")))
     command.kill()
     run_name = next((state / "lines" / "drill").iterdir()).name
     (state / "lines" / "drill" / run_name / "points.jsonl").touch()
-    assert Command("status", str(file), "--json", environment=seeing(*services)).finish()["repaired"] == [run_name]
+    assert forked.Command("status", str(file), "--json", environment=seeing(*services)).finish()["repaired"] == [run_name]
     assert (state / "lines" / "drill" / run_name / "status").read_text() == "KILLED"
-    result = Command("run", str(file), "--json", environment=seeing(*services)).finish()
+    result = forked.Command("run", str(file), "--json", environment=seeing(*services)).finish()
     assert result["lines_run_id"] == f"drill/{run_name}" and "mlflow_run_id" not in result
     tracked = state / "lines" / "drill" / run_name
     assert (tracked / "status").read_text() == "FINISHED"
@@ -226,13 +227,14 @@ def test_a_tracker_and_a_registry_of_other_packages_take_a_stopped_and_a_finishe
     assert index["aliases"] == {"candidate": "1"} and result["model_uri"] == str(state / "models" / "drill" / "1")
     assert not (state / "mlflow").exists()
 
-    again = Command("run", str(file), "--json", environment=seeing(*services)).finish()
+    again = forked.Command("run", str(file), "--json", environment=seeing(*services)).finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     (state / "models" / "drill" / "1" / "model.json").unlink()
-    planned = Command("plan", str(file), "--json", environment=seeing(*services)).finish()
+    planned = forked.Command("plan", str(file), "--json", environment=seeing(*services)).finish()
     assert [stage["name"] for stage in planned["stages"] if stage["action"] == "run"] == ["register"]
     # MLflow's registry takes the model of a run that MLflow has not tracked.
-    moved = Command("run", str(file), "--json", "--set", "tracking.registry=mlflow", environment=seeing(*services)).finish()
+    words = ("run", str(file), "--json", "--set", "tracking.registry=mlflow")
+    moved = forked.Command(*words, environment=seeing(*services)).finish()
     assert [stage["name"] for stage in moved["stages"] if stage["outcome"] == "ran"] == ["register"]
     client = MlflowClient(f"sqlite:///{state}/mlflow/mlflow.db")
     assert moved["model_uri"] == "models:/drill/1"

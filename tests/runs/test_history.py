@@ -22,7 +22,7 @@ from penstock.flows.verbs.log import collect_log
 from penstock.flows.verbs.rows import rows_of_step
 from penstock.flows.verbs.which_run import RunNames
 from penstock.training.events import Point
-from tests.drills.project import Command
+from tests.runs.forked import Command
 from tests.runs.nights import ADDED, FIRST
 
 pytestmark = [pytest.mark.slow, pytest.mark.drill]

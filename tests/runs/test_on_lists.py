@@ -17,7 +17,8 @@ from PIL import Image
 
 from penstock.errors import PenstockError
 from penstock.flows.verbs.check import check_pipeline
-from tests.drills.project import Command
+from tests.runs.forked import Command
+from tests.runs.killed import START_S
 
 PIPELINE = """\
 name: lists
@@ -32,7 +33,6 @@ train:
   recipe: model.py:Reader
   epochs: 4
   batch_rows: 64
-  workers: 2
   cpus_per_worker: 0.5
   accumulate: 2
   checkpoint: {every_steps: 10}
@@ -116,13 +116,14 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
     assert straight["metrics"]["test/accuracy"] > 0.6, "one guess in four is right by chance"
 
     file = make_project(tmp_path / "stopped")
-    command = Command("run", str(file), "--json", environment={"LISTS_PAUSE_S": "0.1"})
+    in_memory = ("--set", "materialize.cache=memory")  # as a cache on disk, but for what a second command prepares again
+    command = Command("run", str(file), "--json", *in_memory, environment={"LISTS_PAUSE_S": "0.05"})
     checkpoints = (file.parent / ".penstock").glob
-    command.wait_for("a checkpoint", lambda: any(checkpoints("runs/*/checkpoints/*/manifest.json")))
+    command.wait_for("a checkpoint", lambda: any(checkpoints("runs/*/checkpoints/*/manifest.json")), START_S)
     command.process.send_signal(signal.SIGTERM)
     stopped = command.finish(code=143)
     assert stopped["status"] == "interrupted"
-    finished = Command("run", str(file), "--json").finish()
+    finished = Command("run", str(file), "--json", *in_memory).finish()
     assert finished["exactness"] == "bit-exact"
     assert finished["weights_digest"] == straight["weights_digest"]
     assert finished["metrics"] == straight["metrics"]

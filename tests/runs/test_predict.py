@@ -16,13 +16,14 @@ import penstock
 from penstock.storage import Storage
 from tests import ROOT
 from tests.drills.project import Command
+from tests.runs import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
 
-def command(calm: dict[str, Any], file: Path, source: Path | str, output: Path | str, *more: str) -> Command:
+def command(calm: dict[str, Any], file: Path, source: Path | str, output: Path | str, *more: str) -> forked.Command:
     words = ("predict", calm["model_uri"], str(source), "--output", str(output), "--file", str(file), "--json")
-    return Command(*words, *more)
+    return forked.Command(*words, *more)
 
 
 def store(file: Path) -> str:

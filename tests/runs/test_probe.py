@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.verbs.probe.knobs import ADVICE
-from tests.drills.project import Command, make_project
+from tests.drills.project import make_project
+from tests.runs.forked import Command
 
 pytestmark = pytest.mark.drill
 

@@ -10,7 +10,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from penstock.training.registry.load import load_model
-from tests.drills.project import Command
+from tests.runs.forked import Command
 from tests.runs.nights import make_nights
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]

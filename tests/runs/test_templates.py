@@ -16,7 +16,7 @@ import torch
 
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
-from tests.drills.project import Command
+from tests.runs.forked import Command
 from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]

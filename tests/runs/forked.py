@@ -1,0 +1,189 @@
+"""A `penstock` process forked from one that has imported its libraries: a whole command but for ten CPU seconds of imports.
+
+For drills, which start many. What imports do is shown by the tests that start `python -m penstock`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import json
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests import ROOT
+from tests.drills import project
+
+__all__ = ["Command"]
+
+
+class _Server:
+    """The process that forks, and a thread that hears from it which process has ended how."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        self._begun: queue.Queue[int] = queue.Queue()
+        self.ended: dict[int, int] = {}
+        self.gone = False
+        self.news = threading.Condition()
+        threading.Thread(target=self._hear, daemon=True).start()
+        atexit.register(self._close)
+
+    def fork(self, request: dict[str, Any]) -> int:
+        """Begin a command; returns the process's id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._begun.get(timeout=120)
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            if "code" not in told:
+                self._begun.put(told["pid"])
+                continue
+            with self.news:
+                self.ended[told["pid"]] = told["code"]
+                self.news.notify_all()
+        with self.news:
+            self.gone = True
+            self.news.notify_all()
+
+
+@functools.cache
+def _server() -> _Server:
+    return _Server()
+
+
+class _Forked:
+    """What `subprocess.Popen` is for a child, for one of the server's."""
+
+    def __init__(self, words: tuple[str, ...], environment: Mapping[str, str], said: Path) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._out = Path(self._folder.name) / "stdout"
+        self._server = _server()
+        request = {"words": words, "environment": dict(environment), "folder": os.getcwd(), "out": str(self._out)}
+        self.pid = self._server.fork({**request, "said": str(said)})
+
+    @property
+    def returncode(self) -> int | None:
+        return self._server.ended.get(self.pid)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._server.news:
+            if not self._server.news.wait_for(lambda: self.returncode is not None or self._server.gone, timeout):
+                raise subprocess.TimeoutExpired("penstock", timeout or 0.0)
+        return self._server.ended[self.pid]
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        self.wait(timeout)
+        return self._out.read_text(), None
+
+
+def _end(process: _Forked) -> None:
+    process.kill()
+    process.wait()
+
+
+class Command(project.Command):
+    """One `penstock` process that is forked: see `tests.drills.project.Command`."""
+
+    def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
+        self.words = words
+        self._said = tempfile.NamedTemporaryFile("w+")  # type: ignore[assignment]  # noqa: SIM115
+        self.process = _Forked(words, {**os.environ, **(environment or {})}, Path(self._said.name))  # type: ignore[assignment]
+        weakref.finalize(self, _end, self.process)  # type: ignore[arg-type]
+
+
+def _serve() -> dict[str, Any] | None:
+    """Fork a process for each line of stdin and tell of its end; returns the request in the forked, None at the end."""
+    tell = os.fdopen(os.dup(1), "w", buffering=1)
+    children: dict[int, int] = {}
+    waiting = selectors.DefaultSelector()
+    waiting.register(0, selectors.EVENT_READ)
+    while True:
+        for key, _ in waiting.select():
+            if key.fd != 0:
+                child = children.pop(key.fd)
+                waiting.unregister(key.fd)
+                os.close(key.fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                tell.write(json.dumps({"pid": child, "code": code}) + "\n")
+                continue
+            line = sys.stdin.readline()
+            if not line:  # the tests are over, or were killed
+                for child in children.values():
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    tell.write(json.dumps({"pid": child, "code": -signal.SIGKILL}) + "\n")
+                return None
+            child = os.fork()
+            if not child:
+                waiting.close()
+                for descriptor in (tell.fileno(), *children):
+                    os.close(descriptor)
+                return json.loads(line)  # type: ignore[no-any-return]
+            watch = os.pidfd_open(child)
+            children[watch] = child
+            waiting.register(watch, selectors.EVENT_READ)
+            tell.write(json.dumps({"pid": child}) + "\n")
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Be the process that `python -m penstock WORDS` would have been."""
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number, name in enumerate((os.devnull, request["out"], request["said"])):
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    path = [entry for entry in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
+    sys.path[1:1] = filter(None, path)
+    sys.argv = [str(ROOT / "penstock" / "__main__.py"), *request["words"]]
+
+
+if __name__ == "__main__":
+    # Not Prefect, which reads the server's address when it is imported.
+
+    from penstock.flows.cli import main
+    from penstock.training.frameworks.registry import FRAMEWORKS
+    from penstock.training.tracking.registry import TRACKERS
+
+    FRAMEWORKS.get("torch")
+    TRACKERS.get("mlflow").load()
+    assert "prefect" not in sys.modules and threading.active_count() == 1, "only what is forked whole"
+    gc.freeze()
+    if (asked := _serve()) is not None:
+        _become(asked)
+        main()
