@@ -9,7 +9,8 @@ import pytest
 
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import run_leases
-from tests.drills.project import Command, make_project
+from tests.drills.project import make_project
+from tests.runs.forked import Command
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(600)]
 

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.drills.project import Command, make_project
+from tests.drills.project import make_project
+from tests.runs.forked import Command
 from tests.runs.servers import free_port, script_environment, serving
 
 pytestmark = [pytest.mark.drill, pytest.mark.slow, pytest.mark.timeout(1200)]
