@@ -23,20 +23,13 @@ from mlflow.tracking import MlflowClient
 
 from penstock.flows.servers.services import prefect_api
 from tests.drills.project import Command, make_project
+from tests.runs import forked
 
 pytestmark = pytest.mark.slow
 
 
 def penstock(*words: str, code: int = 0, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, **(environment or {})},
-    )
-    assert done.returncode == code, f"exit code {done.returncode}:\n{done.stderr[-4000:]}"
-    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+    return forked.Command(*words, "--json", environment=environment).finish(code)
 
 
 def tracking(file: Path) -> MlflowClient:

@@ -132,7 +132,7 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
     uri = f"sqlite:///{tmp_path}/.penstock/mlflow/mlflow.db"
     steps = [point.step for point in MlflowClient(uri).get_metric_history(result["mlflow_run_id"], "train/loss")]
     assert steps and steps == list(range(1, len(steps) + 1))
-    again = Command("run", str(file), "--json", environment=environment).finish()
+    again = forked.Command("run", str(file), "--json", environment=environment).finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert (again["weights_digest"], again["model_uri"]) == (result["weights_digest"], result["model_uri"])
     command = [sys.executable, "-c", LOAD, uri]
@@ -166,13 +166,13 @@ def test_another_frameworks_training_is_stopped_continued_to_the_same_weights_an
 
 def test_a_framework_that_is_not_installed_is_named_with_what_is_meant(tmp_path: Path) -> None:
     file = means_project(tmp_path / "project")
-    refused = Command("check", str(file), "--json").finish(code=2)
+    refused = forked.Command("check", str(file), "--json").finish(code=2)
     (problem,) = refused["error"]["problems"]
     assert problem.startswith("pipeline.yaml:")
     assert (
         "there is no training framework 'nearest-mean'; there are keras, lightning, ray_train, torch, transformers, " in problem
     )
-    wrong = Command("check", str(file), "--json", "--set", "train.framework=torhc").finish(code=2)
+    wrong = forked.Command("check", str(file), "--json", "--set", "train.framework=torhc").finish(code=2)
     assert "did you mean 'torch'?" in str(wrong["error"]["problems"])
 
 

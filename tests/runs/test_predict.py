@@ -15,15 +15,14 @@ from mlflow.tracking import MlflowClient
 import penstock
 from penstock.storage import Storage
 from tests import ROOT
-from tests.drills.project import Command
-from tests.runs import forked
+from tests.runs.forked import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
 
-def command(calm: dict[str, Any], file: Path, source: Path | str, output: Path | str, *more: str) -> forked.Command:
+def command(calm: dict[str, Any], file: Path, source: Path | str, output: Path | str, *more: str) -> Command:
     words = ("predict", calm["model_uri"], str(source), "--output", str(output), "--file", str(file), "--json")
-    return forked.Command(*words, *more)
+    return Command(*words, *more)
 
 
 def store(file: Path) -> str:

@@ -12,8 +12,7 @@ from mlflow.tracking import MlflowClient
 
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
-from tests.drills.project import Command
-from tests.runs import forked
+from tests.runs.forked import Command
 from tests.shared import made_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
@@ -90,7 +89,7 @@ def test_folds_are_trained_once_each_and_end_in_one_table(tmp_path: Path) -> Non
     strata = ("data.validation={stratify: diagnosis}", "data.test.stratify=diagnosis")
     changes = ("data.folds=3", *strata, "train.workers=1", "train.epochs=2")
     command = ("run", str(file), "--folds", "--json", *(word for text in changes for word in ("--set", text)))
-    said = forked.Command(*command).finish()
+    said = Command(*command).finish()
     assert [fold["fold"] for fold in said["folds"]] == [0, 1, 2]
     losses = [fold["metrics"]["val/loss"] for fold in said["folds"]]
     assert len(set(losses)) == 3
@@ -98,5 +97,5 @@ def test_folds_are_trained_once_each_and_end_in_one_table(tmp_path: Path) -> Non
     tracked = MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db").get_run(said["mlflow_run_id"])
     assert tracked.data.metrics["val/loss_std"] == pytest.approx(said["metrics"]["val/loss_std"])
     assert len(list(file.parent.glob(".penstock/stages/read/*.json"))) == 1, "read once for all folds"
-    again = forked.Command(*command).finish()
+    again = Command(*command).finish()
     assert [fold["run"] for fold in again["folds"]] == [fold["run"] for fold in said["folds"]]
