@@ -269,7 +269,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
             writer, reported = int(writers.stdout.readline()), int(writers.stdout.readline())
             time.sleep(rng.uniform(0.0, 0.05))  # somewhere within a write, a prune, or between them
             os.kill(writer, signal.SIGKILL)
-            reported = max([reported, *map(int, iter(lambda: writers.stdout.readline().strip(), "over"))])
+            reported = max([reported, *map(int, iter(writers.stdout.readline, "over\n"))])
             found, warnings = store.newest_valid()
             assert found is not None and warnings == []
             assert found.manifest.step in (reported, reported + 1) and reported > reached

@@ -29,7 +29,15 @@ pytestmark = pytest.mark.slow
 
 
 def penstock(*words: str, code: int = 0, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    return forked.Command(*words, "--json", environment=environment).finish(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *words, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env={**os.environ, **(environment or {})},
+    )
+    assert done.returncode == code, f"exit code {done.returncode}:\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def tracking(file: Path) -> MlflowClient:
@@ -134,7 +142,7 @@ def test_a_run_inside_a_running_event_loop_gives_its_result_and_raises_its_own_e
 def test_cancel_in_prefect_stops_a_run_from_a_terminal_and_saves(tmp_path: Path) -> None:
     file = make_project(tmp_path / "cancelled", epochs=60, files=2)
     state = file.parent / ".penstock"
-    command = Command("run", str(file), "--json", *PAUSED)
+    command = forked.Command("run", str(file), "--json", *PAUSED)
     command.wait_for("a checkpoint", checkpoint_in(file))
     attempt = json.loads(next(state.glob("runs/*/attempts/*.json")).read_text())
     with prefect_api(state) as server:
@@ -154,7 +162,7 @@ def test_a_second_signal_does_not_wait_for_the_step(tmp_path: Path) -> None:
     with (file.parent / "model.py").open("a") as model:
         model.write("\n    def loss(self, model, batch):\n")
         model.write("        time.sleep(3600 * torch.distributed.is_initialized())\n        return model[0].weight.sum()\n")
-    command = Command("run", str(file), "--json")
+    command = forked.Command("run", str(file), "--json")
     attempts = lambda: (file.parent / ".penstock").glob("runs/*/attempts/*.json")  # noqa: E731
     command.wait_for("training", lambda: any(len(json.loads(path.read_text())["workers"]) == 2 for path in attempts()))
     workers = [int(place.rsplit(":", 1)[1]) for place in json.loads(next(attempts()).read_text())["workers"].values()]
@@ -195,8 +203,12 @@ def test_signals_while_the_servers_start_end_the_command_and_leave_nothing(tmp_p
 @pytest.mark.drill
 def test_what_an_unfinished_run_refuses_and_what_runs_beside_it(tmp_path: Path) -> None:
     file = make_project(tmp_path / "twice", epochs=2000, files=2)
-    command = Command("run", str(file), "--json", *PAUSED)
+    command = forked.Command("run", str(file), "--json", *PAUSED)
     command.wait_for("a checkpoint", checkpoint_in(file))
+
+    def penstock(*words: str, code: int = 0) -> dict[str, Any]:
+        return forked.Command(*words, "--json").finish(code)
+
     refused = penstock("run", str(file), *PAUSED, code=6)
     assert refused["error"]["kind"] == "LeaseHeldError"
     assert f"pid {command.process.pid} on" in refused["error"]["message"]
@@ -208,7 +220,7 @@ def test_what_an_unfinished_run_refuses_and_what_runs_beside_it(tmp_path: Path) 
     assert command.process.poll() is None
     command.kill()
     # The command that was killed goes back to its run, though another is the newest by now.
-    command = Command("run", str(file), "--json", *PAUSED)
+    command = forked.Command("run", str(file), "--json", *PAUSED)
     command.wait_for("the attempt", lambda: f"run {killed['run']}, attempt 2" in command.said)
     command.kill()
     refused = penstock("run", str(file), *PAUSED, "--set", "train.batch_rows=32", code=6)
@@ -316,6 +328,6 @@ def test_training_that_fails_after_a_checkpoint_says_how_exact_that_is(tmp_path:
     )
     model.write_text(model.read_text().replace("        time.sleep", counted))
     slow = {"PREFECT_API_URL": prefect_url, "DRILL_PAUSE_S": "0.05"}  # a checkpoint of every fifth step has time to be written
-    failed = Command("run", str(file), "--json", environment=slow).finish(code=5)
+    failed = forked.Command("run", str(file), "--json", environment=slow).finish(code=5)
     assert "enough of it" in str(failed["error"]) and failed["checkpoint"].startswith("step-00000000")
     assert failed["exactness"] == "bit-exact"
