@@ -29,15 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def penstock(*words: str, code: int = 0, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, **(environment or {})},
-    )
-    assert done.returncode == code, f"exit code {done.returncode}:\n{done.stderr[-4000:]}"
-    return json.loads(done.stdout.strip().splitlines()[-1])  # type: ignore[no-any-return]
+    return forked.Command(*words, "--json", environment=environment).finish(code)
 
 
 def tracking(file: Path) -> MlflowClient:
@@ -205,10 +197,6 @@ def test_what_an_unfinished_run_refuses_and_what_runs_beside_it(tmp_path: Path) 
     file = make_project(tmp_path / "twice", epochs=2000, files=2)
     command = forked.Command("run", str(file), "--json", *PAUSED)
     command.wait_for("a checkpoint", checkpoint_in(file))
-
-    def penstock(*words: str, code: int = 0) -> dict[str, Any]:
-        return forked.Command(*words, "--json").finish(code)
-
     refused = penstock("run", str(file), *PAUSED, code=6)
     assert refused["error"]["kind"] == "LeaseHeldError"
     assert f"pid {command.process.pid} on" in refused["error"]["message"]
