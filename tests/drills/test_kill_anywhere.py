@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.drills.project import Command, make_project
+from tests.drills.project import make_project
+from tests.runs.forked import Command
 from tests.shared import CALM_EPOCHS, CALM_FILES, make_lone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -103,18 +104,14 @@ class Drill:
         self.wait_for("more steps", lambda: self.step() > begun)
 
 
-def test_three_kills_a_sigterm_and_a_damaged_checkpoint_change_no_bit(
+def test_two_kills_a_sigterm_and_a_damaged_checkpoint_change_no_bit(
     tmp_path: Path, calm: dict[str, Any], prefect_url: str
 ) -> None:
     drill = Drill(make_project(tmp_path / "drill", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2), prefect_url, workers=2)
     drill.wait_for("the first committed unit", drill.units(1))
     drill.kill_driver()
     drill.start_again()
-    drill.kill_in_a_checkpoint_write()
-    drill.kill_driver()
-    drill.start_again()
-    drill.wait_for_training(5)
-    os.kill(drill.workers()["1"], signal.SIGKILL)
+    drill.kill_in_a_checkpoint_write()  # of one worker: Ray restarts the group, and the same attempt goes on
     drill.wait_for_restart()
     os.kill(drill.command.process.pid, signal.SIGTERM)
     stopped = drill.command.finish(code=143)
@@ -131,7 +128,7 @@ def test_three_kills_a_sigterm_and_a_damaged_checkpoint_change_no_bit(
     (warning,) = finished["warnings"]
     assert warning.startswith(f"train: checkpoint {stopped['checkpoint']} is damaged (the content of model.safetensors")
     assert "trained again" in warning
-    assert (finished["attempt"], finished["exactness"]) == (4, "bit-exact")
+    assert (finished["attempt"], finished["exactness"]) == (3, "bit-exact")
     assert finished["weights_digest"] == calm["weights_digest"]
     assert finished["metrics"] == calm["metrics"]
     assert finished["mlflow_run_id"] == stopped["mlflow_run_id"]
