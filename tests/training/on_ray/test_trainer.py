@@ -81,37 +81,34 @@ def actors_beside(pid: int) -> set[str]:
 
 
 @pytest.mark.drill
-def test_after_the_death_of_a_worker_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+def test_after_deaths_and_a_stop_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    """One run of three attempts: a death that no retry is left for, a stop, and a death with a retry."""
     actors: set[str] = set()
     watcher = Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0])))
     whole = run(tmp_path, "whole", watcher, **SLOW)
     assert "_AutoscalingCoordinatorActor" in actors, "a cluster that others gave is asked for workers: it may grow"
     assert (whole.status, whole.step, whole.restarts, whole.exactness) == ("finished", 14, 0, "bit-exact")
 
-    watcher = Watcher(at_step=8, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
-    killed = run(tmp_path, "killed", watcher, **SLOW)
+    watcher = Watcher(at_step=3, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
+    with pytest.raises(TrainingError, match="the process of rank 1 died"):
+        run(tmp_path, "killed", watcher, **SLOW, retries=0)
+
+    stop = threading.Event()
+    watcher = Watcher(at_step=5, act=lambda pids: stop.set())
+    stopped = run(tmp_path, "killed", watcher, **SLOW, attempt=2, stop=stop)
+    assert stopped.status == "interrupted" and 5 <= stopped.step < 14
+    committed = [event.name for event in watcher.events if isinstance(event, CheckpointCommitted)]
+    assert stopped.checkpoint == committed[-1]
+
+    watcher = Watcher(at_step=stopped.step + 1, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
+    killed = run(tmp_path, "killed", watcher, **SLOW, attempt=3)
     assert (killed.status, killed.step, killed.restarts) == ("finished", 14, 1)
-    assert killed.resumed_from_step is not None and killed.resumed_from_step >= 3
+    assert killed.resumed_from_step is not None and killed.resumed_from_step >= stopped.step
     assert killed.exactness == "bit-exact"
     assert killed.weights_digest == whole.weights_digest
     assert killed.metrics == whole.metrics
     restarts = [(event.rank, event.restart) for event in watcher.events if isinstance(event, WorkerStarted)]
     assert sorted(restarts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-@pytest.mark.drill
-def test_a_stop_ends_the_attempt_with_a_checkpoint_and_the_next_one_finishes(tmp_path: Path) -> None:
-    stop = threading.Event()
-    watcher = Watcher(at_step=2, act=lambda pids: stop.set())
-    first = run(tmp_path, "run", watcher, **SLOW, stop=stop)
-    assert first.status == "interrupted" and 2 <= first.step < 14
-    committed = [event.name for event in watcher.events if isinstance(event, CheckpointCommitted)]
-    assert first.checkpoint == committed[-1]
-
-    second = run(tmp_path, "run", Watcher(), **SLOW, attempt=2)
-    assert (second.status, second.step, second.resumed_from_step) == ("finished", 14, first.step)
-    third = run(tmp_path, "run", Watcher(), **SLOW, attempt=3)
-    assert third.weights_digest == second.weights_digest and third.checkpoint == second.checkpoint
 
 
 def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
@@ -161,13 +158,6 @@ def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> Non
     with pytest.raises(TrainingError, match=r"loss\(\) failed: ValueError: this recipe is broken .*recipes\.py:\d+"):
         run(tmp_path, "broken", watcher, recipe="Broken", workers=2)
     assert {event.restart for event in watcher.events if isinstance(event, WorkerStarted)} == {0}
-
-
-@pytest.mark.drill
-def test_a_worker_that_dies_too_often_is_named_as_the_cause(tmp_path: Path) -> None:
-    watcher = Watcher(at_step=1, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
-    with pytest.raises(TrainingError, match="the process of rank 1 died"):
-        run(tmp_path, "dies", watcher, **SLOW, retries=0)
 
 
 @pytest.mark.parametrize(
