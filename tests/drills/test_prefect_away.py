@@ -17,13 +17,13 @@ import pytest
 
 from penstock.flows.servers.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
 from tests import ROOT
-from tests.drills.project import Command, make_project
+from tests.runs.forked import Command
 from tests.runs.servers import eventually
-from tests.shared import CALM_EPOCHS, CALM_FILES
+from tests.shared import make_lone
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
 
-SLOW = {"DRILL_PAUSE_S": "0.1"}
+SLOW = {"DRILL_PAUSE_S": "0.05"}
 
 
 def run_of(file: Path, **environment: str) -> Command:
@@ -51,25 +51,25 @@ def server_of_the_user(state: Path) -> Iterator[ServerInfo]:
         process.wait()
 
 
-def test_the_embedded_server_is_started_again_and_has_the_whole_run(tmp_path: Path, calm: dict[str, Any]) -> None:
-    file = make_project(tmp_path / "p", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
+def test_the_embedded_server_is_started_again_and_has_the_whole_run(tmp_path: Path, lone: dict[str, Any]) -> None:
+    file = make_lone(tmp_path / "p")
     command = run_of(file)
     state = file.parent / ".penstock"
     first = info(state)
     os.kill(first.pid, signal.SIGKILL)
     result = command.finish()
-    assert result["weights_digest"] == calm["weights_digest"]
+    assert result["weights_digest"] == lone["weights_digest"]
     assert "Traceback" not in command.said and "Error logging" not in command.said and "warning" not in command.said
     with sqlite3.connect(state / "prefect" / "prefect.db") as database:
         assert database.execute("select state_type from flow_run").fetchall() == [("COMPLETED",)]
 
 
-def test_a_server_that_does_not_come_back_is_told_later(tmp_path: Path, calm: dict[str, Any]) -> None:
-    file = make_project(tmp_path / "p", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
+def test_a_server_that_does_not_come_back_is_told_later(tmp_path: Path, lone: dict[str, Any]) -> None:
+    file = make_lone(tmp_path / "p")
     with server_of_the_user(tmp_path / "server") as server:
         command = run_of(file, PREFECT_API_URL=server.url)
     result = command.finish()
-    assert result["weights_digest"] == calm["weights_digest"] and result["metrics"] == calm["metrics"]
+    assert result["weights_digest"] == lone["weights_digest"] and result["metrics"] == lone["metrics"]
     assert "Traceback" not in command.said and "Error logging" not in command.said
     assert command.said.count("Prefect server is away: it was not told how this attempt ended") == 1
 
