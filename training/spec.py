@@ -61,7 +61,7 @@ class TrainSpec(Section):
     rows are shuffled, other ones in every epoch), `fill` adds the first rows of the epoch. Steps by
     length (`shuffle.by_length`) have no such step, and take `keep` only."""
     workers: Annotated[PositiveInt, OnResume.WARN] = 1
-    """Ray Train workers. Changing it between attempts keeps the order of rows, not the bits."""
+    """Ray Train workers (one alone on CPUs: a Ray task). Changing it between attempts keeps the order of rows, not the bits."""
     gpus: Annotated[Literal["auto"] | NonNegativeInt, OnResume.WARN] = "auto"
     """GPUs per worker; `auto` uses one per worker when the cluster has that many, else none, and says which."""
     cpus_per_worker: Annotated[PositiveFloat, OnResume.WARN] = 1.0

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import ray
 import torch
+import torch.distributed as dist
 
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
@@ -95,12 +96,16 @@ def train_alone(job: TrainJob, mailbox: Any, work: Callable[..., RankResult] | N
         AgainError: of any other exception.
     """
     ray.get(mailbox.starting.remote())
+    # As of a worker of Ray Train: a recipe may ask for its rank, or sum over all ranks.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, work or run_rank)
     except PenstockError:
         raise
     except Exception as error:
         raise AgainError(f"{type(error).__name__}: {first_line(error)}") from error
+    finally:
+        dist.destroy_process_group()
 
 
 def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any, work: Callable[..., RankResult]) -> RankResult:

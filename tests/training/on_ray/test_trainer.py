@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import torch.distributed as dist
 
 from penstock.errors import TrainingError
 from penstock.tasks.evaluate import measure_checkpoint
@@ -131,6 +132,7 @@ def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_d
 
 def lost_disk_once(*arguments: Any, restart: int = 0, **more: Any) -> RankResult:
     """A rank's work, which fails in the first worker with no user's error."""
+    assert dist.get_world_size() == 1, "a recipe may ask"
     if restart == 0:
         raise OSError("the disk was away")
     return run_rank(*arguments, restart=restart, **more)
