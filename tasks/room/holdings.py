@@ -58,13 +58,16 @@ def look(
         units[key] = units.get(key, frozenset()) | before
     busy, sweeping = _sweeping(storage, {path.split("/")[1] for path in files if path.startswith("pipelines/")}, {*own})
     own_runs = [run for run in runs if run.pipeline == pipeline]
+    working = {run: f"a run is at work: {holder.process}" for run, holder in holders_of_runs(storage, pipeline).items()}
+    # One that is done takes its place among the newest, although its process still cleans up, as `retention` says.
+    done = {run.run: working[run.run] for run in own_runs if run.status == "done" and run.run in working}
     return Holdings(
         files=files,
         runs=uses,
         now=dt.datetime.now(dt.UTC),
         units=units,
-        held=dict(_held(ledger, pipeline, own_runs, aliased)),
-        at_work={run: f"a run is at work: {holder.process}" for run, holder in holders_of_runs(storage, pipeline).items()},
+        held={**done, **dict(_held(ledger, pipeline, own_runs, aliased))},
+        at_work={run: why for run, why in working.items() if run not in done},
         busy=busy,
         sweeping=sweeping,
     )

@@ -138,7 +138,7 @@ class Watched:
         return self._since_s
 
     def until(self, what: str, seen: Callable[[], Any]) -> Any:
-        self.command.wait_for(what, seen, timeout_s=WAIT_S, every_s=0.2)
+        self.command.wait_for(what, seen, timeout_s=WAIT_S, every_s=1)  # a look asks the store several times
         print(f"{time.monotonic() - self._since_s:6.1f} s  {what}", flush=True)
 
     def tells(self, pattern: str) -> re.Match[str]:
@@ -185,8 +185,6 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     run.until("the first checkpoint", project.step)
     assert sorted(project.places()) == [2, 3]
 
-    site.worker(4)  # a spare
-
     print("machine 3 is cut off for 20 s")
     began_s = run.mark()
     machines.cut(3)
@@ -197,33 +195,26 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     run.trains_on()
     assert "a worker was lost" not in run.command.said
 
-    print("machine 3 loses power, and there is a spare")
+    print("machine 3 loses power, and there is no spare")
     run.mark()
     machines.power_off(3)
     # In whichever way it is told first: Ray may find the loss before 15 s without a step have passed.
     run.tells(r"train: no step for \d+ s; machine3 \(10\.77\.7\.13\) does not answer|a worker was lost: rank \d on machine3 ")
     run.tells(r"a worker was lost: rank \d on machine3 \(10\.77\.7\.13\), .* \(restart 1 of 5\)")
-    run.tells(r"train: continues from step \d+ \(bit-exact\)")
-    assert sorted(project.places()) == [2, 4]
-    run.trains_on()
-
-    print("machine 4 loses power, and there is no spare")
-    run.mark()
-    machines.power_off(4)
     run.tells(r"train: waiting for 1 more CPU: the cluster has 1, train.workers: 2 needs 2")
     site.worker(5, cpus=2)
     run.tells(r"train: continues from step \d+ \(bit-exact\)")
     assert project.places() == [5, 5]
     run.trains_on()
 
-    print("machine 5 is cut off from the cluster for 90 s, and not from the storage: it trains on until it is replaced")
+    print("machine 5 is cut off from the cluster for 90 s, and not from the storage: it trains on until a spare replaces it")
     site.worker(3)
     began_s = run.mark()
     machines.part(HEAD, 5)
     continued = int(run.tells(r"train: continues from step (\d+) \(bit-exact\)")[1])
     assert sorted(project.places()) == [2, 3]
     logs = machines.folder / "disk5" / "ray"
-    refused = "this rank 0 (attempt 1, restart 2) was replaced by another (attempt 1, restart 3)"
+    refused = "this rank 0 (attempt 1, restart 1) was replaced by another (attempt 1, restart 2)"
     run.until("the refusal", lambda: any(refused in log.read_text() for log in logs.glob("session_2*/logs/worker-*.err")))
     run.trains_on()
     time.sleep(max(0.0, began_s + 90 - time.monotonic()))  # how long the cut lasts is what is tried
@@ -237,7 +228,7 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     assert result["weights_digest"] == calm["weights_digest"]
     (name,) = project.storage.list("runs")
     counted = {checkpoint.name for checkpoint in CheckpointStore(project.storage.child(f"runs/{name}")).committed()}
-    late = {each for each, manifest in project.checkpoints().items() if manifest["writer"] == "a1-r2"}
+    late = {each for each, manifest in project.checkpoints().items() if manifest["writer"] == "a1-r1"}
     assert not {each for each in late & counted if int(each.split("-")[1]) > continued}
 
 

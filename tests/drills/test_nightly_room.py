@@ -9,7 +9,7 @@ import pytest
 
 from penstock.flows.spec_file import load_spec
 from penstock.storage import Storage
-from tests.drills.project import Command
+from tests.runs.forked import Command
 from tests.runs.nights import ADDED, add_flipped_night, make_nights
 
 pytestmark = pytest.mark.drill
@@ -58,4 +58,4 @@ def test_the_run_before_goes_and_one_that_goes_back_beside_a_cleaning_comes_to_t
     third = back.finish()
     assert third["run"] not in (first["run"], second["run"]) and third["weights_digest"] == first["weights_digest"]
     assert with_checkpoints(state) == {third["run"]}
-    assert {stage["outcome"] for stage in said("run", str(file))["stages"]} == {"reused"}
+    assert {stage["action"] for stage in said("plan", str(file))["stages"]} == {"reuse"}

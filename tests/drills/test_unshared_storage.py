@@ -13,14 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import psutil
 import pytest
 
-from tests.drills.project import Command, make_project
+from tests.drills.project import Command, make_project  # not forked: Ray reads its settings when it is imported
 from tests.runs.servers import eventually, free_port
 from tests.shared import CALM_EPOCHS, CALM_FILES
 
@@ -35,7 +35,7 @@ Node(
     RayParams(
         gcs_address=os.environ["HEAD"],
         node_ip_address="127.0.0.1",
-        num_cpus=1,
+        num_cpus=int(os.environ["CPUS"]),
         object_store_memory=200_000_000,
         min_worker_port=0,
         max_worker_port=0,
@@ -59,6 +59,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.drill,
     pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("shared_prefect"),
     pytest.mark.skipif(bool(cannot_be_two_machines()), reason=cannot_be_two_machines()),
 ]
 
@@ -72,13 +73,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-Join = Callable[[Sequence[Path]], subprocess.Popen[bytes]]
-"""Starts another machine, with other disks at the folders, and waits until it is in the cluster."""
+class Join(Protocol):
+    """Starts another machine, with other disks at the folders, and waits until it is in the cluster."""
+
+    def __call__(self, own: Sequence[Path], cpus: int = 1) -> subprocess.Popen[bytes]: ...
 
 
 @contextlib.contextmanager
 def cluster(log: Path) -> Iterator[tuple[dict[str, str], Join]]:
-    """A cluster of this machine with a CPU; (what names it in an environment, how others join, a CPU each)."""
+    """A cluster of this machine with a CPU; (what names it in an environment, how others join)."""
     port = free_port()
     settings = {
         "RAY_AUTH_MODE": "token",
@@ -94,17 +97,18 @@ def cluster(log: Path) -> Iterator[tuple[dict[str, str], Join]]:
         environment |= {"PYTHON": sys.executable, "JOIN": JOIN}
         started: list[subprocess.Popen[bytes]] = []
 
-        def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-            started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
-            eventually(lambda: log.read_bytes().count(b"Ray runtime started") == len(started), 60, " ".join(command))
+        def start(command: Sequence[str], cpus: int = 1) -> subprocess.Popen[bytes]:
+            given = {**environment, "CPUS": str(cpus)}
+            started.append(subprocess.Popen(command, env=given, stdout=output, stderr=output))
+            eventually(lambda: log.read_bytes().count(b"Ray runtime started") == len(started), 180, " ".join(command))
             return started[-1]
+
+        def joined(own: Sequence[Path], cpus: int = 1) -> subprocess.Popen[bytes]:
+            return start(["unshare", "-m", "-u", "sh", "-c", OTHER_DISK, "sh", *map(str, own)], cpus)
 
         try:
             start(head)
-            yield (
-                {**settings, "RAY_ADDRESS": f"127.0.0.1:{port}"},
-                lambda own: start(["unshare", "-m", "-u", "sh", "-c", OTHER_DISK, "sh", *map(str, own)]),
-            )
+            yield {**settings, "RAY_ADDRESS": f"127.0.0.1:{port}"}, joined
         finally:
             for process in started:
                 if process.returncode is None:
@@ -124,8 +128,9 @@ class Machines(NamedTuple):
     file: Path
     """The second machine has folders `.penstock` and `rows` of its own beside it."""
     environment: dict[str, str]
-    second: int
-    """Process id of what the second machine began with."""
+    second: subprocess.Popen[bytes]
+    """What the second machine began with."""
+    join: Join
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +140,17 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     shutil.copytree(file.parent / "data" / "train", file.parent / "rows")
     (file.parent / ".penstock").mkdir()
     with cluster(folder / "ray.log") as (environment, join):
-        second = join([file.parent / ".penstock", file.parent / "rows"])
-        yield Machines(file, environment, second.pid)
+        yield Machines(file, environment, join([file.parent / ".penstock", file.parent / "rows"]), join)
 
 
-def test_a_node_that_does_not_see_the_storage_is_named_and_nothing_is_spent(machines: Machines) -> None:
+def test_a_node_that_sees_neither_storage_nor_rows_is_named_and_nothing_is_spent(machines: Machines) -> None:
     file, state = machines.file, machines.file.parent / ".penstock"
-    found, advice = refusal(Command("run", str(file), "--json", environment=machines.environment))
-    assert found == [f"node2 (127.0.0.1): does not see storage {state}, which is a folder of the machine this command runs on"]
-    assert "set `storage` to s3:// or to a folder that every node mounts" in advice
+    words = ["run", str(file), "--set", "data.train=rows/", "--json"]
+    found, advice = refusal(Command(*words, environment=machines.environment))
+    unseen = [f"storage {state}, which is a folder of the machine this command runs on"]
+    unseen += [f"{part}, which this command reads" for part in sorted((file.parent / "rows").iterdir())]
+    assert found == [f"node2 (127.0.0.1): does not see {what}" for what in unseen]
+    assert "set `storage` to s3:// or to a folder that every node mounts" in advice and "put the data into s3://" in advice
     spent = [path for name in ("units", "datasets", "stages", "runs") for path in state.glob(f"{name}/*")]
     assert spent == []
     told = Command("doctor", "--storage", str(state), "--json", environment=machines.environment).finish(3)
@@ -151,21 +158,11 @@ def test_a_node_that_does_not_see_the_storage_is_named_and_nothing_is_spent(mach
     assert [(finding["name"], finding["status"]) for finding in nodes] == [("Ray node node2 (127.0.0.1)", "fail")]
 
 
-def test_a_node_that_does_not_see_the_rows_is_named(machines: Machines, tmp_path: Path) -> None:
-    rows = machines.file.parent / "rows"
-    settings = ["--set", f"storage={tmp_path / 'shared'}", "--set", "data.train=rows/"]
-    found, advice = refusal(Command("check", str(machines.file), *settings, "--json", environment=machines.environment))
-    assert found == [f"node2 (127.0.0.1): does not see {part}, which this command reads" for part in sorted(rows.iterdir())]
-    assert "put the data into s3://" in advice
-    assert list((tmp_path / "shared").iterdir()) == []
-
-
 def test_a_folder_that_both_see_trains_the_weights_of_an_embedded_run(
     machines: Machines, tmp_path: Path, calm: dict[str, Any]
 ) -> None:
     # A worker on each of them.
     words = [str(machines.file), "--set", f"storage={tmp_path / 'shared'}", "--set", "train.cpus_per_worker=1", "--json"]
-    Command("check", *words, environment=machines.environment).finish()
     trained = Command("run", *words, environment=machines.environment).finish(timeout_s=800)
     assert trained["weights_digest"] == calm["weights_digest"]
     assert trained["exactness"] == "bit-exact"
@@ -173,7 +170,7 @@ def test_a_folder_that_both_see_trains_the_weights_of_an_embedded_run(
 
 def test_a_node_that_does_not_answer_is_named(machines: Machines, tmp_path: Path) -> None:
     raylets = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "raylet"]
-    (silent,) = [raylet for raylet in raylets if machines.second in {parent.pid for parent in raylet.parents()}]
+    (silent,) = [raylet for raylet in raylets if machines.second.pid in {parent.pid for parent in raylet.parents()}]
     silent.suspend()
     try:
         words = ["check", str(machines.file), "--set", f"storage={tmp_path / 'shared'}", "--json"]
@@ -183,17 +180,17 @@ def test_a_node_that_does_not_answer_is_named(machines: Machines, tmp_path: Path
     assert found == ["node2 (127.0.0.1): has not answered within 45 s"]
 
 
-def test_a_node_that_joins_late_and_does_not_see_the_storage_is_named(tmp_path: Path) -> None:
-    file = make_project(tmp_path / "project", epochs=CALM_EPOCHS, files=CALM_FILES, workers=2)
-    state = file.parent / ".penstock"
-    state.mkdir()
-    with cluster(tmp_path / "ray.log") as (environment, join):
-        asked = join([])
-        words = [str(file), "--set", "train.cpus_per_worker=1", "--json"]
-        running = Command("run", *words, "--set", "train.params={pause_s: 0.1}", environment=environment)
-        running.wait_for("a checkpoint", lambda: any(state.glob("runs/*/checkpoints/*/manifest.json")))
-        end(asked)
-        join([state])
-        running.finish(3, timeout_s=300)
+def test_a_node_that_joins_late_and_does_not_see_the_storage_is_named(machines: Machines, tmp_path: Path) -> None:
+    end(machines.second)
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    asked = machines.join([], cpus=2)
+    # It takes the one worker, for it alone has two CPUs.
+    words = [str(machines.file), "--set", f"storage={storage}", "--set", "train.workers=1", "--set", "train.cpus_per_worker=2"]
+    running = Command("run", *words, "--set", "train.params={pause_s: 0.1}", "--json", environment=machines.environment)
+    running.wait_for("a checkpoint", lambda: any(storage.glob("runs/*/checkpoints/*/manifest.json")))
+    end(asked)
+    machines.join([storage], cpus=2)
+    running.finish(3)
     assert "node2, a node that joined the Ray cluster after its nodes were asked, does not see" in running.said
-    assert f"{state}/runs/" in running.said
+    assert f"{storage}/runs/" in running.said

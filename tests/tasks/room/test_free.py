@@ -131,6 +131,18 @@ def test_runs_stay_while_a_process_works_on_them_and_rows_while_a_sweep_is_at_wo
     assert {each.kind for each in freed(storage)} >= {"unit"} - kinds
 
 
+@pytest.mark.parametrize(("status", "goes"), [("done", {"r01"}), ("running", set())])
+def test_a_run_that_is_done_and_cleans_up_is_the_newest(tmp_path: Path, status: Any, goes: set[str]) -> None:
+    storage = Storage(str(tmp_path / "state"))
+    nights(storage, tmp_path, 2)
+    ledger = Ledger(storage)
+    newest = ledger.current_run("p")
+    assert newest is not None and newest.run == "r02"
+    ledger.save_run(newest.model_copy(update={"status": status}))
+    with hold_lease(storage, f"{run_leases('p')}/r02"):
+        assert {each.name for each in freed(storage) if each.kind == "run"} == goes
+
+
 def test_two_cleanings_at_once_are_refused(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     with hold_lease(storage, ROOM_LEASE), pytest.raises(LeaseHeldError, match="another cleaning is at work"):
