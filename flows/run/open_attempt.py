@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RayOnDemand", "begin_attempt", "check_needs", "introduce", "is_still_its_run", "open_attempt"]
 
+_ENVIRONMENT = "environment.txt"
+"""What `describe_environment` says, in the run's folder and at its tracker: finding it out reads every distribution."""
+
 
 def open_attempt(
     request: RunRequest,
@@ -120,7 +123,7 @@ def begin_attempt(
     )
     ledger.save_attempt(run.run, attempt)
     ledger.save_code(run.run, code)
-    ledger.run_storage(run.run).write_bytes("environment.txt", describe_environment().encode())
+    ledger.run_storage(run.run).write_bytes(_ENVIRONMENT, describe_environment().encode())
     tracker = _open_tracker(ledger, run, attempt, loaded, tags or {})
     return RunContext(
         project=project,
@@ -169,7 +172,8 @@ def introduce(ctx: RunContext) -> None:
         ctx.tracker.replay(read_journal(own, committed[0].manifest.step, after_step=ctx.tracker.complete_step()))
     resolved = {"spec": ctx.run.spec, "origins": ctx.run.origins}
     ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/spec.yaml", yaml.safe_dump(resolved, sort_keys=False))
-    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/environment.txt", describe_environment())
+    environment = own.read_bytes(_ENVIRONMENT).decode()
+    ctx.tracker.log_text(f"attempt-{ctx.attempt.number}/{_ENVIRONMENT}", environment)
     _show_keys(ctx)
     ctx.reporter.say(f"{ctx.run.pipeline}: run {ctx.run.run}, attempt {ctx.attempt.number}")
 
