@@ -39,7 +39,7 @@ class Fit(threading.Thread, ABC):
         """Train to the end and keep what came of it."""
         try:
             self.result = self._train()
-        except Exception as error:
+        except Exception as error:  # Ray's, or whatever a rank raised: the thread that waits judges it
             self.error = error
         finally:
             self.over.set()

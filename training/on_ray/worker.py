@@ -102,7 +102,7 @@ def train_alone(job: TrainJob, mailbox: Any, work: Callable[..., RankResult] | N
         return _as_rank(job, Group(0, 1, torch.device("cpu")), mailbox, None, work or run_rank)
     except PenstockError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever it is: a restart may help, and `train.retries` bounds them
         raise AgainError(f"{type(error).__name__}: {first_line(error)}") from error
     finally:
         dist.destroy_process_group()
