@@ -17,14 +17,18 @@ KILL_GRACE_S = 20.0
 class Fit(threading.Thread, ABC):
     """One attempt in Ray's hands.
 
+    Args:
+        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+
     Attributes:
         over: set unless it runs. After a signal's exception in `join`, `is_alive` says False of a thread that lives.
         result: what rank 0 returned; None where there is none.
         error: what was raised instead, for the thread that waits to judge.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mailbox: Any) -> None:
         super().__init__(name="penstock-fit", daemon=True)
+        self._mailbox = mailbox
         self.result: RankResult | None = None
         self.error: Exception | None = None
         self.over = threading.Event()
@@ -49,5 +53,9 @@ class Fit(threading.Thread, ABC):
         """Blocks until the end."""
 
     @abstractmethod
-    def end(self, mailbox: Any) -> None:
-        """End the workers, unless all is over. `mailbox` is a handle of penstock.training.on_ray.mailbox.Mailbox."""
+    def kill_workers(self) -> None:
+        """Kill the workers that run now; those that Ray starts in their place find that a stop was asked for."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End all that Ray does for this attempt, unless it is over, and wait for that."""

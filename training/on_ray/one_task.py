@@ -45,7 +45,7 @@ class TaskFit(Fit):
     """
 
     def __init__(self, job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None) -> None:
-        super().__init__()
+        super().__init__(mailbox)
         self._task = ray.remote(train_alone).options(
             num_cpus=need["CPU"],
             max_retries=job.spec.retries,
@@ -67,9 +67,13 @@ class TaskFit(Fit):
             raise _RankLostError(error) from error
         return result
 
-    def end(self, mailbox: Any) -> None:
-        """End the task's process."""
+    def kill_workers(self) -> None:
+        """Kill the task's process."""
+        ray.cancel(self._reference, force=True)
+
+    def end(self) -> None:
+        """End the task."""
         if not self.over.is_set():
             with contextlib.suppress(RayError):  # then Ray is gone, and the task with it
-                ray.cancel(self._reference, force=True)
+                self.kill_workers()
             self.over.wait(KILL_GRACE_S)

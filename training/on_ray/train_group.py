@@ -66,7 +66,7 @@ class GroupFit(Fit):
         *,
         own_cluster: bool,
     ) -> None:
-        super().__init__()
+        super().__init__(mailbox)
         for name, value in _KNOBS.items():
             os.environ.setdefault(name, value)
         self._trainer = _trainer(job, mailbox, need, work)
@@ -76,7 +76,12 @@ class GroupFit(Fit):
         result: RankResult = self._trainer.fit().return_value  # type: ignore[attr-defined]  # V2's; the annotations are V1's
         return result
 
-    def end(self, mailbox: Any) -> None:
+    def kill_workers(self) -> None:
+        """Kill the ranks' processes."""
+        for worker in ray.get(self._mailbox.workers.remote()):
+            ray.kill(worker)
+
+    def end(self) -> None:
         """Kill Ray Train's controller, and its workers with it.
 
         A thread that is in Ray's hands while the driver disconnects ends the process with exit code 1, at once. What the
@@ -85,7 +90,7 @@ class GroupFit(Fit):
         give_up_s = time.monotonic() + KILL_GRACE_S
         with contextlib.suppress(ray.exceptions.RayError):
             while not self.over.is_set() and time.monotonic() < give_up_s:
-                controller = ray.get(mailbox.controller.remote(), timeout=KILL_GRACE_S)
+                controller = ray.get(self._mailbox.controller.remote(), timeout=KILL_GRACE_S)
                 if controller is not None:  # it may still be starting
                     ray.kill(controller)
                 self.over.wait(0.3)

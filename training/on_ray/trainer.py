@@ -90,7 +90,7 @@ def _follow(
     attempt.hear(chosen)
     fit = _fit(job, mailbox, need, work, own_cluster=own_cluster, in_ray_train=in_ray_train)
     silence = Silence(job.spec, need)
-    stopping = _Stopping(stop, mailbox)
+    stopping = _Stopping(stop, mailbox, fit)
     try:
         fit.start()
         while not fit.over.wait(POLL_S) and not stopping.given_up:
@@ -100,7 +100,7 @@ def _follow(
             attempt.hear(silence.tell())
         attempt.hear(silence.hear(ray.get(mailbox.take.remote())))
     finally:
-        fit.end(mailbox)
+        fit.end()
         ray.kill(mailbox)
     if fit.result is None and (not stop.is_set() or attempt.final_failure is not None):
         raise attempt.error(fit.error) from fit.error
@@ -126,8 +126,8 @@ def _fit(
 class _Stopping:
     """Passes a stop on to the workers, and loses patience in steps: ask, kill the workers, give up waiting for Ray."""
 
-    def __init__(self, stop: threading.Event, mailbox: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stop, self._mailbox, self._clock = stop, mailbox, clock
+    def __init__(self, stop: threading.Event, mailbox: Any, fit: Fit, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stop, self._mailbox, self._fit, self._clock = stop, mailbox, fit, clock
         self._asked_s: float | None = None
         self._saves_before = 0
         self._killed_s: float | None = None
@@ -148,6 +148,5 @@ class _Stopping:
         elif now_s - self._asked_s > grace_s:
             self._killed_s = now_s
             _log.warning("the workers did not stop within %.0f s and are killed; the last checkpoint stands", grace_s)
-            for worker in ray.get(self._mailbox.workers.remote()):
-                ray.kill(worker)
+            self._fit.kill_workers()
         return asked

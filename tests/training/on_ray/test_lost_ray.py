@@ -64,11 +64,14 @@ def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
             def _train(self) -> RankResult:
                 return run_rank(job, Group(0, 1, CPU), RayMailboxClient(calls, 0))
 
-            def end(self, mailbox: Any) -> None:
+            def kill_workers(self) -> None:
+                raise AssertionError("nobody has asked it to stop")
+
+            def end(self) -> None:
                 self.over.wait(20)
 
         monkeypatch.setattr(trainer, "start_mailbox", calls.start_mailbox)
-        monkeypatch.setattr(trainer, "TaskFit", lambda *_: Here())
+        monkeypatch.setattr(trainer, "TaskFit", lambda *_: Here(calls))
         monkeypatch.setattr(trainer, "POLL_S", 0.005)
         monkeypatch.setattr(trainer, "Silence", partial(trainer.Silence, clock=lambda: 0.0))  # it looks at no cluster
         monkeypatch.setattr(ray, "get", calls.get)

@@ -21,6 +21,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import CheckpointCommitted, Event, Printed, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.model import ModelSpec
+from penstock.training.on_ray import trainer
 from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
@@ -153,6 +154,20 @@ def test_a_lone_worker_is_a_task_that_is_started_again_where_it_died_or_its_mach
     assert (failed.status, failed.restarts, failed.weights_digest) == ("finished", 1, whole.weights_digest)
     with pytest.raises(TrainingError, match="rank 0: OSError: the disk was away"):
         run(tmp_path, "once", Watcher(), **alone, retries=0, work=lost_disk_once)
+
+
+def test_a_lone_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "STOP_GRACE_S", 0.5)
+    monkeypatch.setattr(trainer, "KILL_GRACE_S", 3600.0)  # nobody gives up on Ray: only a worker that is gone ends the attempt
+    stop = threading.Event()
+
+    def stop_in_the_first_step(events: list[Event]) -> None:
+        if any(isinstance(event, WorkerStarted) for event in events):
+            stop.set()
+
+    stuck = {**SLOW, "workers": 1, "params": {"seconds": 3600}}
+    outcome = run(tmp_path, "stuck", stop_in_the_first_step, **stuck, stop=stop)
+    assert (outcome.status, outcome.step, outcome.checkpoint) == ("interrupted", 0, None)
 
 
 def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> None:
