@@ -105,7 +105,8 @@ def train_alone(job: TrainJob, mailbox: Any, work: Callable[..., RankResult] | N
     except Exception as error:  # whatever it is: a restart may help, and `train.retries` bounds them
         raise AgainError(f"{type(error).__name__}: {first_line(error)}") from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # else the recipe has ended it
+            dist.destroy_process_group()
 
 
 def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any, work: Callable[..., RankResult]) -> RankResult:

@@ -112,7 +112,7 @@ class BoostedFramework:
         listener: Callable[[list[Event]], None],
         own_cluster: bool = False,
     ) -> TrainOutcome:
-        """Train on Ray Train workers."""
+        """Train on workers of Ray."""
         on_cpus = replace(job, spec=job.spec.model_copy(update={"gpus": 0}))
         return trainer.train(on_cpus, stop=stop, listener=listener, own_cluster=own_cluster, work=rank_of(self._library))
 
