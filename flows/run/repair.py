@@ -6,6 +6,7 @@ The caller holds the run's lease: an attempt that is still marked as running has
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.errors import PenstockError
@@ -16,7 +17,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.tracking.registry import TRACKERS
 from penstock.training.tracking.tracker import RunStatus
 
-__all__ = ["TRACKED_STATUS", "close_attempts", "repair_run"]
+__all__ = ["TRACKED_STATUS", "close_attempts", "repair_run", "tell_tracker"]
 
 
 _log = logging.getLogger("penstock.tracking")
@@ -64,21 +65,27 @@ def repair_run(ledger: Ledger, run: Run, state_dir: Path) -> bool:
     if run.status != ended:
         run = run.model_copy(update={"status": ended})
         ledger.save_run(run)
-    if run.tracker in run.tracking_runs:
-        try:
-            tracker = TRACKERS.get(run.tracker)
-        except PenstockError as error:
-            _log.warning("run %s stays as it is at its tracker: %s", run.run, error.message)
-            return True
-        own = ledger.run_storage(run.run)
-        committed = CheckpointStore(own).committed()
-        last = committed[0].manifest.step if committed else 0
-        tracker.repair(
-            tracker.default_uri(state_dir),
-            run.tracking_runs[run.tracker],
-            status=TRACKED_STATUS[run.status],
-            tags={"penstock.status": run.status},
-            points=read_journal(own, last),
-            outbox=own,
-        )
+    tell_tracker(ledger, run, state_dir)
     return True
+
+
+def tell_tracker(ledger: Ledger, run: Run, state_dir: Path, tags: Mapping[str, str] | None = None) -> None:
+    """Send a run's tracker what it missed of a run that no process works on, and `tags`."""
+    if run.tracker not in run.tracking_runs:
+        return
+    try:
+        tracker = TRACKERS.get(run.tracker)
+    except PenstockError as error:
+        _log.warning("run %s stays as it is at its tracker: %s", run.run, error.message)
+        return
+    own = ledger.run_storage(run.run)
+    committed = CheckpointStore(own).committed()
+    last = committed[0].manifest.step if committed else 0
+    tracker.repair(
+        tracker.default_uri(state_dir),
+        run.tracking_runs[run.tracker],
+        status=TRACKED_STATUS[run.status],
+        tags={"penstock.status": run.status, **(tags or {})},
+        points=read_journal(own, last),
+        outbox=own,
+    )

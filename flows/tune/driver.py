@@ -18,7 +18,7 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import quote
 
 from penstock.flows.tune.board import Board, short
-from penstock.flows.tune.trial import Hears, Sweep, perform_trial
+from penstock.flows.tune.trial import Hears, Sweep, close_stopped, perform_trial
 from penstock.machine.stopping import StopRequest
 from penstock.tasks.tune.early_stop import EarlyStop
 from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
@@ -132,7 +132,7 @@ class Driver:
         """Trials that a kill or a stop has cut; one that was to end early has ended."""
         for trial in self.trials:
             if trial.state == "running" and trial.number in self._early.stopped:
-                self._keep(self._stopped(trial))
+                self._keep(close_stopped(self._sweep, self._stopped(trial)))
         return [trial for trial in self.trials if trial.state == "running"]
 
     def _next(self) -> Trial | None:

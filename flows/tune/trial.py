@@ -13,6 +13,7 @@ from typing import Any
 from penstock.errors import Interrupted, PenstockError, TrainingError
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.open_attempt import begin_attempt, introduce
+from penstock.flows.run.repair import close_attempts, tell_tracker
 from penstock.flows.spec_file import LoadedSpec
 from penstock.flows.tune.space import load_trial
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -32,7 +33,9 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Point
 from penstock.training.job import TrainOutcome
 
-__all__ = ["Hears", "Sweep", "perform_trial"]
+__all__ = ["Hears", "Sweep", "close_stopped", "perform_trial"]
+
+_EARLY = {"penstock.trial.state": "stopped early"}
 
 _PREPARING = [stage for stage in ALL_STAGES if stage.name in BEFORE_TRAINING]
 
@@ -199,8 +202,20 @@ def _ended_otherwise(sweep: Sweep, trial: Trial, ctx: RunContext, error: Excepti
     raise error
 
 
+def close_stopped(sweep: Sweep, trial: Trial) -> Trial:
+    """Of a trial that was killed when it was to end early: its records say so, as if it had ended. Returns its record."""
+    ledger, run = sweep.ctx.ledger, sweep.ctx.ledger.load_run(trial.run or "")
+    if run is None:
+        return trial
+    close_attempts(ledger, run)
+    run = run.model_copy(update={"status": "partial"})
+    ledger.save_run(run)
+    tell_tracker(ledger, run, sweep.ctx.state_dir, {**_EARLY, "description": f"{_title(sweep, trial)}: {trial.note}"})
+    return trial.model_copy(update={"tracked_run": run.tracking_runs.get(run.tracker)})
+
+
 def _stopped_early(sweep: Sweep, trial: Trial, ctx: RunContext, why: str) -> Trial:
-    ctx.tracker.set_tags({"penstock.trial.state": "stopped early"})
+    ctx.tracker.set_tags(_EARLY)
     close_attempt(ctx, "partial", note=f"{_title(sweep, trial)}: {why}")
     return trial.model_copy(update={"state": "stopped", "note": why, "tracked_run": ctx.tracker.run_id})
 
