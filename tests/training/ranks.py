@@ -63,6 +63,7 @@ def _enter(rank: int, world_size: int, folder: str, work: Callable[..., Any], ar
     torch.set_num_threads(1)
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size, timeout=limit)
+    dist.barrier()  # a rank that leaves while another still connects to it would end that one before its work begins
     try:
         result = work(Group.current(CPU), *args)
     except Exception as error:
