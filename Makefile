@@ -92,6 +92,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@$(BIN)/python -m benchmarks.start
 	@$(BIN)/python -m benchmarks.tune
 	@$(BIN)/python -m benchmarks.boosted
+	@$(BIN)/python -m benchmarks.frameworks $(if $(RETAIL),--retail $(RETAIL))
 	@$(BIN)/python -m benchmarks.raw_rows
 	@$(BIN)/python -m benchmarks.predict
 	@$(BIN)/python -m benchmarks.report

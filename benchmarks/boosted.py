@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import xgboost
 
 from benchmarks.machine import describe
-from benchmarks.outcome import beside_the_first, options_parser, save
+from benchmarks.outcome import beside_the_first, learning_times, options_parser, save
 from tests.drills.project import Command
 
 COLUMNS = 28
@@ -89,9 +89,7 @@ def _in_pipeline(name: str, folder: Path, trees: int) -> float:
     spec = {"name": name, "data": {"format": "parquet", "train": "rows/", "label": "label"}, "train": train}
     file.write_text(json.dumps({**spec, "storage": ".penstock", "shuffle": {"mode": "none"}}))  # JSON is YAML
     result = Command("run", str(file), "--json", "--fresh", "--until", "train").finish(timeout_s=1800)
-    journal = sorted((folder / ".penstock" / "runs" / result["run"] / "journal").iterdir())
-    points = [json.loads(line) for part in journal for line in part.read_text().splitlines()]
-    ends = {point["step"]: point["t"] / 1000 for point in points}
+    ends = learning_times(folder, result)
     return (ends[max(ends)] - ends[min(ends)]) * (trees - 1) / (max(ends) - min(ends))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["beside_the_first", "options_parser", "rows_per_s", "save"]
+__all__ = ["beside_the_first", "learning_times", "options_parser", "rows_per_s", "save"]
 
 
 def options_parser(rounds: int) -> argparse.ArgumentParser:
@@ -53,6 +53,18 @@ def beside_the_first(found: Mapping[str, Sequence[float]], unit: str) -> dict[st
         }
         for name, values in found.items()
     }
+
+
+def learning_times(folder: Path, result: Mapping[str, Any]) -> dict[int, float]:
+    """When each step on record ended, in seconds since 1970, by the points that rank 0 keeps.
+
+    Args:
+        folder: the project, whose storage is `.penstock`.
+        result: what `penstock run --json` says of the run.
+    """
+    journal = sorted((folder / ".penstock" / "runs" / result["run"] / "journal").iterdir())
+    points = [json.loads(line) for part in journal for line in part.read_text().splitlines()]
+    return {point["step"]: point["t"] / 1000 for point in points}
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:

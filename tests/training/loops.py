@@ -63,7 +63,9 @@ def train_func(config):
                 raise RuntimeError("killed in the middle of an epoch")
         right, seen = 0, 0
         model.eval()
-        for batch in ray.train.get_dataset_shard("validation").iter_torch_batches(batch_size=64):
+        for batch in ray.train.get_dataset_shard("validation").iter_torch_batches(
+            batch_size=64, dtypes={"image": torch.float32}
+        ):
             with torch.no_grad():
                 right += (model(batch["image"]).argmax(1) == batch["label"]).sum().item()
             seen += len(batch["label"])

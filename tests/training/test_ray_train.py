@@ -10,13 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 import torch
 from ray.train.v2.api.context import LocalTrainContext
+from sklearn.datasets import load_digits
 
 from penstock.errors import SpecError, TrainingError
 from penstock.flows.history.report import throughput_sentence
+from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.spec import ShuffleSpec
 from penstock.storage import Storage
 from penstock.training.checkpoint.exactness import BIT_EXACT
 from penstock.training.checkpoint.journal import read_journal
@@ -35,6 +41,7 @@ from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 from penstock.usercode.capture import capture
+from tests.ingest.preparing import Source
 from tests.training.digits import CPU, ROWS, ListClient, make_job
 from tests.training.on_ray.test_trainer import Watcher
 
@@ -102,6 +109,26 @@ def test_a_vision_transformer_with_two_optimizers_continues_in_mid_epoch_to_the_
     parts = run_alone(loop_job(tmp_path, "vision_transformer", run="parts", attempt=2))
     assert parts.resumed_from_step in (5, 6) and parts.state.step == 11
     assert newest(tmp_path, "parts").manifest.weights_digest == newest(tmp_path, "whole").manifest.weights_digest
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_residual_network_learns_28_by_28_grey_images_from_parquet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files as a user has them, prepared by the pipeline's own stages; the loop asks for no other shape or type."""
+    images, labels = load_digits(n_class=2, return_X_y=True)
+    pixels = np.pad(np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))), ((0, 0), (2, 2), (2, 2)))
+    columns = {"image": tensor_array(pixels.astype(np.uint8)), "label": labels}
+    parts = {f"train/part-{part}.parquet": pa.table(columns).slice(part * 200, 200) for part in range(2)}
+    source = Source.of(tmp_path, parts, label="label", validation={"fraction": 0.25})
+    manifest = source.materialize()
+    job = loop_job(tmp_path)
+    job = replace(job, data_storage=source.storage, manifest=manifest, order=make_order(ShuffleSpec(), manifest.rows["train"]))
+    assert run_alone(job).status == "finished"
+    assert manifest.feed_schema["image"].shape == (28, 28) and manifest.feed_schema["image"].dtype == "uint8"
+    losses = [p.values["loss"] for p in read_journal(job.run_storage, 999) if "val/accuracy" in p.values]
+    assert len(losses) == 3 and losses[-1] < 0.3, losses  # of 10 classes, from 2.3
+    assert f"epoch 2 rows {manifest.rows['validation']}" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("without_ray")
