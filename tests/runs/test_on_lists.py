@@ -19,6 +19,7 @@ from penstock.errors import PenstockError
 from penstock.flows.verbs.check import check_pipeline
 from tests.runs.forked import Command
 from tests.runs.killed import START_S
+from tests.runs.raw_scores import check_raw_rows
 
 PIPELINE = """\
 name: lists
@@ -114,6 +115,7 @@ def test_a_stopped_run_ends_with_the_same_weights_and_its_model_answers(tmp_path
     straight = Command("run", str(make_project(tmp_path / "straight")), "--json").finish()
     assert straight["status"] == "done"
     assert straight["metrics"]["test/accuracy"] > 0.6, "one guess in four is right by chance"
+    check_raw_rows(tmp_path / "straight" / "pipeline.yaml", straight)
 
     file = make_project(tmp_path / "stopped")
     in_memory = ("--set", "materialize.cache=memory")  # as a cache on disk, but for what a second command prepares again

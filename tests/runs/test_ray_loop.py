@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-import penstock
 from penstock.flows.verbs.init import create_project
 from tests.runs.killed import calm_and_killed
+from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
 
@@ -21,7 +20,4 @@ def test_the_template_tells_digits_apart_also_after_two_kills(tmp_path: Path) ->
     assert "what train_func restores of a checkpoint is its own affair" in ended["exactness"]
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     assert ended["metrics"]["test/accuracy"] >= 0.85
-    rows = pd.read_parquet(tmp_path / "killed" / "data" / "test").head(50)
-    store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
-    answers = penstock.load_model("models:/digits@candidate", store).predict(rows.drop(columns="label"))
-    assert (answers["prediction"].astype(int).to_numpy() == rows["label"].to_numpy()).mean() > 0.8
+    check_raw_rows(tmp_path / "killed" / "pipeline.yaml", ended)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 
-import penstock
 from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.runs.killed import calm_and_killed, mlflow_folder
+from tests.runs.raw_scores import check_raw_rows
 
 transformers = pytest.importorskip("transformers", reason='pip install "penstock[transformers]"; `make frameworks` does')
 pytestmark = [pytest.mark.slow, pytest.mark.drill, pytest.mark.usefixtures("shared_prefect")]
@@ -32,9 +31,6 @@ def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp
     assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     assert ended["metrics"]["test/accuracy"] > 0.5, "a guess is right in a tenth"
-    store = f"sqlite:///{tmp_path}/killed/.penstock/mlflow/mlflow.db"
-    rows = pd.concat(map(pd.read_parquet, (tmp_path / "killed" / "data" / "test").glob("*.parquet"))).head(50)
-    answers = penstock.load_model("models:/digits@candidate", store).predict(rows)
-    assert (answers["prediction"].astype(int).to_numpy() == rows["label"].to_numpy()).mean() > 0.5
+    check_raw_rows(tmp_path / "killed" / "pipeline.yaml", ended)
     folder = mlflow_folder(tmp_path / "killed" / "pipeline.yaml", "digits") / "artifacts"
     assert transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True).config.num_labels == 10

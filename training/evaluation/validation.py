@@ -33,22 +33,25 @@ def validate(learner: Learner, recipe: Recipe, feed: Feed, metrics: MetricSet, g
     learner.sync_buffers()
     learner.model.eval()
     try:
-        with learner.callbacks.showing(learner.model), learner.autocast(), collecting(OwnValues(group, "val")) as own:
-            values = measured(RecipeModel(recipe, learner.callee, group.device), feed, metrics, group)
-        logged = own.totals()
+        with learner.callbacks.showing(learner.model), learner.autocast():
+            return measured(RecipeModel(recipe, learner.callee, group.device), feed, metrics, group)
     finally:
         learner.model.train()
         # How often one validates must not change the weights, so a predict() that draws random numbers draws them for free.
         restore_rng(rng, group.device)
-    return {**logged, **values}
 
 
 def measured(model: TrainedModel, feed: Feed, metrics: MetricSet, group: Group) -> dict[str, float]:
-    """`val/loss` and `val/<metric>` of a model in eval mode, over all ranks' rows. A collective; the same on every rank."""
-    loss, rows = run_over(model, feed, metrics)
+    """`val/loss`, `val/<metric>` and what user code logs, of a model in eval mode, over all ranks' rows.
+
+    A collective; the same on every rank.
+    """
+    with collecting(OwnValues(group, "val")) as own:
+        loss, rows = run_over(model, feed, metrics)
+    logged = own.totals()
     total, count = group.sum([loss, float(rows)])
     values = {"loss": total / max(count, 1.0), **metrics.compute()}
-    return {f"val/{name}": value for name, value in values.items()}
+    return {**logged, **{f"val/{name}": value for name, value in values.items()}}
 
 
 @torch.no_grad()

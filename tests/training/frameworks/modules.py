@@ -24,6 +24,7 @@ class Digits(pl.LightningModule):
     def validation_step(self, batch, batch_idx):
         loss = nn.functional.cross_entropy(self(batch), batch["label"])
         self.log("val/loss", loss, sync_dist=True, batch_size=len(batch["label"]))
+        penstock.log("rows", len(batch["label"]), reduce="sum")
         return loss
 
     def configure_optimizers(self):

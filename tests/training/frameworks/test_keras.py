@@ -16,6 +16,7 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.ingest.feed.batch import Batch
+from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.keras.framework import KERAS, run_keras_rank
@@ -26,7 +27,7 @@ from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
-from tests.training.digits import CPU, SCHEMA, ListClient, make_job
+from tests.training.digits import CPU, ROWS, SCHEMA, ListClient, make_job
 
 if not installed("keras"):  # to import it would choose its backend
     pytest.skip('pip install "penstock[keras]"', allow_module_level=True)
@@ -105,6 +106,11 @@ def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
 
     batch = Batch({"image": torch.rand(4, 8, 8), "label": torch.arange(4)}, np.arange(4), 4, 4, 0, 4)
     assert KERAS.try_batch(job.code, job.spec, SCHEMA, batch, 17).predict_shape == [4, 10]
+    own = keras_job(tmp_path, "charted", target="charted", epochs=2)
+    run_keras_rank(own, Group(0, 1, CPU), ListClient())
+    points = [point.values for point in read_journal(own.run_storage, 99)]
+    assert sum(values["train/rows"] for values in points) == 2 * ROWS["train"]
+    assert [values["val/rows"] for values in points if "val/rows" in values] == [ROWS["validation"]] * 2
     bare = keras_job(tmp_path, "run", target="not_compiled")
     with pytest.raises(SpecError, match="is not compiled"):
         KERAS.try_batch(bare.code, bare.spec, SCHEMA, batch, 17)

@@ -44,6 +44,7 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     assert (first.status, first.state.step, first.state.epoch) == ("finished", 33, 3)
     points = {point.step: point.values for point in read_journal(whole.run_storage, 99)}
     assert points[4]["train/rows"] == 4 * 32 and points[33]["train/rows"] == ROWS["train"] - 10 * 32
+    assert points[33]["val/rows"] == ROWS["validation"]
     for rank in (0, 1):
         assert 0 < points[33][f"ranks/{rank}/data_wait_s"] < points[33][f"ranks/{rank}/step_s"]
     there = job_checkpoints(whole).committed()

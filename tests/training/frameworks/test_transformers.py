@@ -13,6 +13,7 @@ import torch
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
+from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.transformers.framework import TRANSFORMERS, run_transformers_rank
@@ -22,7 +23,7 @@ from penstock.training.on_ray.worker import RankResult
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
-from tests.training.digits import SCHEMA, ListClient, make_job
+from tests.training.digits import ROWS, SCHEMA, ListClient, make_job
 from tests.training.ranks import run_ranks
 
 transformers = pytest.importorskip("transformers", reason='pip install "penstock[transformers]"; `make frameworks` does')
@@ -63,6 +64,8 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
         newest = job_checkpoints(job).committed()[0]
         assert newest.manifest.weights_digest == there[0].manifest.weights_digest
         assert newest.manifest.metrics == there[0].manifest.metrics
+    logged_rows = [point.values["train/rows"] for point in read_journal(whole.run_storage, 33)]
+    assert sum(logged_rows) == 3 * ROWS["train"], "what penstock.log is given, over both ranks and the steps between reports"
     spec = ModelSpec(code=whole.code, params=PARAMS, feed_schema=SCHEMA, loader=TRANSFORMERS.loader)
     found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
     assert found.metrics["test/accuracy"] > 0.25, "a guess is right in a tenth"

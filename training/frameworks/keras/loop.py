@@ -24,6 +24,7 @@ from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import not_a_number
 from penstock.training.open_feeds import open_job_feed
+from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 
 __all__ = ["fit"]
@@ -43,8 +44,7 @@ def fit(job: TrainJob, group: Group, session: Session) -> None:
     run = _Run(job, group, session, model)
     newest = session.get_checkpoint()
     step = session.state.step
-    first = next(iter(open_job_feed(job, "train", 0, 1, group.device).batches(0)))
-    model(inputs_of(model, first.columns, schema, job.code.target))  # only now it has variables
+    run.see_a_batch()
     model.optimizer.build(model.trainable_variables)
     if newest is not None:
         for name, variables in ((WEIGHTS, model.variables), (OPTIMIZER, model.optimizer.variables)):
@@ -73,15 +73,24 @@ class _Run:
         self._group, self._plan = group, SavePlan(job, group, session)
         self._values: dict[str, float] = {}
 
+    def see_a_batch(self) -> None:
+        """Only then the model has variables. Keras calls a loss of the user's once to learn its shape: that is no step."""
+        first = next(iter(open_job_feed(self._job, "train", 0, 1, self._group.device).batches(0)))
+        with collecting(OwnValues(None, "build")):
+            self._model.test_on_batch(*self._given(first.columns))
+
     def step(self, batch: dict[str, Any], step: int) -> None:
-        schema = self._job.manifest.feed_schema
-        inputs = inputs_of(self._model, batch, schema, self._job.code.target)
-        label = batch[schema.label].numpy() if schema.label is not None else None
         self._model.reset_metrics()  # else what it gives is a mean since the start
-        found = self._model.train_on_batch(inputs, label, return_dict=True)
+        found = self._model.train_on_batch(*self._given(batch), return_dict=True)
         self._values = {f"train/{name}": float(np.asarray(value)) for name, value in found.items()}
         if self._job.spec.on_nan == "stop" and not math.isfinite(self._values["train/loss"]):
             raise not_a_number(f"the training loss is {self._values['train/loss']} at step {step:,}")
+
+    def _given(self, batch: dict[str, Any]) -> tuple[Any, Any]:
+        """Inputs and label of a batch, as Keras takes them."""
+        schema = self._job.manifest.feed_schema
+        label = batch[schema.label].numpy() if schema.label is not None else None
+        return inputs_of(self._model, batch, schema, self._job.code.target), label
 
     def in_epoch(self, step: int) -> None:
         validates = self._plan.validates(step)

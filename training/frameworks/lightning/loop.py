@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.training.frameworks.ray_train.save_plan import REPORT_EVERY, SaveP
 from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
 from penstock.training.not_a_number import not_a_number
+from penstock.training.own_values import OwnValues, collecting
 from penstock.training.ranks import Group
 
 __all__ = ["PRECISION", "fit"]
@@ -113,6 +115,8 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
         def __init__(self) -> None:
             self._plan = SavePlan(job, group, session)
             self._of_validation: set[str] = set()
+            self._logged: dict[str, float] = {}
+            """By penstock.log, in the last validation."""
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -127,9 +131,13 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
 
         def on_validation_start(self, trainer: Any, module: Any) -> None:
             self._before = trainer.callback_metrics.keys() - self._of_validation
+            self._collects = ExitStack()
+            self._own = self._collects.enter_context(collecting(OwnValues(group, "val")))
 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             self._of_validation |= trainer.callback_metrics.keys() - self._before
+            self._collects.close()
+            self._logged = self._own.totals()
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
             last = trainer.should_stop or trainer.current_epoch + 1 >= spec.epochs or trainer.global_step == trainer.max_steps
@@ -139,6 +147,8 @@ def _saving(pl: Any, job: TrainJob, group: Group, session: Session) -> Any:
             # Of the last validation, and not of these weights, is what it measured until the next one.
             stale = set() if validated else self._of_validation
             values = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in stale}
+            if validated:
+                values = {**self._logged, **values}
             if not save:
                 session.report(values)
                 return
