@@ -13,9 +13,13 @@ import re
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from io import BytesIO
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from fsspec.core import url_to_fs
 
@@ -36,6 +40,7 @@ PATIENCE = {
     "RAY_grpc_keepalive_timeout_ms": "60000",  # its 20 s are the length of the cut: a worker would be lost or not by chance
     "RAY_raylet_start_wait_time_s": "120",  # a busy machine needs more than Ray's 30
 }
+SCORED_FILES = 100
 HEAD = 1
 """The machine of Ray's head and of the command; it gives Ray no CPU."""
 WAIT_S = 600
@@ -230,6 +235,27 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     counted = {checkpoint.name for checkpoint in CheckpointStore(project.storage.child(f"runs/{name}")).committed()}
     late = {each for each, manifest in project.checkpoints().items() if manifest["writer"] == "a1-r1"}
     assert not {each for each in late & counted if int(each.split("-")[1]) > continued}
+
+    print("three machines score rows with the model, and machine 5 loses power")
+    bucket = Storage("s3://faults")
+    part = bucket.read_bytes("data/train/part-0.parquet")
+    files = [f"{number:03}.parquet" for number in range(SCORED_FILES)]
+    for name in files:
+        bucket.write_bytes(f"rows/{name}", part)
+    words = (result["model_uri"], "s3://faults/rows/", "--output", "s3://faults/scores", "--file", project.file, "--json")
+    predict = Command("predict", *words, environment=site.environment, before=machines.inside(HEAD))
+    units = partial(bucket.list, "scores/_penstock/units")
+    predict.wait_for("the first units", lambda: len(units()) > 3, WAIT_S, every_s=0.2)
+    assert len([number for number in (2, 3, 5) if site.processes(number, "ray::Worker")]) == 3
+    machines.power_off(5)
+    assert len(units()) < SCORED_FILES
+    said = predict.finish(timeout_s=WAIT_S)
+    print(predict.said)
+    rows = pq.read_metadata(BytesIO(part)).num_rows
+    assert (said["status"], said["files"], said["unscored"]) == ("done", SCORED_FILES, 0)
+    outputs = [BytesIO(bucket.read_bytes(f"scores/{name}")) for name in bucket.list("scores") if name.endswith(".parquet")]
+    scored = [file for output in outputs for file in pq.read_table(output)["file"].to_pylist()]
+    assert Counter(scored) == dict.fromkeys(files, rows)
 
 
 def test_a_machine_without_keys_is_named(site: Site) -> None:
