@@ -274,7 +274,7 @@ def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
     value = item.get("input")
     if item["type"] == "extra_forbidden":
         known = _known_keys(location[:-1], data)
-        close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        close = _elsewhere(location, data) or difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else (f"; known here: {', '.join(sorted(known))}" if known else "")
         return path, f"unknown key{hint}"
     if item["type"] == "missing":
@@ -287,6 +287,15 @@ def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
 def _is_key(part: str) -> bool:
     # A union adds the name of the variant it tried to the location: `data.validation.SplitRule.fraction`.
     return part not in {"SplitRule", "str", "none"} and not part.startswith(("function-", "literal[", "constrained-", "list["))
+
+
+def _elsewhere(location: Path_, data: dict[str, Any]) -> list[str]:
+    """Where a key without a section is meant to stand, if one section alone has it: `epochs` is `train.epochs`."""
+    if len(location) > 1:
+        return []
+    sections = (name for name in _known_keys((), data) if location[0] in _known_keys((name,), data))
+    found = [f"{name}.{location[0]}" for name in sections]
+    return found if len(found) == 1 else []
 
 
 def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:

@@ -69,6 +69,12 @@ def test_all_problems_are_reported_together_with_their_lines(tmp_path: Path) -> 
     assert any(p.startswith("pipeline.yaml:3: data.format:") and "xlsx" in p for p in found)
 
 
+def test_a_key_without_its_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+    found = problems_of(write(tmp_path, GOOD), "epochs=3", "shufle=1")
+    assert "--set epochs: epochs: unknown key; did you mean 'train.epochs'?" in found
+    assert any("did you mean 'shuffle'?" in problem for problem in found)
+
+
 def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD.replace("fraction: 0.1", "fraction: 1.5"))
     assert problems_of(file) == ["pipeline.yaml:5: data.validation.fraction: 1.5: input should be less than 1"]
