@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -26,7 +25,7 @@ from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.tasks.train import model_spec, other_weights, trusted_checkpoint
 from penstock.training.frameworks.framework import TrimsCode
 from penstock.training.registry.raw_rows import raw_form
-from penstock.training.registry.registry import WEIGHTS_TAG, KeepsAliases, TrainedVersion
+from penstock.training.registry.registry import WEIGHTS_TAG, KeepsAliases, TrainedVersion, alias_lease
 from penstock.usercode.capture import UserCode
 
 __all__ = ["STAGE"]
@@ -81,8 +80,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if decides:
         # Two runs that end together, of this pipeline or of another that registers under the same name, must not both be held
         # against the version before them.
-        lease = f"models/{quote(registered.name, safe='')}/alias-lease"
-        with hold_lease(ctx.storage, lease, ctx.stopping.give_up, brief=True):
+        with hold_lease(ctx.storage, alias_lease(registered.name), ctx.stopping.give_up, brief=True):
             promotion = promote(ctx, uri, registered, checkpoint.manifest.weights_digest)
     return {
         **registered.model_dump(mode="json"),

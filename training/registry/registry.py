@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -13,13 +14,18 @@ from penstock.config import Section
 from penstock.training.model import ModelSpec
 from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["PREVIOUS", "WEIGHTS_TAG", "KeepsAliases", "ModelRegistry", "Registered", "TrainedVersion"]
+__all__ = ["PREVIOUS", "WEIGHTS_TAG", "KeepsAliases", "ModelRegistry", "Registered", "TrainedVersion", "alias_lease"]
 
 WEIGHTS_TAG = "penstock.weights_digest"
 """Tag of `TrainedVersion.tags`: by it `rolled_back` knows a model again."""
 
 PREVIOUS = "previous"
 """Alias of the version that held the pipeline's alias before."""
+
+
+def alias_lease(name: str) -> str:
+    """Path below the storage of the lease held by whoever looks at a registered model's aliases, until they are moved."""
+    return f"models/{quote(name, safe='')}/alias-lease"
 
 
 @dataclass(frozen=True)

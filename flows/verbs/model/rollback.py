@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from penstock.errors import SpecError
+from penstock.errors import ServiceError, SpecError
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.status import state_of
+from penstock.lease import LeaseHolder, hold_lease
 from penstock.training.registry.registries import REGISTRIES
-from penstock.training.registry.registry import PREVIOUS, KeepsAliases
+from penstock.training.registry.registry import PREVIOUS, KeepsAliases, alias_lease
 from penstock.training.spec import TrackingSpec
 
 __all__ = ["roll_back", "show_rollback"]
@@ -30,7 +33,7 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
         SpecError: the registry keeps no aliases, or has nothing to go back to.
         ServiceError: the registry does not answer.
     """
-    _, state_dir, _ = state_of(file)
+    storage, state_dir, _ = state_of(file)
     name, at, said = name.removeprefix("models:/").partition("@")
     alias = said if at else None
     beside = file or Path("pipeline.yaml")
@@ -48,8 +51,16 @@ def roll_back(file: Path | None, name: str) -> dict[str, Any]:
             f"model {name!r} has the aliases {several}", next_step=f"say which: penstock rollback {name}@{found[0]}"
         )
     alias = alias or found[0]
-    version, lost = registry.roll_back(uri, name, alias)
+    with contextlib.ExitStack() as stack:
+        # A run that decides about the alias now must not undo this unseen. A storage that is away is no reason not to go back.
+        with contextlib.suppress(OSError, ServiceError):
+            stack.enter_context(hold_lease(storage, alias_lease(name), brief=True, on_wait=_say_waiting))
+        version, lost = registry.roll_back(uri, name, alias)
     return {"status": "done", "name": name, "alias": alias, "version": version, "rolled_back": lost}
+
+
+def _say_waiting(holder: LeaseHolder) -> None:
+    print(f"waiting for a run that decides about the alias: {holder.process}", file=sys.stderr)
 
 
 def show_rollback(result: dict[str, Any], console: Console) -> None:
