@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import State, Task, task
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelled, Completed
@@ -28,8 +28,9 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.changes import why_run
 from penstock.tasks.records.ledger import StageRecord, utc_now
 from penstock.tasks.stages import StageName
+from penstock.training.tracking.tracker import HasLocalPage
 
-__all__ = ["Stage", "VerifyContext", "perform", "stage_task"]
+__all__ = ["Stage", "VerifyContext", "link_to_tracker", "perform", "stage_task"]
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -192,11 +193,34 @@ def _publish(ctx: RunContext, outcome: StageOutcome) -> None:
         ctx.warn(f"{outcome.name}: no Prefect artifact: {error}")
 
 
+def link_to_tracker(ctx: RunContext) -> None:
+    """Let the flow run's page lead to the run's."""
+    page = _page(ctx)
+    if page is None or not prefect_answers():
+        return
+    when = "" if ctx.tracker.url is not None else ", while `penstock ui` is open"
+    try:
+        create_link_artifact(
+            page,
+            link_text=f"{ctx.run.run} in {ctx.run.tracker}",
+            key=f"{ctx.run.pipeline.replace('_', '-')}-run",
+            description=f"Metrics, checkpoints, figures and the model of run `{ctx.run.run}`{when}",
+        )
+    except AWAY as error:
+        ctx.warn(f"no link from Prefect to {ctx.run.tracker}: {error}")
+
+
+def _page(ctx: RunContext) -> str | None:
+    """The run's page at the tracker."""
+    if ctx.tracker.url is not None:
+        return ctx.tracker.url
+    return ctx.tracker.local_url if isinstance(ctx.tracker, HasLocalPage) else None
+
+
 def _linked(ctx: RunContext) -> str:
-    """The run, with a link to its page at the tracker where there is a server."""
-    if ctx.tracker.url is None:
-        return f"`{ctx.run.run}`, tracked as `{ctx.tracker.run_id}`"
-    return f"[{ctx.run.run}]({ctx.tracker.url})"
+    """The run, with a link to its page at the tracker."""
+    page = _page(ctx)
+    return f"[{ctx.run.run}]({page})" if page is not None else f"`{ctx.run.run}`, tracked as `{ctx.tracker.run_id}`"
 
 
 def _changed(ctx: RunContext) -> str:

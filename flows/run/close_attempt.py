@@ -85,9 +85,10 @@ def _attach_report(ctx: RunContext) -> None:
 def _description(ctx: RunContext) -> str:
     """Result, model and data, a paragraph each, and where Prefect shows the attempt."""
     found = describe(ctx)
-    page = flow_run_page(ctx.attempt.prefect_flow_run_id, ctx.state_dir) if ctx.attempt.prefect_flow_run_id else None
-    if page is not None:
-        found = [*found, f"[Attempt {ctx.attempt.number} in Prefect]({page})"]
+    if ctx.attempt.prefect_flow_run_id is not None:
+        page, embedded = flow_run_page(ctx.attempt.prefect_flow_run_id, ctx.state_dir)
+        when = ", while `penstock ui` is open" if embedded else ""
+        found += [f"[Attempt {ctx.attempt.number} in Prefect]({page}){when}"] if page is not None else []
     return "\n\n".join(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_HOME
 from prefect.utilities.urls import url_for
 
 from penstock.errors import Interrupted
@@ -78,11 +78,10 @@ def name_at_begin() -> str:
     return f"{asked.parent.name}/{asked.name}, {dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def flow_run_page(identity: str, state_dir: Path) -> str | None:
-    """Address of a flow run's page; None at an embedded server, which has another port each time."""
-    if PREFECT_HOME.value() == ServerFiles(state_dir).home:
-        return None
-    return url_for("flow-run", obj_id=identity)
+def flow_run_page(identity: str, state_dir: Path) -> tuple[str | None, bool]:
+    """Address of a flow run's page, and whether it is at an embedded server, so there while one is at work or `ui` is open."""
+    own = ServerFiles(state_dir).read_info()
+    return url_for("flow-run", obj_id=identity), own is not None and own.url == os.environ.get("PREFECT_API_URL")
 
 
 def name_flow_run(name: str, tags: list[str]) -> None:

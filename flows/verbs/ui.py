@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from penstock.errors import ServiceError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
 from penstock.redact import redact_text
+from penstock.training.tracking.local_page import page_port
 from penstock.training.tracking.relocate_mlflow import (
     TRAINING_VIEW,
     VIEW_KEY,
@@ -45,7 +45,7 @@ def serve_ui(file: Path | None, mlflow_port: int, say: Callable[[str], None]) ->
 
     Args:
         file: the pipeline file; None for the state in the current folder.
-        mlflow_port: 0 picks a free one.
+        mlflow_port: 0 takes that of the last time, or a free one.
         say: takes lines for a person; the addresses come as soon as they answer.
 
     Returns:
@@ -89,8 +89,9 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
     if not tracking.startswith(_DATABASES):
         yield tracking
         return
-    port = port or _free_port()
-    if (database := database_of(tracking)) is not None:
+    database = database_of(tracking)
+    port = port or page_port((database.parent if database is not None else state_dir / "mlflow") / "port", to_bind=True)
+    if database is not None:
         with contextlib.suppress(sqlite3.Error):  # the server will tell
             follow_its_folder(database)
     log = state_dir / "mlflow" / "server.log"
@@ -166,9 +167,3 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -36,6 +37,11 @@ def tracking(file: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{file.parent}/.penstock/mlflow/mlflow.db")
 
 
+def ports_of(state: Path) -> tuple[str, str]:
+    """Where `penstock ui` will show Prefect's page and MLflow's."""
+    return (state / "prefect" / "port").read_text(), (state / "mlflow" / "port").read_text()
+
+
 def test_the_result_holds_what_the_contract_names(calm: dict[str, Any]) -> None:
     assert calm["status"] == "done"
     assert calm["attempt"] == 1
@@ -53,7 +59,16 @@ def test_one_mlflow_run_tells_the_whole_story(calm_file: Path, calm: dict[str, A
     assert run.data.params["train.batch_rows"] == "64"
     assert "null" not in run.data.params.values()
     assert calm["run"] == f"drill-{run.info.run_name}" and calm["url"] is None
-    result, model, data = run.data.tags["mlflow.note.content"].split("\n\n")[:3]
+    result, model, data, page = run.data.tags["mlflow.note.content"].split("\n\n")
+    state = calm_file.parent / ".penstock"
+    (attempt,) = state.glob("runs/*/attempts/*.json")
+    flow_run, (prefect, mlflow) = json.loads(attempt.read_text())["prefect_flow_run_id"], ports_of(state)
+    there = f"http://127.0.0.1:{prefect}/runs/flow-run/{flow_run}"
+    assert page == f"[Attempt 1 in Prefect]({there}), while `penstock ui` is open"
+    with contextlib.closing(sqlite3.connect(state / "prefect" / "prefect.db")) as database:
+        ((link,),) = database.execute("SELECT data FROM artifact WHERE key = 'drill-run'")
+    back = f"http://127.0.0.1:{mlflow}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+    assert f"({back}?workflowType=machine_learning)" in link
     assert data.startswith("Data: ") and "rows train 1" in data and "validation" in data
     assert model.startswith("Model: model.py:Net, of step 115") and result.startswith("Result: val/accuracy ")
     assert run.data.tags["penstock.exactness"] == "bit-exact"

@@ -15,9 +15,10 @@ from mlflow.tracking import MlflowClient
 
 from penstock.redact import redact_text
 from penstock.training.tracking import mlflow_backend
+from penstock.training.tracking.local_page import page_port
 from penstock.training.tracking.mlflow_limits import fit_key
 from penstock.training.tracking.queued_tracker import OpenRun, QueuedTracker
-from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW, mlflow_uri
+from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW, database_of, mlflow_uri
 
 __all__ = ["MlflowTracker"]
 
@@ -78,11 +79,16 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
     @property
     def url(self) -> str | None:
         """The run's page on the MLflow server; None in embedded mode."""
-        if not self.tracking_uri.startswith("http"):
-            return None
-        return (
-            f"{redact_text(self.tracking_uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}{TRAINING_VIEW}"
-        )
+        return self._page_at(redact_text(self.tracking_uri).rstrip("/")) if self.tracking_uri.startswith("http") else None
+
+    @property
+    def local_url(self) -> str | None:
+        """See `HasLocalPage`."""
+        database = database_of(self.tracking_uri)
+        return self._page_at(f"http://127.0.0.1:{page_port(database.parent / 'port')}") if database is not None else None
+
+    def _page_at(self, server: str) -> str:
+        return f"{server}/#/experiments/{self.experiment_id}/runs/{self.run_id}{TRAINING_VIEW}"
 
     def fit_key(self, key: str) -> str:
         """In MLflow's alphabet."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import Split
@@ -18,7 +18,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
 
-__all__ = ["RunStatus", "Tracker"]
+__all__ = ["HasLocalPage", "RunStatus", "Tracker"]
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """Of a run that no process works on; while one does it is RUNNING."""
@@ -178,4 +178,14 @@ class Tracker(Protocol):
         Returns:
             Records not delivered within `drain_s`: they wait in the outbox.
         """
+        ...
+
+
+@runtime_checkable
+class HasLocalPage(Protocol):
+    """A tracker whose store may be a file of this machine, which `penstock ui` shows."""
+
+    @property
+    def local_url(self) -> str | None:
+        """The run's page there, while that command is open; None where a server has the run."""
         ...

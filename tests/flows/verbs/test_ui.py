@@ -17,6 +17,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
+from penstock.training.tracking.local_page import page_port
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from tests.runs.servers import ROOT, eventually, free_port
 
@@ -95,10 +96,25 @@ def listening_hosts(processes: list[psutil.Process]) -> set[str]:
     return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
-def test_both_pages_open_show_the_state_and_close_with_ctrl_c(started: Ui) -> None:
+def test_the_port_of_the_page_stays_unless_another_program_has_it(tmp_path: Path) -> None:
+    memory = tmp_path / "mlflow" / "port"
+    port = page_port(memory)
+    assert page_port(memory) == page_port(memory, to_bind=True) == int(memory.read_text()) == port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert page_port(memory) == port, "a link is given while the page is open, too"
+        anew = page_port(memory, to_bind=True)
+    assert anew != port and page_port(memory) == anew
+    memory.write_text("99999999")
+    assert 0 < page_port(memory) < 65536
+
+
+def test_both_pages_open_show_the_state_and_close_with_ctrl_c(started: Ui, folder: Path) -> None:
     page, prefect = started.pages["MLflow"], started.pages["Prefect"]
     mlflow, _, place = page.partition("/#")
     assert place == "/experiments/1/runs?workflowType=machine_learning"
+    assert mlflow.endswith(":" + (folder / ".penstock" / "mlflow" / "port").read_text())
     assert "<html" in get(mlflow).lower()
     assert "<html" in get(prefect).lower()
     runs = post(f"{mlflow}/api/2.0/mlflow/runs/search", {"experiment_ids": ["1"]})["runs"]
