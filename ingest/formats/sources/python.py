@@ -30,7 +30,7 @@ class PythonOptions(Section):
     """
 
     params: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the call."""
+    """Keyword arguments of the call. Text that names a file or folder beside the pipeline file is given with its whole path."""
     fingerprint: str = ""
     """What the rows depend on besides the code, such as a date or a table's version: another text, other rows. Of the form
     `source.py:version` it is a function, which is called with the params each time and says the text."""
@@ -52,7 +52,7 @@ class PythonFormat(Format):
         options: PythonOptions = data.__dict__.get("python") or PythonOptions()
         code = capture(target, base_dir, options.params)
         identity = [code.digest, options.model_dump(mode="json")["params"], _fingerprint(options, base_dir)]
-        return Origin(identity, lambda: code.function()(**options.params), reading=lambda: _reading(code))
+        return Origin(identity, lambda: _call(code, options, base_dir), reading=lambda: _reading(code))
 
 
 def _fingerprint(options: PythonOptions, base_dir: Path) -> str:
@@ -60,7 +60,17 @@ def _fingerprint(options: PythonOptions, base_dir: Path) -> str:
         return options.fingerprint
     code = capture(options.fingerprint, base_dir, options.params)
     with _naming(code):
-        return str(code.function()(**options.params))
+        return str(_call(code, options, base_dir))
+
+
+def _call(code: UserCode, options: PythonOptions, base_dir: Path) -> Any:
+    return code.function()(**{name: _whole(value, code, base_dir) for name, value in options.params.items()})
+
+
+def _whole(value: Any, code: UserCode, base_dir: Path) -> Any:
+    """A path beside the pipeline file, wherever the command was started; the code finds captured files by itself."""
+    is_path = isinstance(value, str) and value and value not in code.param_files and (base_dir / value).exists()
+    return str(base_dir / value) if is_path else value
 
 
 @contextmanager

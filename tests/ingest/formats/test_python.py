@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import yaml
+from PIL import Image
 
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.listing import list_source
@@ -21,6 +23,7 @@ from penstock.ingest.read.snapshot import iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage
 from tests import ROOT
+from tests.ingest.preparing import transform_table
 
 EVERYTHING = """
 import numpy as np, pandas as pd, pyarrow as pa
@@ -114,3 +117,32 @@ def test_a_ray_dataset_is_read_and_ray_ends_with_it(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["True", "False"], done.stderr[-3000:]
+
+
+def test_the_page_pairs_images_with_masks_of_another_folder(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8").split("## Masks in a folder of their own")[1]
+    spec = yaml.safe_load(section.split("```yaml\n")[1].split("```")[0])["data"]
+    source = section.split("```python\n")[1].split("```")[0]
+    for folder in ("images", "masks"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    for number in range(5):
+        Image.new("RGB", (80, 90), (number, 0, 0)).save(tmp_path / "data" / "images" / f"{number}.jpg")
+        Image.new("L", (80, 90), number % 3).save(tmp_path / "data" / "masks" / f"{number}.png")
+
+    def prepared() -> pa.Table:
+        (tmp_path / "source.py").write_text(source)
+        data = spec_class_for(spec).model_validate(spec)
+        kept = keep_rows(data, tmp_path, Storage(str(tmp_path / "storage")))
+        snapshot = read_source(kept, list_source(kept, tmp_path, format_of(kept).extensions).files, silent)
+        rows = pa.concat_tables(batch.table for batch in iterate_rows(kept, snapshot, snapshot.files))
+        return transform_table(rows, [{"drop": ["name"]}], label="mask", images=spec["images"])
+
+    table = prepared()
+    masks = table["mask"].combine_chunks().to_numpy_ndarray()
+    assert masks.shape == (5, 64, 64) and [int(mask.max()) for mask in masks] == [0, 1, 2, 0, 1]
+    assert table["image"].combine_chunks().to_numpy_ndarray().shape == (5, 64, 64, 3)
+    Image.new("L", (80, 90), 7).save(tmp_path / "data" / "masks" / "4.png")
+    assert prepared()["mask"].combine_chunks().to_numpy_ndarray().max() == 7, "a file that was replaced is read again"
+    (tmp_path / "data" / "masks" / "2.png").unlink()
+    with pytest.raises(DataError, match=r"source\.py:pairs raised FileNotFoundError.*masks/2\.png"):
+        prepared()
