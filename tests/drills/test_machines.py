@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -236,26 +237,38 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     late = {each for each, manifest in project.checkpoints().items() if manifest["writer"] == "a1-r1"}
     assert not {each for each in late & counted if int(each.split("-")[1]) > continued}
 
-    print("three machines score rows with the model, and machine 5 loses power")
-    bucket = Storage("s3://faults")
-    part = bucket.read_bytes("data/train/part-0.parquet")
+
+def test_machines_score_rows_and_one_that_loses_power_loses_none(site: Site, calm: dict[str, Any], calm_file: Path) -> None:
+    machines, bucket, project = site.machines, Storage("s3://scores"), site.machines.folder / f"disk{HEAD}" / "calm"
+    shutil.copytree(calm_file.parent, project)
+    url_to_fs("s3://scores")[0].mkdir("scores")
+    part = project / "data" / "train" / "part-0.parquet"
     files = [f"{number:03}.parquet" for number in range(SCORED_FILES)]
     for name in files:
-        bucket.write_bytes(f"rows/{name}", part)
-    words = (result["model_uri"], "s3://faults/rows/", "--output", "s3://faults/scores", "--file", project.file, "--json")
+        bucket.put_file(part, f"rows/{name}")
+    for number in (7, 8):
+        site.worker(number)
+    words = (
+        calm["model_uri"],
+        "s3://scores/rows/",
+        "--output",
+        "s3://scores/out",
+        "--file",
+        "/tmp/calm/pipeline.yaml",
+        "--json",
+    )
     predict = Command("predict", *words, environment=site.environment, before=machines.inside(HEAD))
-    units = partial(bucket.list, "scores/_penstock/units")
+    units = partial(bucket.list, "out/_penstock/units")
     predict.wait_for("the first units", lambda: len(units()) > 3, WAIT_S, every_s=0.2)
-    assert len([number for number in (2, 3, 5) if site.processes(number, "ray::Worker")]) == 3
-    machines.power_off(5)
+    assert all(site.processes(number, "ray::Worker") for number in (7, 8))
+    machines.power_off(8)
     assert len(units()) < SCORED_FILES
     said = predict.finish(timeout_s=WAIT_S)
     print(predict.said)
-    rows = pq.read_metadata(BytesIO(part)).num_rows
     assert (said["status"], said["files"], said["unscored"]) == ("done", SCORED_FILES, 0)
-    outputs = [BytesIO(bucket.read_bytes(f"scores/{name}")) for name in bucket.list("scores") if name.endswith(".parquet")]
+    outputs = [BytesIO(bucket.read_bytes(f"out/{name}")) for name in bucket.list("out") if name.endswith(".parquet")]
     scored = [file for output in outputs for file in pq.read_table(output)["file"].to_pylist()]
-    assert Counter(scored) == dict.fromkeys(files, rows)
+    assert Counter(scored) == dict.fromkeys(files, pq.read_metadata(part).num_rows)
 
 
 def test_a_machine_without_keys_is_named(site: Site) -> None:
