@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.errors import PenstockError, TrainingError
 from penstock.machine.stopping import stop_behind
-from penstock.training.checkpoint.outcome import outcome_of
+from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
 from penstock.training.events import Event, Failure, Resumed, Saving, Warned, WorkerStarted
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.worker import RankResult
@@ -109,5 +109,17 @@ class EventLog:
         return TrainingError(
             f"training failed{tries}: {cause}{more}",
             problems=details,
-            next_step="run the same command again; it continues from the newest checkpoint",
+            next_step=f"run the same command again; {self._goes_on()}",
+        )
+
+    def _goes_on(self) -> str:
+        """Where the next attempt begins, as a user reads it."""
+        try:
+            there = job_checkpoints(self._job).committed()
+        except (OSError, PenstockError):  # the failure itself is the news
+            return "it continues from the newest checkpoint"
+        return (
+            f"it continues from step {there[0].manifest.step:,}"
+            if there
+            else "it begins anew, as no checkpoint was written yet"
         )

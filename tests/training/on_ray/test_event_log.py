@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError
 from penstock.training.events import Event, Failure, WorkerStarted
 from penstock.training.on_ray.event_log import EventLog
-from tests.training.digits import make_job
+from tests.training.digits import make_job, train_alone
 
 
 def attempt_after(folder: Path, *events: Event) -> EventLog:
@@ -64,6 +64,14 @@ def test_failures_that_a_restart_overcame_are_forgotten(tmp_path: Path) -> None:
 def test_an_error_of_ray_itself_is_shown(tmp_path: Path) -> None:
     error = attempt_after(tmp_path).error(ValueError("no resources"))
     assert error.message == "training failed: ValueError: no resources"
+    assert error.next_step == "run the same command again; it begins anew, as no checkpoint was written yet"
+
+
+def test_the_next_attempt_is_said_to_begin_where_it_will(tmp_path: Path) -> None:
+    job = make_job(tmp_path, max_steps=3)
+    train_alone(job)
+    error = EventLog(job, lambda events: None).error(OSError("the cable"))
+    assert error.next_step == "run the same command again; it continues from step 3"
 
 
 @pytest.mark.parametrize("restart", [1, 2])
