@@ -5,16 +5,19 @@ So does the loss of the lease, which comes from a thread: there is nothing left 
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 
 from penstock.errors import Interrupted, LeaseHeldError
 
 __all__ = ["StopRequest", "stop_behind", "stopping_on_signals"]
 
+
+_LOGGING = logging.getLogger.__code__.co_filename
 
 _IMPORT_LOOKS_S = 0.05
 """How long after it an import that a signal met is looked at again."""
@@ -75,7 +78,7 @@ def stopping_on_signals(request: StopRequest) -> Iterator[None]:
     the main thread. Outside the main thread nothing is installed, since Python delivers no signals there.
 
     A first signal during an import is raised when the import is over: an exception within Python's import machinery can leave a
-    module locked, and the next import of it then waits for ever.
+    module locked, and the next import of it then waits for ever. Likewise one that meets logging's lock: see `_must_end`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,6 +93,16 @@ def stopping_on_signals(request: StopRequest) -> Iterator[None]:
         handler.end()
         for number, one_before in before.items():
             signal.signal(number, one_before)
+
+
+def _must_end(code: CodeType) -> bool:
+    """Whether it is an import, or logging's taking and giving back of its lock.
+
+    The latter are called at each fork, where Python swallows what they raise: the stop would be lost, the lock kept for ever.
+    """
+    if code.co_filename.startswith("<frozen importlib"):
+        return True
+    return code.co_filename == _LOGGING and code.co_name in ("_acquireLock", "_releaseLock")
 
 
 class _Handler:
@@ -131,8 +144,8 @@ class _Handler:
             self._timer.join()
 
     def _is_deferred(self, signum: int, frame: FrameType | None) -> bool:
-        """Whether it is an import that is interrupted; then the signal comes again."""
-        while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        """Whether what is interrupted must come to its end; then the signal comes again."""
+        while frame is not None and not _must_end(frame.f_code):
             frame = frame.f_back
         if frame is None:
             return False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,3 +85,39 @@ def test_an_import_that_a_signal_meets_is_finished_first(tmp_path: Path, monkeyp
     with stopping_on_signals(request), pytest.raises(Interrupted):
         importlib.import_module("endless")
     assert len(request.received) == 2, "the second signal does not wait"
+
+
+class SignalledLock:
+    """logging's lock, in whose release a signal arrives."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        self._lock.release()
+
+    def _at_fork_reinit(self) -> None:
+        self._lock._at_fork_reinit()
+
+
+@pytest.mark.skipif(not hasattr(logging, "_releaseLock"), reason="this Python's logging has no function there")
+def test_a_signal_that_meets_a_fork_is_not_lost_and_leaves_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = logging._lock  # type: ignore[attr-defined]
+    request = StopRequest()
+    with stopping_on_signals(request), pytest.raises(Interrupted):
+        monkeypatch.setattr(logging, "_lock", SignalledLock(lock))
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        monkeypatch.setattr(logging, "_lock", lock)
+        os.waitpid(child, 0)
+        signal.pause()
+    free: list[bool] = []
+    other = threading.Thread(target=lambda: free.append(lock.acquire(timeout=5)) or lock.release())
+    other.start()
+    other.join()
+    assert free == [True] and request.received == [signal.SIGINT]
