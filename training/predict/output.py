@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from penstock.config import Section
 from penstock.errors import SpecError
@@ -89,6 +89,8 @@ class Manifest(Section):
     model_digest: str
     input: str
     rows: int
+    rows_of: dict[str, int] = Field(default_factory=dict)
+    """By the model that scored them: rows of files that are no longer in the input stay as another one has scored them."""
     unscored: int
     data_digest: str
     """Of the names, sizes and contents of the input's files."""
@@ -151,6 +153,10 @@ class Output:
         """Let a unit not count, and remove its parts."""
         for path in (f"{_UNITS}/{key}.json", part_name(key), f"{SIDE}/{part_name(key)}"):
             self.storage.delete(path)
+
+    def reopen(self) -> None:
+        """Take the manifest away before the first change: it says that everything is scored."""
+        self.storage.delete(_MANIFEST)
 
     def remove_strays(self, units: Iterable[PredictedUnit]) -> None:
         """Remove parts that no unit counts, which a kill between a part and its record leaves: their rows may come again."""

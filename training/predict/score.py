@@ -6,7 +6,8 @@ Runs on the driver.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -197,9 +198,25 @@ def score(
     Raises:
         DataError: files cannot be read; all others are scored then, and the manifest is not written.
     """
+    if work.todo or work.replaced:
+        output.reopen()
     output.remove_strays([*work.kept, *work.replaced])
     made: list[PredictedUnit] = []
     failed: set[str] = set()
+    waiting = Counter(file.name for job in work.todo for file in job.files)
+    replaced: dict[str, list[PredictedUnit]] = defaultdict(list)
+    for unit in work.replaced:
+        for one in unit.files:
+            replaced[one.name].append(unit)
+    withdrawn: set[str] = set()
+
+    def withdraw(units: Iterable[PredictedUnit]) -> None:
+        for unit in units:
+            names = {one.name for one in unit.files}
+            if unit.key not in withdrawn and not failed & names and not any(waiting[name] for name in names):
+                output.withdraw(unit.key)
+                withdrawn.add(unit.key)
+
     for done, outcome in enumerate(run(work.todo) if work.todo else (), start=1):
         if outcome.unit is None:
             scored.problems += [outcome.problem] if outcome.problem is not None else []
@@ -209,19 +226,22 @@ def score(
             scored.units += 1
             scored.rows += outcome.unit.rows
             scored.unscored += outcome.unit.unscored
+        waiting.subtract(file.name for file in outcome.job.files)
+        # At once, not when all is done: until then a reader of the folder meets old rows beside the new.
+        for file in outcome.job.files:
+            withdraw(replaced[file.name])
         progress(done, len(work.todo), "units", f"{scored.rows:,} rows")
     units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
-    for unit in work.replaced:
-        if not failed & {one.name for one in unit.files}:
-            output.withdraw(unit.key)
+    withdraw(work.replaced)
     if scored.problems:
         raise _unreadable(scored.problems, len(files))
-    scored.warnings += _warnings(work, units, scored)
+    scored.warnings += _warnings(work, asked, units, scored)
     scored.manifest = Manifest(
         model=asked.model,
         model_digest=asked.model_digest,
         input=asked.data.train,
         rows=sum(unit.rows for unit in units),
+        rows_of=_rows_of(units),
         unscored=sum(unit.unscored for unit in units),
         data_digest=digest_of(sorted([file.name, file.size_bytes, file.fingerprint] for file in files)),
         code_digest=asked.code_digest,
@@ -230,18 +250,30 @@ def score(
     output.finish(scored.manifest)
 
 
-def _warnings(work: Plan, units: Sequence[PredictedUnit], scored: Scored) -> list[str]:
+def _rows_of(units: Iterable[PredictedUnit]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for unit in units:
+        counts[unit.model] += unit.rows
+    return dict(sorted(counts.items()))
+
+
+def _warnings(work: Plan, asked: Asked, units: Sequence[PredictedUnit], scored: Scored) -> list[str]:
     found = []
     if work.gone:
         found.append(
             f"{counted(len(work.gone), 'file is', 'files are')} no longer in INPUT, and their rows stay in the output as they "
-            f"are: {', '.join(capped(work.gone, 3))}"
+            f"are{_of_others(asked, units)}: {', '.join(capped(work.gone, 3))}"
         )
     if scored.unscored:
         found.append(f"{counted(scored.unscored, 'row', 'rows')} could not be scored; the side table _unscored says why")
     if differing := differing_columns(units):
         found.append(f"columns are not of one type in all parts: {'; '.join(capped(differing, 5))}")
     return found
+
+
+def _of_others(asked: Asked, units: Iterable[PredictedUnit]) -> str:
+    others = sorted({unit.model for unit in units if unit.asked != asked.digest} - {asked.model})
+    return f", scored by {', '.join(others)} and not by {asked.model}" if others else ""
 
 
 def _unreadable(problems: Sequence[DataError], num_files: int) -> DataError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,24 @@ def test_other_columns_or_another_model_score_everything_anew(work: Work) -> Non
     assert work.run(columns=["id"]).units == 1
     assert work.rows().column_names == ["id", *ADDED]
     assert len(list(work.out.glob("*.parquet"))) == 1
+
+
+def test_rows_of_another_model_are_told_and_old_ones_go_file_by_file(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.parquet", "b.parquet", "c.parquet"):
+        work.write(name, people(0, 10))
+    first = work.run().manifest
+    assert first is not None and first.rows_of == {first.model: 30}
+    (work.input / "c.parquet").unlink()
+    later = FetchedModel(work.model, name="people", version="2")
+    monkeypatch.setattr(work, "asked", lambda columns=(): ask(later, str(work.input), None, ["id"]))
+    with pytest.raises(KeyboardInterrupt):
+        work.run(stop_after=1)
+    assert not (work.out / "_penstock/manifest.json").exists(), "not all is scored"
+    counts = Counter(name for part in work.out.glob("*.parquet") for name in pq.read_table(part)["file"].to_pylist())
+    assert counts == {"a.parquet": 10, "b.parquet": 10, "c.parquet": 10}
+    scored = work.run()
+    assert f"scored by {first.model} and not by models:/people/2: c.parquet" in scored.warnings[0]
+    assert scored.manifest is not None and scored.manifest.rows_of == {first.model: 10, "models:/people/2": 20}
 
 
 def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work: Work) -> None:
