@@ -8,7 +8,7 @@ from penstock.errors import DataError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
-from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, untried_classes
+from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, refuse_no_choice, untried_classes
 from penstock.ingest.materialize.idle_steps import idle_steps
 from penstock.ingest.materialize.profile import Profile
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
@@ -71,6 +71,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         manifest = _put(ctx)
     else:
         manifest = _source(ctx).describe(ctx.keys["materialize"].key, ctx.reporter.progress("materialize"))
+    refuse_no_choice(manifest)
     if manifest.rows_left_out:
         ctx.warn(f"materialize: rows left out: {manifest.rows_left_out}")
     if manifest.rows_quarantined:

@@ -198,8 +198,14 @@ class Recipe:
     def loss(self, model: nn.Module, batch: Columns) -> Tensor:
         """The mean loss over the batch's rows, a scalar."""
         with self._blame("loss"):
-            loss = self._user.loss(model, batch)
-        return self._scalar(loss, "loss")
+            loss = self._scalar(self._user.loss(model, batch), "loss")
+        if not loss.requires_grad and torch.is_grad_enabled() and not self.has_training_step:
+            raise TrainingError(
+                f"{self._target}: loss() returned a tensor that does not depend on the model's parameters, so there is nothing "
+                "to learn from",
+                next_step="compute it from model(...), without detach(), item() or no_grad(), and freeze not every parameter",
+            )
+        return loss
 
     def training_step(self, model: nn.Module, batch: Columns, optimizers: Any) -> Tensor:
         """Have the recipe learn from this rank's rows; the loss it names, a mean over them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.errors import DataError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, SplitRule
@@ -53,6 +54,18 @@ def one_class(manifest: DatasetManifest) -> str:
     return (
         f"all {manifest.rows['train']:,} rows of train are of one class of {label!r}, {name}: every metric will be perfect and "
         "say nothing; check the label, data.train and the rules of the other splits"
+    )
+
+
+def refuse_no_choice(manifest: DatasetManifest) -> None:
+    """Raise DataError where a label can be one thing only: nothing can be learned of it, and no metric is defined."""
+    if manifest.feed_schema.num_classes != 1:
+        return
+    name = "".join(_class_names(manifest, list(_class_rows(manifest, "train"))))
+    raise DataError(
+        f"the label {manifest.feed_schema.label!r} has one class{name and f', {name},'} in all {manifest.rows['train']:,} rows "
+        "of train; a class is chosen among two at least",
+        next_step="check the label, data.train and the rules of the other splits; without data.label nothing is classified",
     )
 
 

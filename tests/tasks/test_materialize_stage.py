@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.errors import DataError
 from penstock.flows.run.cpus import cpus_needed, workers_refused
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
@@ -101,6 +102,13 @@ def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
     steps = ["label_encoder"] if isinstance(train[0], str) else []
     source = Source.of(tmp_path, files, steps, label="y", **{split: split for split in held_out})
     assert prepared(source, monkeypatch) == (shown, [said] if said else [])
+
+
+def test_a_label_of_one_class_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"train/a.parquet": pa.table({"x": [1.0, 2.0], "y": ["bad", "bad"]})}
+    source = Source.of(tmp_path, rows, [{"label_encoder": {"column": "y"}}], label="y")
+    with pytest.raises(DataError, match="the label 'y' has one class, 'bad', in all 2 rows of train"):
+        prepared(source, monkeypatch)
 
 
 def test_names_are_those_of_the_labels_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,17 @@ class NanWeights(Linear):
         return _Breaks(model.parameters())
 
 
+class Detached(Linear):
+    """Its third loss leads to no parameter."""
+
+    calls = 0
+
+    def loss(self, model, batch):
+        self.calls += 1
+        loss = super().loss(model, batch)
+        return loss.detach() if self.calls == 3 else loss
+
+
 class Logging(Digits):
     """Charts values of its own in four ways, and prints."""
 

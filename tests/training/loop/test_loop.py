@@ -136,6 +136,11 @@ def test_a_stop_saves_at_the_next_step_and_the_next_attempt_goes_on_there(tmp_pa
     assert [(event.step, event.exactness) for event in resumed] == [(stopped.state.step, "bit-exact")]
 
 
+def test_a_loss_that_leads_to_no_parameter_is_the_recipes_error_and_no_lost_worker(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"Detached: loss\(\) returned a tensor that does not depend on the model's param"):
+        train_alone(make_job(tmp_path, recipe="Detached"))
+
+
 def test_a_stop_before_the_first_step_writes_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     result = run_rank(job, Group(0, 1, CPU), ListClient(), stop=True)

@@ -54,8 +54,6 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
         recipe.scheduler(optimizer)
         with recipe.blaming("a step of training"):
             recipe.training_step(model, there, optimizer)
-    elif not loss.requires_grad:
-        raise TrainingError(f"{code.target}: the loss does not depend on the model's parameters; backward() has nothing to do")
     else:
         loss.backward()  # type: ignore[no-untyped-call]
     if not recipe.has_training_step and (recipe.has_optimizer or recipe.has_scheduler):
