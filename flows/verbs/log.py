@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
-from penstock.tasks.records.ledger import Attempt, Run
+from penstock.tasks.records.ledger import Attempt, Ledger, Run
 
 __all__ = ["collect_log", "show_log"]
 
@@ -28,7 +28,7 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     best: dict[str, float] = {}
     for run, attempt in found:
-        entries.append(_entry(run, attempt, best.get(run.pipeline)))
+        entries.append(_entry(names.ledger, run, attempt, best.get(run.pipeline)))
         if entries[-1]["value"] is not None:
             best[run.pipeline] = entries[-1]["value"]
     return {"status": "done", "storage": names.ledger.storage.root, "attempts": entries[-last:] if last else entries}
@@ -52,7 +52,7 @@ def show_log(result: dict[str, Any], console: Console) -> None:
             console.print(f"    {line}", markup=False, soft_wrap=True)
 
 
-def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
+def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
     metric = main_metric(run)
     value = attempt.metrics.get(metric) if metric is not None else None
     difference = None if value is None or before is None else value - before
@@ -71,11 +71,18 @@ def _entry(run: Run, attempt: Attempt, before: float | None) -> dict[str, Any]:
         "value": value,
         "difference": difference,
         "better": None if not difference or metric is None else better_is(run, metric) * difference > 0,
-        "model_uri": run.result.get("model_uri") if run.result.get("attempt") == attempt.number else None,
+        "model_uri": _registered(ledger, run, attempt),
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,
         "why": (attempt.error or "").splitlines() if attempt.status == "failed" else [],
     }
+
+
+def _registered(ledger: Ledger, run: Run, attempt: Attempt) -> str | None:
+    """The version that the attempt has registered; not one that it only found registered already."""
+    made = [each["key"] for each in attempt.stages if each["name"] == "register" and each["outcome"] != "reused"]
+    record = ledger.stage_record(f"runs/{run.run}/stages/register.json", made[0], cleaned=True) if made else None
+    return record.output.get("uri") if record is not None else None
 
 
 def _seconds(attempt: Attempt) -> float | None:

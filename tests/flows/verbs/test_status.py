@@ -15,10 +15,11 @@ from rich.console import Console
 from penstock.errors import DataError, SpecError
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.log import collect_log
 from penstock.flows.verbs.status import _describe, collect_status, show_status
 from penstock.storage import Storage
 from penstock.tasks.prefect_away import prefect_answers
-from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.records.ledger import Ledger, StageRecord
 from tests.drills.project import make_project
 
 
@@ -47,6 +48,20 @@ def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_h
     said = io.StringIO()
     show_status(found, Console(file=said, width=200))
     assert said.getvalue() == f"{run.run}  killed  in attempt 2, done in attempt 1  bit-exact  models:/drill/1\n"
+
+
+def test_the_log_names_a_model_where_it_was_registered_and_not_where_it_was_found(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {})
+    ledger.save_run(run)
+    for outcome in ("ran", "reused"):
+        attempt = ledger.new_attempt(run.run)
+        stages = [{"name": "register", "key": "k", "outcome": outcome}]
+        ledger.save_attempt(run.run, attempt.model_copy(update={"status": "done", "stages": stages}))
+    record = StageRecord(stage="register", key="k", inputs={}, output={"uri": "models:/drill/1"}, seconds=1, made="now")
+    ledger.save_stage(f"runs/{run.run}/stages/register.json", record)
+    assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", None]
 
 
 def test_a_failed_run_says_why_and_what_to_do_next(tmp_path: Path) -> None:
