@@ -6,10 +6,13 @@ norm needs two, and this machine may be smaller than those that train.
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow.parquet as pq
 
@@ -163,4 +166,22 @@ def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest
 
 
 def _try_batch(framework: str, *arguments: Any) -> TriedBatch:
-    return FRAMEWORKS.get(framework).try_batch(*arguments)
+    with _exits_raise():
+        return FRAMEWORKS.get(framework).try_batch(*arguments)
+
+
+@contextmanager
+def _exits_raise() -> Iterator[None]:
+    """Let user code that would end this process without a word, and `check` with its exit code, be an error of its own."""
+    exits, here = os._exit, os.getpid()
+
+    def raises(status: int) -> NoReturn:
+        if os.getpid() != here:  # a child that the code has forked
+            exits(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = raises
+    try:
+        yield
+    finally:
+        os._exit = exits

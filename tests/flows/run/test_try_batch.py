@@ -79,6 +79,7 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
             "'Sequential' object has no attribute",
         ),
         ("    def loss(self, model, batch): return model[0].weight.sum() * float('nan')\n", "loss of the first batch is nan"),
+        ("    def loss(self, model, batch): os._exit(0)\n", r"loss\(\) failed: SystemExit: os\._exit\(0\)"),
         ("    def loss(self, model, batch): return torch.tensor(1.0)\n", "does not depend on the model's parameters"),
         ("    def loss(self, model, batch): return self.predict(model, batch)\n", r"a tensor of shape \[2, 10\]"),
         ("    def predict(self, model, batch): return model(batch['pixels'])\n", r"loss\(\) failed: .*'pixels'"),
