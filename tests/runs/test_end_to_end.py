@@ -304,17 +304,14 @@ def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path
 
 
 @pytest.mark.usefixtures("shared_prefect")
-def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path, calm_file: Path) -> None:
-    copied = tmp_path / "copied" / "pipeline.yaml"
-    shutil.copytree(calm_file.parent, copied.parent)
+def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path) -> None:
+    first, copied = make_project(tmp_path / "first", files=1), tmp_path / "copied" / "pipeline.yaml"
+    penstock("run", str(first), "--until", "materialize")
+    shutil.copytree(first.parent, copied.parent)
     for shard in (copied.parent / ".penstock" / "units").rglob("*.arrow"):
         shard.unlink()
-    rows, away = calm_file.parent / "data", tmp_path / "away"
-    rows.rename(away)
-    try:
-        again = penstock("run", str(copied), "--until", "materialize")
-    finally:
-        away.rename(rows)
+    (first.parent / "data").rename(tmp_path / "away")
+    again = penstock("run", str(copied), "--until", "materialize")
     assert {stage["name"]: stage["outcome"] for stage in again["stages"]} == {
         "read": "reused",
         "preprocess": "reused",
