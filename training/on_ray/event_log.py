@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping
 from penstock.errors import PenstockError, TrainingError
 from penstock.machine.stopping import stop_behind
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
-from penstock.training.events import Event, Failure, Resumed, Saving, Warned, WorkerStarted
+from penstock.training.events import (
+    Event,
+    Failure,
+    Resumed,
+    Saving,
+    TrainProgress,
+    Warned,
+    WorkersStarting,
+    WorkerStarted,
+)
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.worker import RankResult
 
@@ -36,6 +45,12 @@ class EventLog:
         self._resumed: Resumed | None = None
         """The first resume of the attempt; later ones are restarts."""
         self._restarts = 0
+        self._step: int | None = None
+        """The last step that was heard of, of the newest worker group; rank 0 tells it a few times a second."""
+        self._ended_after: list[int | None] = []
+        """The same of the worker groups before."""
+        self._up = False
+        """Whether a rank of the newest worker group has started."""
         self.saves = 0
         """Checkpoints that were begun."""
 
@@ -51,9 +66,17 @@ class EventLog:
                 self.saves += 1
             elif isinstance(event, Failure):
                 self._failures.setdefault(event.rank, event)
-            elif isinstance(event, WorkerStarted) and event.restart > self._restarts:
-                self._restarts = event.restart
-                self._failures.clear()
+            elif isinstance(event, TrainProgress):
+                self._step = event.step
+            elif isinstance(event, WorkersStarting):
+                if self._up:  # else Ray Train asks again for those that it has not got
+                    self._ended_after.append(self._step)
+                self._up, self._step = False, None
+            elif isinstance(event, WorkerStarted):
+                self._up = True
+                if event.restart > self._restarts:
+                    self._restarts = event.restart
+                    self._failures.clear()
         if not events:
             return
         try:
@@ -96,7 +119,8 @@ class EventLog:
         first = next(iter(self._failures.values()), None)
         details: list[str] = []
         if silent:
-            cause = f"the process of rank {silent[0]} died: it crashed, or it was killed (by hand, or for its memory)"
+            died = f"the process of rank {silent[0]} died {_after(self._step)}"
+            cause = f"{died}: it crashed, or it was killed (by hand, or for its memory)"
             details = [line.strip() for line in str(reported[silent[0]]).splitlines() if line.strip()][:3]
         elif first is not None:
             lines = first.text.strip().splitlines()
@@ -105,6 +129,9 @@ class EventLog:
             cause = f"{type(raised).__name__}: {raised}"
         others = len({*reported, *self._failures}) - 1
         more = f" ({others} other rank{'s' if others > 1 else ''} failed with it)" if others > 0 else ""
+        if self._ended_after:
+            before = ", ".join(_after(step) for step in self._ended_after)
+            details = [*details, f"earlier tries ended {before}; if all end alike, look at what the code does there"]
         tries = f" after {self._restarts} restart{'s' if self._restarts > 1 else ''}" if self._restarts else ""
         return TrainingError(
             f"training failed{tries}: {cause}{more}",
@@ -123,3 +150,7 @@ class EventLog:
             if there
             else "it begins anew, as no checkpoint was written yet"
         )
+
+
+def _after(step: int | None) -> str:
+    return "before a step was done" if step is None else f"after step {step:,}"

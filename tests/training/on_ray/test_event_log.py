@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataError, Interrupted, LeaseHeldError, PenstockError
-from penstock.training.events import Event, Failure, WorkerStarted
+from penstock.training.events import Event, Failure, TrainProgress, WorkersStarting, WorkerStarted
 from penstock.training.on_ray.event_log import EventLog
 from tests.training.digits import make_job, train_alone
 
@@ -43,10 +43,24 @@ def test_an_error_of_a_rank_wins_over_broken_connections_before_it(tmp_path: Pat
 def test_a_silent_death_wins_over_the_connections_it_broke(tmp_path: Path) -> None:
     error = attempt_after(tmp_path, failure(0, "RuntimeError: connection closed by peer")).error(GroupError())
     assert error.message == (
-        "training failed: the process of rank 1 died: it crashed, or it was killed (by hand, or for its memory) "
-        "(1 other rank failed with it)"
+        "training failed: the process of rank 1 died before a step was done: it crashed, or it was killed "
+        "(by hand, or for its memory) (1 other rank failed with it)"
     )
     assert error.problems == ("The actor died", "pid 7")
+
+
+def test_a_crash_that_repeats_is_told_with_the_steps_after_which_it_came(tmp_path: Path) -> None:
+    def tried(restart: int, *steps: int) -> list[Event]:
+        progress = [TrainProgress(step=step, total_steps=9, epoch=0, rows_per_s=1.0) for step in steps]
+        return [WorkersStarting(), WorkersStarting(), started(0, restart), *progress]
+
+    error = attempt_after(tmp_path, *tried(0, 35, 37), *tried(1), *tried(2, 37)).error(GroupError())
+    assert error.message.startswith(
+        "training failed after 2 restarts: the process of rank 0 died after step 37: it crashed, or"
+    )
+    assert error.problems[-1] == (
+        "earlier tries ended after step 37, before a step was done; if all end alike, look at what the code does there"
+    )
 
 
 def test_of_equal_failures_the_first_that_arrived_is_shown_and_the_others_are_counted(tmp_path: Path) -> None:
