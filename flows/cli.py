@@ -573,7 +573,7 @@ def _answer(
     except PenstockError as error:
         if isinstance(error, Interrupted):
             _on_signals(signal.SIG_IGN)  # one more must not take the answer away
-        result, exit_code = _failure(error), error.exit_code
+        result, exit_code = _failure(error.with_next_step()), error.exit_code
         _err.print(
             f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True
         )

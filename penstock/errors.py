@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from penstock.redact import redact_text
 
@@ -42,13 +42,15 @@ class PenstockError(Exception):
     Args:
         message: the thing, its value and the rule it broke, in one or two sentences.
         problems: further findings, one line each, reported together.
-        next_step: the command or the edit that leads on.
+        next_step: the command or the edit that leads on. See `with_next_step`.
 
     Attributes:
         result: what an attempt reached before this error ended it; see flows/run/close_attempt.py.
     """
 
     exit_code = 1
+    usual_next_step = ""
+    """What leads on where a command ends with an error that says nothing better."""
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), next_step: str = "") -> None:
         self.message = redact_text(message)
@@ -56,6 +58,11 @@ class PenstockError(Exception):
         self.problems = tuple(map(redact_text, problems))
         self.next_step = redact_text(next_step)
         self.result: dict[str, Any] = {}
+
+    def with_next_step(self) -> Self:
+        """The error itself, which ends a command: it has a next step, if only the usual one."""
+        self.next_step = self.next_step or self.usual_next_step
+        return self
 
     def __str__(self) -> str:
         lines = [self.message, *(f"  - {problem}" for problem in self.problems)]
@@ -78,6 +85,7 @@ class SpecError(PenstockError):
     """The pipeline file is wrong; `problems` holds one line per problem."""
 
     exit_code = 2
+    usual_next_step = "correct it, and run the same command again"
 
 
 class PreflightError(PenstockError):
@@ -94,16 +102,20 @@ class DataError(PenstockError):
     """The source rows break a rule; the message names the first file and row."""
 
     exit_code = 4
+    usual_next_step = "correct the rows, or what the pipeline file says of them, and run the same command again"
 
 
 class TrainingError(PenstockError):
     """The training stage failed and its retries are used up."""
 
     exit_code = 5
+    usual_next_step = "correct the code, and run the same command again; `penstock check` tries it on a batch first"
 
 
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written, or none of those present can be believed."""
+
+    usual_next_step = ""
 
 
 class ResumeError(PenstockError):

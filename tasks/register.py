@@ -147,7 +147,7 @@ def _as_of_now(ctx: RunContext, output: dict[str, Any]) -> dict[str, Any]:
 
 
 def _facts(output: dict[str, Any]) -> Facts:
-    facts = (("model", output["uri"]), ("alias", str(output.get("alias"))), ("registry", output["tracking_uri"]))
+    facts = (("model", output["uri"]), ("alias", output.get("alias") or "none"), ("registry", output["tracking_uri"]))
     promotion = output.get("promotion")
     return facts if promotion is None else (*facts, ("promotion", promotion["reason"]))
 

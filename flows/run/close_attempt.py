@@ -40,7 +40,8 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     if unrecorded is not None and error is None:
         raise unrecorded
     ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics", "warnings")}
-    ended |= {"ended": utc_now(), "error": redact_text(str(error)) if error else None}
+    told = error.with_next_step() if isinstance(error, PenstockError) else error
+    ended |= {"ended": utc_now(), "error": redact_text(str(told)) if told else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}
     ctx.tracker.set_tags({**tags, "description": "\n\n".join(filter(None, [note, _description(ctx)]))})

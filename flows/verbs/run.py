@@ -34,6 +34,9 @@ __all__ = ["interrupts_once_stopped", "load_ahead", "run"]
 
 _SILENCE_S = 2.0
 
+_STOP_LOOKS_S = 0.3
+"""What ends sooner after a signal needs no line."""
+
 
 def run(
     file: Path | str,
@@ -118,13 +121,26 @@ def _check_stage(until: str | None) -> None:
 
 @contextlib.contextmanager
 def interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
-    """Prefect and Ray make errors of their own of a stop that is raised inside them."""
+    """Prefect and Ray make errors of their own of a stop that is raised inside them, and take their time to end."""
+    over = threading.Event()
+    threading.Thread(target=_tell_that_it_stops, args=(stopping, over), daemon=True).start()
     try:
         yield
     except Exception as error:  # of any class, for that very reason; without a stop it is raised as it was
         if stopping.stop.is_set() and not isinstance(error, Interrupted):
             raise Interrupted(stopping.signum) from error
         raise
+    finally:
+        over.set()
+
+
+def _tell_that_it_stops(stopping: StopRequest, over: threading.Event) -> None:
+    """Print a line once a signal has come, unless the block is over by then or its work says so itself."""
+    while not over.wait(_STOP_LOOKS_S):
+        if stopping.received:
+            if not stopping.graceful:
+                print("  stopping: what has been started ends first", file=sys.stderr, flush=True)
+            return
 
 
 def _call_flow(

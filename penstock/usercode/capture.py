@@ -99,7 +99,7 @@ class UserCode(Section):
             where = _place(error, self, package)
             raise UserCodeError(
                 f"{self.target} cannot be imported: {where}{type(error).__name__}: {error}",
-                next_step='correct the file; code that should not run on import belongs under `if __name__ == "__main__":`',
+                next_step=_mended(error),
             ) from error
         try:
             return getattr(module, name)
@@ -107,6 +107,13 @@ class UserCode(Section):
             close = difflib.get_close_matches(name, dir(module), n=3, cutoff=0.5)
             hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
             raise UserCodeError(f"{self.target}: the module has no {name!r} after import{hint}") from error
+
+
+def _mended(error: BaseException) -> str:
+    """What a user does about an import that raised `error`."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install the package that has it where the code runs (pip install {error.name}?), or correct the import"
+    return 'correct the file; code that should not run on import belongs under `if __name__ == "__main__":`'
 
 
 NO_CODE = UserCode(target="", digest=digest_of([]), files={}, versions={})

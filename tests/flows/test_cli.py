@@ -86,6 +86,12 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     assert f"{file} is no UTF-8 text" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_every_error_that_a_person_can_mend_ends_with_a_next_step(tmp_path: Path) -> None:
+    done = penstock("deploy", str(tmp_path), "--cron", "0 3 * * *", "--input", "rows/", "--json")
+    assert done.returncode == 2 and "Next: correct it, and run the same command again" in done.stderr
+    assert json.loads(done.stdout)["error"]["next"] == "correct it, and run the same command again"
+
+
 def test_what_user_code_prints_stays_out_of_the_answer(tmp_path: Path) -> None:
     assert penstock("init", str(tmp_path / "p")).returncode == 0
     noise = "import os\nprint('said in Python')\nos.system('echo said by a child')\nclass Robot: print('said in a class')\n"

@@ -38,6 +38,11 @@ def test_the_exit_codes_of_the_contract() -> None:
     assert pickle.loads(pickle.dumps(Interrupted(15))).exit_code == 143
 
 
+def test_an_error_that_ends_a_command_has_a_next_step_and_its_own_comes_first() -> None:
+    assert "run the same command again" in DataError("x").with_next_step().next_step
+    assert DataError("x", next_step="look").with_next_step().next_step == "look"
+
+
 def test_problems_are_a_tuple_whatever_was_given() -> None:
     assert DataError("x", problems=[]).problems == ()
 

@@ -95,6 +95,13 @@ def test_capture_runs_nothing(tmp_path: Path) -> None:
         code.load()
 
 
+def test_a_package_that_is_not_there_is_named_with_the_way_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("import no_such_package\nf = 1\n")
+    with pytest.raises(UserCodeError, match=r"m\.py:1: ModuleNotFoundError") as caught:
+        capture("m.py:f", tmp_path).load()
+    assert "pip install no_such_package" in caught.value.next_step
+
+
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
