@@ -64,7 +64,7 @@ def learning_times(folder: Path, result: Mapping[str, Any]) -> dict[int, float]:
     """
     journal = sorted((folder / ".penstock" / "runs" / result["run"] / "journal").iterdir())
     points = [json.loads(line) for part in journal for line in part.read_text().splitlines()]
-    return {point["step"]: point["t"] / 1000 for point in points}
+    return {point["s"]: point["t"] / 1000 for point in points if point["s"]}
 
 
 def save(folder: Path, name: str, result: Mapping[str, Any]) -> None:

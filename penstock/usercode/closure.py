@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from penstock.digest import digest_of, file_digest
 from penstock.usercode.imports import Imported, Layout, imports_of, literal_import
 from penstock.usercode.module import Module, UserCodeError, only_names, parse_module
-from penstock.usercode.paths import Values, paths_in, run_time_reads
+from penstock.usercode.paths import Paths, Values, paths_in, run_time_reads
 from penstock.usercode.secret_files import is_secret_file
 from penstock.usercode.syntax import (
     DEFINITIONS,
@@ -64,8 +64,9 @@ class Closure:
         self._whole: set[str] = set()
         self.packages: set[str] = set()
         """Top-level names of the installed modules that reached code uses."""
-        self.data: dict[str, str] = {}
-        """Data files that reached code names, with the digest of each. Those outside the project have absolute paths."""
+        self._files = Paths(set(), set(), set())
+        """What reached code names, once found."""
+        self._digests: dict[str, str] = {}
         self.limits: dict[str, None] = {}
         """What reached code reads that no key can know, as `file:line: what`, in order."""
         self._lists_subclasses = False
@@ -79,9 +80,18 @@ class Closure:
         if self._lists_subclasses:
             self._reach_subclasses()
 
+    @property
+    def data(self) -> dict[str, str]:
+        """Data files that reached code names, with the digest of each. Those outside the project have absolute paths.
+
+        Without those that it only writes: what it logs or draws would otherwise make it other code the next time.
+        """
+        files = self._files.named | (self._files.mentioned - self._files.written)
+        return {name: digest for name, digest in self._digests.items() if name in files}
+
     def name_file(self, name: str) -> str | None:
         """Count a file that is named outside of the code. Returns its path in `data`; None where there is no such file."""
-        return self._reach_data(name, "")
+        return self._reach_data(name, "", self._files.named)
 
     def digests(self) -> dict[str, str]:
         """File -> digest of what is reached in it: definitions of a module, all of a file that is named in a string."""
@@ -303,8 +313,9 @@ class Closure:
                 for target in self._targets(item):
                     self._execute(target)
         values = self._values(path)
-        for literal in paths_in(statement, values):
-            self._reach_data(literal, path)
+        for literals, names in zip(paths_in(statement, values), self._files, strict=True):
+            for literal in literals:
+                self._reach_data(literal, path, names)
         for line, what in run_time_reads(statement, values):
             self.limits[f"{path}:{line}: {what}"] = None
 
@@ -331,7 +342,8 @@ class Closure:
 
         return values
 
-    def _reach_data(self, literal: str, path: str) -> str | None:
+    def _reach_data(self, literal: str, path: str, names: set[str]) -> str | None:
+        """Add the file that a string in module `path` names to `names`, if there is one."""
         for folder in (self._root, (self._root / path).parent):
             if not is_file(folder / literal):
                 continue
@@ -344,9 +356,12 @@ class Closure:
                 return None
             if is_secret_file(literal) or is_secret_file(file.name):
                 raise secret_refused(path, name)
+            names.add(name)
+            if name in self._digests:
+                return name
             stat = file.stat()
             large = stat.st_size > SHIPPED_DATA_BYTES
-            self.data[name] = f"size={stat.st_size} mtime_ns={stat.st_mtime_ns}" if large else file_digest(file)
+            self._digests[name] = f"size={stat.st_size} mtime_ns={stat.st_mtime_ns}" if large else file_digest(file)
             return name
         return None
 

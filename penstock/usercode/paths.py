@@ -9,12 +9,14 @@ from __future__ import annotations
 import ast
 import os.path
 import posixpath
+import re
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import NamedTuple
 
 from penstock.usercode.syntax import docstrings_in
 
-__all__ = ["Values", "paths_in", "run_time_reads"]
+__all__ = ["Paths", "Values", "paths_in", "run_time_reads"]
 
 Values = Callable[[str], "list[tuple[ast.expr, Values]]"]
 """What a name may mean: expressions that are assigned to it, each with the meaning of the names in it."""
@@ -29,30 +31,112 @@ _UNCHANGED = frozenset(
     {"Path", "PurePath", "PosixPath", "str", "fspath", "resolve", "absolute", "abspath", "realpath", "normpath"}
 )
 
+_BUILDERS = _UNCHANGED | {"join", "joinpath", "with_name", "dirname"}
+
+_WRITING = re.compile("[wax][bt]?|[bt][wax]")
+"""Modes of `open` that read nothing."""
+
+_WRITERS = frozenset(
+    {
+        *("write_text", "write_bytes", "touch", "unlink", "remove", "FileHandler", "RotatingFileHandler", "basicConfig"),
+        *("save", "savez", "savez_compressed", "savetxt", "save_file", "save_model", "dump", "write_table", "write_csv"),
+        *("to_csv", "to_json", "to_parquet", "to_pickle", "to_feather", "to_excel", "to_html"),
+        *("savefig", "imsave", "imwrite", "write_image", "write_html", "write_png", "write_jpeg"),
+    }
+)
+"""Functions and methods, by their last name, to which a path is where they write."""
+
+_LOOKS = frozenset({"exists", "lexists", "isfile", "is_file"})
+"""That ask whether a file is there."""
+
 _MODE_CHARS = 3
 """`path.open("rb")`: so short a string is no path."""
 
 _READERS = frozenset({"open", "read_text", "read_bytes", "read_csv", "read_parquet", "read_json", "loadtxt", "load_file"})
 
 
-def paths_in(statement: ast.stmt, values: Values) -> set[str]:
-    """Every string in the statement that may name a file: literals, and what they are joined to."""
-    found: set[str] = set()
+class Paths(NamedTuple):
+    """Every string in a piece of code that may name a file: literals, and what they are joined to."""
+
+    named: set[str]
+    """Read, or handed on to what may read it."""
+    mentioned: set[str]
+    """Assigned to a name, whose uses count by themselves, or asked whether it is there."""
+    written: set[str]
+    """Written from scratch or appended to: what was in it before goes nowhere."""
+
+
+def paths_in(statement: ast.stmt, values: Values) -> Paths:
+    """What of the statement may name a file, by what is done with it."""
+    found = Paths(set(), set(), set())
     docstrings = docstrings_in(statement)
     values = _with_locals(statement, values)
-    waiting: list[ast.AST] = [statement]
-    while waiting:
-        node = waiting.pop()
+    roles: dict[int, set[str]] = {}
+    waiting: list[tuple[ast.AST, set[str]]] = [(statement, found.named)]
+    while waiting:  # from the outside in
+        node, into = waiting.pop()
         if id(node) in docstrings:
             continue
-        waiting.extend(ast.iter_child_nodes(node))
-        if isinstance(node, ast.expr):
-            found |= _strings(node, values, [_STEPS])
+        roles |= {id(path): texts for path, texts in _roles(node, found)}
+        waiting.extend((child, roles.get(id(child), into)) for child in ast.iter_child_nodes(node))
+        if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
+            into |= _strings(node, values, [_STEPS])
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            found.add("/".join(_division_literals(node)))
+            into.add("/".join(_division_literals(node)))
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("join", "joinpath"):
-            found.add("/".join(a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)))
-    return {text for text in found if 0 < len(text) < 4096 and not set(text) & {"\n", "\0"} and not text.startswith("~")}
+            into.add("/".join(a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)))
+    return Paths(*(set(filter(_may_be_path, texts)) for texts in found))
+
+
+def _may_be_path(text: str) -> bool:
+    return 0 < len(text) < 4096 and not set(text) & {"\n", "\0"} and not text.startswith("~")
+
+
+def _roles(node: ast.AST, found: Paths) -> Iterator[tuple[ast.expr, set[str]]]:
+    """The paths in a node that it does not read, each with where it goes. The node reads, or hands on, what is not here."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        given, into = [node.value], found.mentioned
+    elif isinstance(node, ast.Call):
+        *_, name = _dotted(node.func) or ("",)
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        if name == "open":
+            mode = next((keyword.value for keyword in node.keywords if keyword.arg == "mode"), None)
+            if receiver and not (node.args and _mode(node.args[0]) is None):  # `path.open("w")`
+                given, mode = receiver, mode or next(iter(node.args), None)
+            else:
+                named = [keyword.value for keyword in node.keywords if keyword.arg == "file"]
+                given, mode = node.args[:1] or named, mode or next(iter(node.args[1:]), None)
+            if not _WRITING.fullmatch(_mode(mode) or "r"):
+                return
+        elif name in _WRITERS | _LOOKS:
+            given = [*receiver, *given]
+        else:
+            return
+        into = found.mentioned if name in _LOOKS else found.written
+    else:
+        return
+    yield from ((path, into) for path in given if path is not None and _is_path(path))
+
+
+def _mode(node: ast.expr | None) -> str | None:
+    """A short string, such as `open` takes to know what is to be done; None of everything else."""
+    text = node.value if isinstance(node, ast.Constant) else None
+    return text if isinstance(text, str) and 0 < len(text) <= _MODE_CHARS else None
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Whether an expression does nothing but put a path together."""
+    if isinstance(node, ast.Name | ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+        return True
+    if isinstance(node, ast.Attribute):
+        return _is_path(node.value)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Div | ast.Add) and _is_path(node.left) and _is_path(node.right)
+    if not isinstance(node, ast.Call):
+        return False
+    *_, name = _dotted(node.func) or ("",)
+    return name in _BUILDERS and all(map(_is_path, node.args)) and (isinstance(node.func, ast.Name) or _is_path(node.func))
 
 
 def run_time_reads(statement: ast.stmt, values: Values) -> Iterator[tuple[int, str]]:

@@ -106,5 +106,6 @@ def test_what_is_not_there_is_named_with_its_exit_code(calm: dict[str, Any], cal
     no_output = command(calm, calm_file, source, tmp_path / "file" / "out")
     no_model.process.communicate()
     assert no_model.process.returncode == 3 and "models:/drill/99 cannot be loaded" in no_model.said
+    assert "give one that is there (models:/drill@candidate)" in no_model.said
     assert "matches no file" in no_input.finish(code=4)["error"]["message"]
     assert "cannot be written" in no_output.finish(code=3)["error"]["message"]

@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import DataError, ServiceError
 from penstock.redact import redact_text
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 __all__ = ["FetchedModel", "fetch_model", "load_model"]
 
 
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+_MOST_TOLD = 8
+"""Models that an error lists."""
 
 
 class FetchedModel(NamedTuple):
@@ -90,6 +97,19 @@ def _found_uri() -> str:
     )
 
 
+def _there(client: MlflowClient) -> str:
+    """What the registry could give instead, as the beginning of a sentence; empty where it has or says nothing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        models = client.search_registered_models(max_results=_MOST_TOLD)
+    except MlflowException:  # why the model cannot be had is the news
+        return ""
+    names = [f"models:/{model.name}@{alias}" for model in models for alias in sorted(model.aliases)]
+    names = names or [f"models:/{model.name}/{model.latest_versions[-1].version}" for model in models if model.latest_versions]
+    return f"give one that is there ({', '.join(names[:_MOST_TOLD])}), or " if names else ""
+
+
 def _fetched(model: str, uri: str) -> FetchedModel:
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
@@ -123,6 +143,6 @@ def _fetched(model: str, uri: str) -> FetchedModel:
     except MlflowException as error:
         raise ServiceError(
             f"{model} cannot be loaded from {redact_text(uri)}: {error.message}",
-            next_step="correct the name, or give the address of the registry that has it (tracking_uri=...)",
+            next_step=f"{_there(client)}name the registry that has it: MLFLOW_TRACKING_URI, or tracking_uri=... in a program",
         ) from error
     return FetchedModel(_model_folder(folder), uri, version.name, str(version.version), version.run_id, model_behind(version))
