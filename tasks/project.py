@@ -91,6 +91,22 @@ class Project:
             return NO_CODE
         return capture(self.spec.train.recipe, self.base_dir, self.spec.train.params, self._is_source)
 
+    def changed_meanwhile(self) -> list[str]:
+        """Files that the code may read, as paths in the project, that came or changed since this object looked at it first.
+
+        Python files are not among them. Raises SpecError if the code cannot be found any more.
+        """
+        now = Project(self.spec, self.base_dir, self.origins)
+        pairs = [(self.recipe, now.recipe), *((self.transforms[target], code) for target, code in now.transforms.items())]
+        return sorted(
+            {
+                path
+                for before, after in pairs
+                for path, content in after.files.items()
+                if not path.endswith(".py") and before.files.get(path) != content
+            }
+        )
+
     def definitions(self) -> dict[str, Definitions]:
         """The source of all that the user's code reaches, by target as the pipeline file has it."""
         codes = {**self.row_code, **({self.spec.train.recipe: self.recipe} if self.spec.train.recipe else {})}

@@ -32,6 +32,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     """
     if ctx.attempt.ended is not None:
         return ctx.run.result
+    _warn_of_changed_files(ctx)
     result = _result(ctx, status)
     done = {"done_key": ctx.keys["train"].key} if status == "done" else {}
     ctx.run = ctx.run.model_copy(update={"status": status, "result": result, **done})
@@ -91,6 +92,20 @@ def _description(ctx: RunContext) -> str:
         when = ", while `penstock ui` is open" if embedded else ""
         found += [f"[Attempt {ctx.attempt.number} in Prefect]({page}){when}"] if page is not None else []
     return "\n\n".join(found)
+
+
+def _warn_of_changed_files(ctx: RunContext) -> None:
+    """A file that the code makes and reads counts as code: that the next run begins anew must not be a surprise."""
+    try:
+        changed = ctx.project.changed_meanwhile()
+    except (OSError, PenstockError):  # the code itself is being written anew
+        return
+    if changed:
+        ctx.warn(
+            f"the code names {', '.join(changed)}, and what it may read counts as code: with what was written there meanwhile, "
+            "the next command begins a new run. What the code itself makes and reads again is better put where only a run "
+            "knows: below tempfile.gettempdir()"
+        )
 
 
 def _result(ctx: RunContext, status: Status) -> dict[str, Any]:

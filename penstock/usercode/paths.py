@@ -10,7 +10,7 @@ import ast
 import os.path
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -95,7 +95,8 @@ def _may_be_path(text: str) -> bool:
 def _roles(node: ast.AST, found: Paths) -> Iterator[tuple[ast.expr, set[str]]]:
     """The paths in a node that it does not read, each with where it goes. The node reads, or hands on, what is not here."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
-        given, into = [node.value], found.mentioned
+        given: Sequence[ast.expr | None] = [node.value]
+        into = found.mentioned
     elif isinstance(node, ast.Call):
         *_, name = _dotted(node.func) or ("",)
         given = [*node.args, *(keyword.value for keyword in node.keywords)]

@@ -22,9 +22,11 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
+from benchmarks.outcome import learning_times
 from penstock.flows.servers.services import prefect_api
 from tests.drills.project import Command, make_project
 from tests.runs import forked
+from tests.shared import CALM_EPOCHS
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +115,12 @@ def test_the_same_command_again_reuses_every_stage(calm_file: Path, calm: dict[s
 def test_status_lists_the_run(calm_file: Path, calm: dict[str, Any]) -> None:
     result = penstock("status", str(calm_file))
     assert [(run["run"], run["status"]) for run in result["runs"]] == [(calm["run"], "done")]
+
+
+def test_the_benchmarks_find_when_each_step_ended(calm_file: Path, calm: dict[str, Any]) -> None:
+    ends = learning_times(calm_file.parent, calm)
+    assert [*ends] == [*range(1, len(ends) + 1)] and len(ends) >= CALM_EPOCHS
+    assert sorted(ends.values()) == [*ends.values()] and ends[1] < time.time()
 
 
 PAUSED = ("--set", "train.params={pause_s: 0.05}")
@@ -331,3 +339,26 @@ def test_training_that_fails_after_a_checkpoint_says_how_exact_that_is(tmp_path:
     failed = forked.Command("run", str(file), "--json", environment=slow).finish(code=5)
     assert "enough of it" in str(failed["error"]) and failed["checkpoint"].startswith("step-00000000")
     assert failed["exactness"] == "bit-exact"
+
+
+@pytest.mark.drill
+@pytest.mark.usefixtures("shared_prefect")
+def test_a_log_that_the_recipe_keeps_makes_no_new_run_and_a_cache_that_it_reads_is_told(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "project", epochs=1, files=1)
+    model, log, cache = (file.parent / name for name in ("model.py", "steps.log", "cache.txt"))
+    keeps = f"        with open({str(log)!r}, 'a') as log:\n            log.write('a step\\n')\n        time.sleep"
+    code = model.read_text().replace("        time.sleep", keeps)
+    assert keeps in code
+    model.write_text(code)
+    first = penstock("run", str(file))
+    assert log.read_text().count("a step") >= 10 and not first["warnings"]
+    again = penstock("run", str(file))
+    assert again["run"] == first["run"] and {stage["outcome"] for stage in again["stages"]} == {"reused"}
+    reads = (
+        f"        path = {str(cache)!r}\n        os.path.exists(path) or open(path, 'w').close()\n        open(path).read()\n"
+    )
+    model.write_text("import os\n" + code.replace(keeps, reads + keeps))
+    told = penstock("run", str(file))
+    assert [warning for warning in told["warnings"] if "cache.txt" in warning and "begins a new run" in warning]
+    planned = penstock("plan", str(file))
+    assert "cache.txt" in json.dumps(planned)
