@@ -2,9 +2,9 @@
 
     python -m benchmarks.boosted [--rounds 3] [--rows 2000000] [--trees 50] [--out benchmarks/results]
 
-By hand: the rows in memory, the library's own `train` with two threads. In the pipeline: two workers of one thread. Both
-measure the training loss after every tree. What is timed is from the end of the first tree to the end of the last: starts,
-reading and the making of bins are left aside.
+By hand: the rows in memory, the library's own `train` with two threads. In the pipeline: one worker with two threads, and two
+workers with one, which exchange what they found after every level of a tree. All measure the training loss after every tree.
+What is timed is from the end of the first tree to the end of the last: starts, reading and the making of bins are left aside.
 """
 
 from __future__ import annotations
@@ -43,14 +43,22 @@ def main() -> None:
         columns = {f"x{number}": features[:, number] for number in range(COLUMNS)}
         pq.write_table(pa.table({**columns, "label": labels}), folder / "rows" / "part.parquet")
         for library in PARAMS:
-            found: dict[str, list[float]] = {f"{library} by hand": [], f"penstock, {library}": []}
-            by_hand, ours = found.values()
+            names = [f"{library} by hand", f"penstock, {library}, one worker", f"penstock, {library}, two workers"]
+            found: dict[str, list[float]] = {name: [] for name in names}
             for number in range(options.rounds):
-                by_hand.append(_by_hand(library, features, labels, options.trees))
-                ours.append(_in_pipeline(library, folder, options.trees))
-                print(f"{library} round {number + 1}: {by_hand[-1]:.1f} s, {ours[-1]:.1f} s", file=sys.stderr, flush=True)
+                found[names[0]].append(_by_hand(library, features, labels, options.trees))
+                for workers in (1, 2):
+                    found[names[workers]].append(_in_pipeline(library, folder, options.trees, workers))
+                times = ", ".join(f"{seconds[-1]:.1f} s" for seconds in found.values())
+                print(f"{library} round {number + 1}: {times}", file=sys.stderr, flush=True)
             machine = describe(("penstock", "xgboost", "xgboost-cpu", "lightgbm", "ray"))
-            result = {"machine": machine, "rows": options.rows, "trees": options.trees, "rounds": options.rounds}
+            result = {
+                "machine": machine,
+                "library": library,
+                "rows": options.rows,
+                "trees": options.trees,
+                "rounds": options.rounds,
+            }
             save(options.out, f"boosted_{library}", {**result, "variants": beside_the_first(found, "seconds")})
 
 
@@ -82,10 +90,11 @@ def _by_hand(name: str, features: np.ndarray, labels: np.ndarray, trees: int) ->
     return ends[-1] - ends[0]
 
 
-def _in_pipeline(name: str, folder: Path, trees: int) -> float:
+def _in_pipeline(name: str, folder: Path, trees: int, workers: int) -> float:
     """Seconds from the first tree's end to the last one's, by the points that rank 0 keeps of every tree."""
     file = folder / f"{name}.yaml"
-    train = {"framework": name, "params": PARAMS[name], "epochs": trees, "workers": 2, "checkpoint": {"every_s": None}}
+    train: dict[str, Any] = {"framework": name, "params": PARAMS[name], "epochs": trees, "checkpoint": {"every_s": None}}
+    train |= {"workers": workers, "cpus_per_worker": 2 // workers}
     spec = {"name": name, "data": {"format": "parquet", "train": "rows/", "label": "label"}, "train": train}
     file.write_text(json.dumps({**spec, "storage": ".penstock", "shuffle": {"mode": "none"}}))  # JSON is YAML
     result = Command("run", str(file), "--json", "--fresh", "--until", "train").finish(timeout_s=1800)

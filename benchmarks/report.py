@@ -104,11 +104,11 @@ thread goes on, and another thread writes the files. A save holds the training t
 """
 
 BOOSTED = """\
-## Boosted trees
+## Boosted trees: {library}
 
 {rows:,} rows of 28 columns, two classes, {trees} trees, {rounds} rounds. By hand: the library's own `train`, two threads.
-In the pipeline: two workers of one thread. Both measure the training loss after every tree; what is timed is from the
-end of the first tree to that of the last.
+In the pipeline: one worker with two threads, and two workers with one. All measure the training loss after every tree; what
+is timed is from the end of the first tree to that of the last.
 """
 
 FRAMEWORKS = """\
@@ -150,9 +150,10 @@ From the command to the first optimizer step of the tabular template on two work
 TUNE = """\
 ## Sweeps
 
-{trials} trials of the tabular template, {epochs} epochs of 11 steps each, one worker a trial, two trials at once. By hand: the
-same trainings, with validation and checkpoints, in two processes that have torch loaded. A sweep is timed from its first
-trial's begin to its last one's end; the start of the cluster is left out. The weights of all trials are the same.
+{trials} trials of the tabular template with {hidden:,} hidden units, {epochs} epochs of 11 steps each, one worker a
+trial, two at once. By hand: the same trainings, with validation and checkpoints, in two processes that have torch loaded. It
+is timed from the begin of the first trial to the end of the last; the start of the cluster is left out. The weights of all
+trials are the same.
 """
 
 FIRST_BATCH = """\

@@ -2,10 +2,11 @@
 
     python -m benchmarks.tune [--rounds 3] [--out benchmarks/results]
 
-Eight short trials of the tabular template, one worker each, two at once. By hand: the same eight trainings, each by `run_rank`
-on the rows that the sweep prepared, with its validations and its checkpoints, in two processes that have torch loaded and do
-nothing else. A sweep is timed from the line that begins its first trial to the one that ends its last, on a cluster that is up:
-what is added are Ray's tasks, Prefect's, the tracker, records, and the first import of torch in two processes.
+Eight short trials of the tabular template (with a wide network, so that a step takes some 30 ms), one worker each, two at
+once. By hand: the same eight trainings, each by `run_rank` on the rows that the sweep prepared, with its validations and its
+checkpoints, in two processes that have torch loaded and do nothing else. A sweep is timed from the line that begins its first
+trial to the one that ends its last, on a cluster that is up: what is added are Ray's tasks, Prefect's, the tracker, records,
+and the first import of torch in two processes.
 """
 
 from __future__ import annotations
@@ -51,26 +52,29 @@ def main() -> None:
     """Measure, and write `tune.json`."""
     parser = options_parser(3)
     parser.add_argument("--epochs", type=int, default=100, help="of a trial; an epoch is 11 steps")
+    parser.add_argument("--hidden", type=int, default=32768, help="width of the network: how long a step takes")
     options = parser.parse_args()
     found: dict[str, list[float]] = {BY_HAND: [], SWEEP: []}
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            file = _project(Path(folder, "project"), options.epochs)
+            file = _project(Path(folder, "project"), options.epochs, options.hidden)
             swept_s, values, digests = _sweep(file)
             by_hand_s, by_hand = _by_hand(file, values, Path(folder, "by-hand"))
             assert by_hand == digests, "the weights are the same"
             found[SWEEP].append(swept_s)
             found[BY_HAND].append(by_hand_s)
         print(f"tune round {number + 1}: {swept_s:.1f} s, by hand {by_hand_s:.1f} s", file=sys.stderr, flush=True)
-    result = {"machine": describe(("prefect", "ray", "torch", "mlflow")), "epochs": options.epochs, "trials": TRIALS}
+    result = {"machine": describe(("prefect", "ray", "torch", "mlflow")), "trials": TRIALS, "epochs": options.epochs}
+    result["hidden"] = options.hidden
     save(options.out, "tune", {**result, "variants": beside_the_first(found, "seconds")})
 
 
-def _project(folder: Path, epochs: int) -> Path:
+def _project(folder: Path, epochs: int, hidden: int) -> Path:
     create_project(folder, "tabular")
     file = folder / "pipeline.yaml"
     text = file.read_text().replace("workers: 2", "workers: 1").replace("epochs: 20", f"epochs: {epochs}")
-    file.write_text(text + SECTION)
+    assert "hidden: 32" in text, text
+    file.write_text(text.replace("hidden: 32", f"hidden: {hidden}") + SECTION)
     return file
 
 
