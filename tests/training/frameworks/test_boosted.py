@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from penstock.plugins import Plugins
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.events import Point
-from penstock.training.frameworks.boosted.library import Library
+from penstock.training.frameworks.boosted.library import Library, Task
+from penstock.training.frameworks.boosted.model import loss_of
 from penstock.training.frameworks.boosted.rank import run_boosted_rank
 from penstock.training.frameworks.boosted.table import FeatureTable
 from penstock.training.frameworks.registry import FRAMEWORKS
@@ -157,6 +159,46 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, nam
         framework.try_batch(NO_CODE, wrong, SCHEMA, batch, 1)
     tried = framework.try_batch(NO_CODE, TrainSpec(framework=name, epochs=5), SCHEMA, batch, 1)
     assert tried.predict_shape == [batch.rows, 10] and 0 < tried.loss < 3
+
+
+class Rows:
+    """Two hundred rows of a `ShardTable`."""
+
+    names = ("x", "y")
+
+    def __init__(self, num_classes: int | None) -> None:
+        self.features = np.random.default_rng(3).standard_normal((200, 2), dtype=np.float32)
+        score = self.features[:, 0] * 2
+        self.labels = score if num_classes is None else np.digitize(score, np.linspace(-1, 1, num_classes - 1))
+
+    def batches(self) -> Iterator[tuple[Any, Any]]:
+        yield self.features, self.labels.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "params"),
+    [
+        (2, {}),
+        (2, {"objective": "cross_entropy"}),
+        (3, {}),
+        (None, {}),
+        (None, {"objective": "huber"}),
+        (None, {"objective": "mape"}),
+    ],
+)
+def test_the_training_loss_as_lightgbm_has_it_is_that_of_its_predictions(
+    num_classes: int | None, params: dict[str, Any]
+) -> None:
+    columns = tuple(ColumnInfo(name=name, dtype="float32") for name in ("x", "y", "label"))
+    schema = FeedSchema(columns=columns, label="label", num_classes=num_classes)
+    rows: Any = Rows(num_classes)
+    trees = library("lightgbm").trees(Task(schema, {**params, "num_leaves": 4}, 7, 1, NO_CODE), rows, None, None, {})
+    for number in range(5):
+        trees.grow(number)
+        predicted = torch.from_numpy(trees.predictions("train"))
+        expected = float(loss_of(predicted, torch.from_numpy(rows.labels), schema, "probabilities"))
+        assert trees.train_loss() == pytest.approx(expected, rel=1e-5)
+    assert expected < 0.95 * float(np.var(rows.labels)) or num_classes is not None
 
 
 def test_columns_become_named_features_and_lists_are_refused() -> None:

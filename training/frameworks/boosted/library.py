@@ -117,6 +117,9 @@ class Trees(Protocol):
     def predictions(self, split: Literal["train", "validation"]) -> NDArray[Any]:
         """For this rank's rows: probabilities or values, or with an own objective raw scores. [rows] or [rows, classes]."""
 
+    def train_loss(self) -> float | None:
+        """Mean over this rank's train rows, as `loss_of` has it; None where the library must be asked for predictions."""
+
     def content(self, rounds: int) -> bytes:
         """The first `rounds` rounds as a file; the same bytes whenever it is asked."""
 

@@ -129,6 +129,8 @@ def _over(spec: TrainSpec, state: TrainState, progress: Progress) -> bool:
 def _loss_sum(
     parts: Parts, split: Literal["train", "validation"], labels: torch.Tensor, metrics: MetricSet | None = None
 ) -> float:
+    if split == "train" and (mean := parts.trees.train_loss()) is not None:
+        return mean * len(labels)
     output, schema = torch.from_numpy(parts.trees.predictions(split)), parts.job.manifest.feed_schema
     if metrics is not None and len(labels):
         metrics.update(output, {str(schema.label): labels})

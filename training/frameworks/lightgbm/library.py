@@ -93,7 +93,9 @@ class LightgbmLibrary:
         if not task.params.get("force_col_wise"):
             usual["force_row_wise"] = True  # else both are timed, and chance decides
         more = {"num_class": classes} if classes > 2 else {}
-        return {**usual, **more, **task.params, "metric": "None", "objective": "none" if task.own else objective}
+        metric = "l2" if task.schema.num_classes is None else "multi_logloss" if classes > 2 else "binary_logloss"
+        ours = {"metric": "None", "objective": "none"} if task.own else {"metric": metric, "objective": objective}
+        return {**usual, **more, **task.params, **ours}
 
     def not_repeatable(self, params: Mapping[str, Any]) -> str | None:
         """Rows that are drawn, trees that are dropped."""
@@ -180,6 +182,10 @@ class LightgbmTrees:
 
         self._booster.eval_train(look) if split == "train" else self._booster.eval_valid(look)
         return seen[0]
+
+    def train_loss(self) -> float | None:
+        """As lightgbm measures it on all its threads, which add up in no order that is promised: in single precision."""
+        return None if self._own is not None else float(np.float32(self._booster.eval_train()[0][2]))
 
     def content(self, rounds: int) -> bytes:
         """As text, without what differs from run to run."""

@@ -161,6 +161,9 @@ class XgboostTrees:
         made: NDArray[Any] = self._booster.predict(self._rows[split], output_margin=self._own is not None)
         return made
 
+    def train_loss(self) -> None:
+        """Of the predictions, which xgboost has at hand."""
+
     def content(self, rounds: int) -> bytes:
         """As UBJSON."""
         whole = rounds == self._booster.num_boosted_rounds()
