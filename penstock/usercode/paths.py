@@ -108,7 +108,8 @@ def _roles(node: ast.AST, found: Paths) -> Iterator[tuple[ast.expr, set[str]]]:
             else:
                 named = [keyword.value for keyword in node.keywords if keyword.arg == "file"]
                 given, mode = node.args[:1] or named, mode or next(iter(node.args[1:]), None)
-            if not _WRITING.fullmatch(_mode(mode) or "r"):
+            modes = [mode.body, mode.orelse] if isinstance(mode, ast.IfExp) else [mode]
+            if not all(_WRITING.fullmatch(_mode(each) or "r") for each in modes):
                 return
         elif name in _WRITERS | _LOOKS:
             given = [*receiver, *given]
