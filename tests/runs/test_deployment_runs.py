@@ -235,6 +235,7 @@ def test_the_automation_for_vanished_runs_is_made_once(operator: Operator) -> No
     assert automation.enabled
 
 
+@pytest.mark.drill
 def test_messages_are_sent_when_a_run_fails_and_when_none_begins(
     operator: Operator, deployed: dict[str, Any], webhook: Webhook
 ) -> None:
@@ -265,6 +266,7 @@ def test_messages_are_sent_when_a_run_fails_and_when_none_begins(
     assert SECRET not in said + json.dumps([watched, again])
 
 
+@pytest.mark.drill
 def test_mail_goes_through_the_mail_server(operator: Operator, deployed: dict[str, Any], mailbox: Mailbox) -> None:
     asked = ("--set", "train.params.pause_s=0.05", "--notify", "ops@example.org")
     command = ["deploy", str(operator.file), "--cron", NEW_YEAR, *asked, "--json"]
@@ -302,6 +304,7 @@ def test_a_second_trigger_reuses_every_stage(operator: Operator, deployed: dict[
     assert {task.name: task.state_name for task in tasks} == dict.fromkeys(STAGES, "Reused")
 
 
+@pytest.mark.drill
 def test_predictions_of_the_model_are_a_deployment_of_their_own(
     operator: Operator, worker: psutil.Process, first: FlowRun
 ) -> None:

@@ -297,6 +297,7 @@ def refusing_server() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path: Path) -> None:
     file = make_project(tmp_path / "closed", files=1)
@@ -311,6 +312,7 @@ def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path
     assert [attempt["status"] for attempt in run["attempts"]] == ["failed"]
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_a_project_that_was_copied_or_moved_reads_its_own_files(tmp_path: Path) -> None:
     first, copied = make_project(tmp_path / "first", files=1), tmp_path / "copied" / "pipeline.yaml"

@@ -70,7 +70,7 @@ def boost(group: Group, jobs: list[tuple[str, TrainJob]]) -> list[RankResult | s
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_what_goes_on_from_a_checkpoint_ends_with_the_same_trees_and_predictions(tmp_path: Path, name: str) -> None:
     jobs, pairs = [], []

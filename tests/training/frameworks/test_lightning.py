@@ -37,7 +37,7 @@ def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
     return [run_lightning_rank(job, group, ListClient()) for job in jobs]
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole = lightning_job(tmp_path, "whole")
     (first,) = run_ranks(train, 2, [whole])[0]

@@ -113,6 +113,7 @@ def test_after_deaths_and_a_stop_the_weights_are_those_of_an_uninterrupted_run(t
     assert sorted(restarts) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@pytest.mark.drill
 def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_does_not_stop_training(tmp_path: Path) -> None:
     connect()  # the actor that is asked for workers lives as long as the cluster
     actors: set[str] = set()
