@@ -110,8 +110,8 @@ def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         before, after = old.get(name), new.get(name)
         if before == after or name.startswith("key."):
             continue
-        if isinstance(before, dict) and isinstance(after, dict):
-            found += _changed_members(name, before, after)
+        if isinstance(before, dict | None) and isinstance(after, dict | None):
+            found += _changed_members(name, before or {}, after or {}) or [f"{name}: {_short(before)} -> {_short(after)}"]
         else:
             found.append(f"{name}: {_short(before)} -> {_short(after)}")
     return found

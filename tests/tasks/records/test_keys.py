@@ -86,6 +86,12 @@ def test_what_a_loops_own_data_config_says_is_of_the_key_of_training(tmp_path: P
     assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py"]
 
 
+def test_code_that_one_of_two_keys_has_is_told_by_its_files() -> None:
+    assert changed_inputs({}, {"code.a.py:f": {"a.py": "1f0e", "b.py": "77aa"}}) == ["code.a.py:f: added a.py, b.py"]
+    assert changed_inputs({"code.a.py:f": {"a.py": "1f0e"}}, {}) == ["code.a.py:f: removed a.py"]
+    assert changed_inputs({"limits": None}, {"limits": {}}) == ["limits: (none) -> {}"]
+
+
 def test_the_function_of_a_split_rule_counts(tmp_path: Path) -> None:
     file = make(tmp_path)
     (tmp_path / "groups.py").write_text("def of(rows):\n    return rows['x'] // 2\n")
