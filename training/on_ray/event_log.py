@@ -27,6 +27,10 @@ __all__ = ["EventLog"]
 _log = logging.getLogger("penstock.train")
 
 
+_LOGS = "python-core-worker-"
+"""Files of Ray that a line of it sends people to; they go with an embedded cluster, and lie on the worker's node otherwise."""
+
+
 class EventLog:
     """Collects the events of one attempt and passes them on.
 
@@ -121,7 +125,8 @@ class EventLog:
         if silent:
             died = f"the process of rank {silent[0]} died {_after(self._step)}"
             cause = f"{died}: it crashed, or it was killed (by hand, or for its memory)"
-            details = [line.strip() for line in str(reported[silent[0]]).splitlines() if line.strip()][:3]
+            told = [line.strip() for line in str(reported[silent[0]]).splitlines()]
+            details = [line for line in told if line and _LOGS not in line][:3]
         elif first is not None:
             lines = first.text.strip().splitlines()
             cause, details = f"rank {first.rank}: {lines[-1]}", lines[-7:-1]
