@@ -27,7 +27,10 @@ class GroupError(Exception):
     """What Ray Train raises: a failure per rank."""
 
     def __init__(self) -> None:
-        self.worker_failures = {0: RuntimeError("connection closed"), 1: RuntimeError("The actor died\nCheck python-core-worker-*.log\npid 7")}
+        self.worker_failures = {
+            0: RuntimeError("connection closed"),
+            1: RuntimeError("The actor died\nCheck python-core-worker-*.log\npid 7"),
+        }
 
 
 def started(rank: int, restart: int) -> WorkerStarted:
