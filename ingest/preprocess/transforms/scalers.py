@@ -7,6 +7,7 @@ pandas, where an integer column with a null turns into floats.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -55,7 +56,7 @@ class RobustScalerOptions(ScalerOptions):
 S = TypeVar("S", bound=ScalerOptions)
 
 
-class _Scaler(Transform[S]):
+class _Scaler(Transform[S], ABC):
     Options = ScalerOptions
     learns = True
 
@@ -72,9 +73,9 @@ class _Scaler(Transform[S]):
         centers, scales = (tuple(place.center or 0.0 for place in places), tuple(place.scale or 1.0 for place in places))
         return ColumnState(column=column, centers=centers, scales=scales)
 
+    @abstractmethod
     def _learn(self, column: str, facts: ColumnFacts) -> ColumnState:
         """Center and scale of one number a row."""
-        raise NotImplementedError
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, [state.column for state in fitted])
