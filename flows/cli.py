@@ -6,31 +6,25 @@ code prints. Heavy libraries are imported inside the verbs, so that `penstock --
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import shlex
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from penstock import __version__
-from penstock.errors import Interrupted, PenstockError, PreflightError, SpecError
+from penstock.errors import PenstockError, PreflightError, SpecError
+from penstock.flows.answer import ANSWERED, ERR, OUT, answer
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
-from penstock.redact import hiding_secrets, redact_text
 from penstock.tasks.stages import StageName
 
-__all__ = ["app", "main", "reporting_machine_errors"]
+__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="penstock",
@@ -40,28 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
-class _Out(Console):
-    def on_broken_pipe(self) -> None:
-        """Nobody reads on, as below `| head`: say no more, and do the rest."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-
-_out = _Out(highlight=False, emoji=False)
-"""What was asked for. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
-_err = Console(stderr=True, highlight=False, emoji=False)
-
-_ADVICE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room (df -h shows the full disk)"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it readable and writable"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n)"),
-    **dict.fromkeys(
-        (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENODEV, errno.ENOTDIR),
-        "look at the disk or the mount it lies on",
-    ),
-}
-"""What mends the errors of a file that say nothing of penstock, by their number."""
 
 File = Annotated[
     Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder")
@@ -120,14 +92,14 @@ def init(
         from penstock.flows.verbs.init import create_project
 
         files = create_project(directory, template.value)
-        _out.print(
+        OUT.print(
             f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}",
             markup=False,
             soft_wrap=True,
         )
         return {"status": "done", "directory": str(directory), "files": [str(file) for file in files]}
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -138,9 +110,9 @@ def check(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> N
         _read_spec(file, overrides)
         from penstock.flows.verbs.check import check_pipeline
 
-        return check_pipeline(file, overrides or [], lambda line: _out.print(line, markup=False, soft_wrap=True))
+        return check_pipeline(file, overrides or [], lambda line: OUT.print(line, markup=False, soft_wrap=True))
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -160,12 +132,12 @@ def probe(
         from penstock.flows.verbs.probe.probe import probe_pipeline, show_probe
 
         result = probe_pipeline(
-            file, overrides or [], budget_s, plot, lambda line: _out.print(line, markup=False, soft_wrap=True)
+            file, overrides or [], budget_s, plot, lambda line: OUT.print(line, markup=False, soft_wrap=True)
         )
-        show_probe(result, _out)
+        show_probe(result, OUT)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -177,10 +149,10 @@ def plan(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> No
         from penstock.flows.verbs.plan import plan_pipeline, show_plan
 
         result = plan_pipeline(file, overrides or [])
-        show_plan(result, _out)
+        show_plan(result, OUT)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -202,10 +174,10 @@ def run(
 
         result = run_pipeline(file, overrides or [], fresh=fresh, until=until)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-        _err.print(f"see it: {page}", markup=False, soft_wrap=True)
+        ERR.print(f"see it: {page}", markup=False, soft_wrap=True)
         return result
 
-    _answer(work, as_json, again=run_command(file, overrides or [], *(["--folds"] if folds else [])))
+    answer(work, as_json, again=run_command(file, overrides or [], *(["--folds"] if folds else [])))
 
 
 def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) -> dict[str, Any]:
@@ -215,7 +187,7 @@ def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) 
         raise SpecError("--until stops one run, and --folds makes several", next_step="leave one of them out")
     result = tune_pipeline(file, overrides, fresh=fresh, folds=True)
     page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-    _err.print(f"see the folds: {page}", markup=False, soft_wrap=True)
+    ERR.print(f"see the folds: {page}", markup=False, soft_wrap=True)
     return result
 
 
@@ -233,10 +205,10 @@ def tune(
 
         result = tune_pipeline(file, overrides or [], fresh=fresh)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-        _err.print(f"see the trials: {page}", markup=False, soft_wrap=True)
+        ERR.print(f"see the trials: {page}", markup=False, soft_wrap=True)
         return result
 
-    _answer(work, as_json, again=run_command(file, overrides or [], verb="tune"))
+    answer(work, as_json, again=run_command(file, overrides or [], verb="tune"))
 
 
 @app.command()
@@ -257,10 +229,10 @@ def status(
         from penstock.flows.verbs.status import collect_status, show_status
 
         result = collect_status(file, overrides or [])
-        show_status(result, _out)
+        show_status(result, OUT)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -275,10 +247,10 @@ def log(
         from penstock.flows.verbs.log import collect_log, show_log
 
         result = collect_log(file, last)
-        show_log(result, _out)
+        show_log(result, OUT)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -295,15 +267,15 @@ def compare(
         from penstock.flows.verbs.compare.compare import compare_runs, show_comparison
 
         result = compare_runs(file, before, after)
-        show_comparison(result, _out)
+        show_comparison(result, OUT)
         if html is not None:
             from penstock.flows.verbs.compare.page import comparison_page
 
             html.write_text(comparison_page(result), encoding="utf-8")
-            _err.print(f"see it: {html}", markup=False, soft_wrap=True)
+            ERR.print(f"see it: {html}", markup=False, soft_wrap=True)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -320,10 +292,10 @@ def rows(
         from penstock.flows.verbs.rows import rows_of_step, show_rows
 
         result = rows_of_step(file, name, step, limit)
-        show_rows(result, _out)
+        show_rows(result, OUT)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -339,10 +311,10 @@ def report(
         from penstock.flows.verbs.report import write_report
 
         result = write_report(file, name, output)
-        _out.print(result["page"], markup=False, soft_wrap=True)
+        OUT.print(result["page"], markup=False, soft_wrap=True)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -358,10 +330,10 @@ def explain(
         from penstock.flows.verbs.explain import explain_run, show_explanation
 
         result = explain_run(file, name, stage)
-        show_explanation(result, _out)
+        show_explanation(result, OUT)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -378,10 +350,10 @@ def rollback(
         from penstock.flows.verbs.model.rollback import roll_back, show_rollback
 
         result = roll_back(file, name)
-        show_rollback(result, _out)
+        show_rollback(result, OUT)
         return result
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -401,10 +373,10 @@ def predict(
         from penstock.flows.verbs.model.predict import predict as predict_rows
 
         result = predict_rows(model, source, output, columns=columns or [], format=format, gpus=gpus, file=file)
-        _err.print(f"{result['output']}: {result['total_rows']:,} rows", markup=False, soft_wrap=True)
+        ERR.print(f"{result['output']}: {result['total_rows']:,} rows", markup=False, soft_wrap=True)
         return result
 
-    _answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
+    answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
 
 
 @app.command()
@@ -424,9 +396,9 @@ def ui(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.ui import serve_ui
 
-        return serve_ui(file, mlflow_port, lambda line: _err.print(line, markup=False, soft_wrap=True))
+        return serve_ui(file, mlflow_port, lambda line: ERR.print(line, markup=False, soft_wrap=True))
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -448,10 +420,10 @@ def clean(
         from penstock.flows.verbs.clean import clean_pipeline
 
         return clean_pipeline(
-            file, keep_runs, keep_days, dry_run=dry_run, say=lambda line: _out.print(line, markup=False, soft_wrap=True)
+            file, keep_runs, keep_days, dry_run=dry_run, say=lambda line: OUT.print(line, markup=False, soft_wrap=True)
         )
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -489,7 +461,7 @@ def deploy(
     """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
 
     def say(line: str) -> None:
-        _out.print(line, markup=False, soft_wrap=True)
+        OUT.print(line, markup=False, soft_wrap=True)
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.deploy.deploy import Messages, deploy_pipeline, deploy_predictions
@@ -507,7 +479,7 @@ def deploy(
         )
         return deploy_predictions(file, cron, pool, model, request, say, Messages(notify, silence_h))
 
-    _answer(work, as_json)
+    answer(work, as_json)
 
 
 @app.command()
@@ -518,7 +490,7 @@ def schema() -> None:
     try:
         print(schema_json(), end="")
     except PenstockError as error:
-        _err.print(f"penstock: {error}", style="red", markup=False, soft_wrap=True)
+        ERR.print(f"penstock: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(error.exit_code) from error
 
 
@@ -533,11 +505,11 @@ def doctor(
         from penstock.flows.verbs.doctor.diagnose import diagnose, show_findings
 
         findings = diagnose(storage)
-        show_findings(findings, _out)
+        show_findings(findings, OUT)
         healthy = all(finding.status != "fail" for finding in findings)
         return {"status": "done" if healthy else "trouble", "findings": [finding.model_dump() for finding in findings]}
 
-    _answer(work, as_json, code=lambda result: 0 if result["status"] == "done" else 3)
+    answer(work, as_json, code=lambda result: 0 if result["status"] == "done" else 3)
 
 
 @app.callback(invoke_without_command=True)
@@ -557,92 +529,6 @@ def _read_spec(file: Path, overrides: list[str] | None) -> None:
     load_spec(file, overrides or [])
 
 
-def _answer(
-    work: Callable[[], dict[str, Any]],
-    as_json: bool,
-    *,
-    code: Callable[[dict[str, Any]], int] = lambda _result: 0,
-    again: str = "",
-) -> None:
-    """Do the work, report in the form asked for, and exit with the code the contract gives."""
-    stdout = _stdout_for_the_answer() if as_json else sys.stdout
-    try:
-        with hiding_secrets(), reporting_machine_errors():
-            result = work()
-        exit_code = code(result)
-    except PenstockError as error:
-        if isinstance(error, Interrupted):
-            _on_signals(signal.SIG_IGN)  # one more must not take the answer away
-        result, exit_code = _failure(error.with_next_step()), error.exit_code
-        _err.print(
-            f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True
-        )
-        if isinstance(error, Interrupted) and again:
-            result["error"]["next"] = again
-            _err.print(f"continue with: {again}", markup=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        result, exit_code = {"status": "interrupted"}, 130
-        if again:
-            _err.print(f"continue with: {again}", markup=False, soft_wrap=True)
-    except (Exception, SystemExit) as error:
-        # Not one of ours: a defect. Show it whole, and keep the contract of one JSON line.
-        traceback.print_exc(file=sys.stderr)
-        result, exit_code = {"status": "failed", "error": {"kind": type(error).__name__, "message": str(error)}}, 1
-    if as_json:
-        _answered.append(exit_code)
-        try:
-            print(redact_text(json.dumps(result, default=str)), file=stdout, flush=True)
-        except OSError as error:
-            _err.print(f"penstock: the answer cannot be written to stdout: {error.strerror}", style="red", markup=False)
-            exit_code = exit_code or PreflightError.exit_code
-    if result["status"] == "interrupted":
-        _on_signals(signal.SIG_DFL)  # all is said; who cannot wait for Python's own end need not
-    raise typer.Exit(exit_code)
-
-
-@contextlib.contextmanager
-def reporting_machine_errors() -> Iterator[None]:
-    """Raise PreflightError for a file that may not be written, has no room, or lies on a disk that fails."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _ADVICE:
-            raise
-        raise PreflightError(
-            f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror),
-            next_step=f"{_ADVICE[error.errno]}, and run the same command again",
-        ) from error
-
-
-def _stdout_for_the_answer() -> TextIO:
-    """Keep stdout for the JSON object. What a recipe, a library or a child process prints from now on goes to stderr."""
-    sys.stdout.flush()
-    kept = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115
-    os.dup2(2, 1)  # for what does not go through Python: compiled code, children, what Ray's workers say
-    sys.stdout = sys.stderr
-    return kept
-
-
-def _on_signals(action: signal.Handlers) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, action)
-
-
-_answered: list[int] = []
-"""Exit codes for which a JSON object was printed: none, where the command line was not understood."""
-
-
-def _failure(error: PenstockError) -> dict[str, Any]:
-    status = "interrupted" if isinstance(error, Interrupted) else "failed"
-    described = {
-        "kind": type(error).__name__,
-        "message": error.message,
-        "problems": list(error.problems),
-        "next": error.next_step,
-    }
-    return {**error.result, "status": status, "error": described}
-
-
 def _open_what_is_closed() -> None:
     """A process may be started with stdin, stdout or stderr closed (`>&-`); whatever is opened next would take its place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -658,14 +544,14 @@ def main() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        _err.print("penstock: the current folder has been deleted; go to one that exists", style="red")
+        ERR.print("penstock: the current folder has been deleted; go to one that exists", style="red")
         raise SystemExit(PreflightError.exit_code) from None
     # The command reports by itself; Prefect's log lines go to its server only. A default: a user's own setting wins.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     try:
         app()
     except SystemExit as end:
-        if end.code == 2 and "--json" in sys.argv and not _answered:
+        if end.code == 2 and "--json" in sys.argv and not ANSWERED:
             message = "the command line is wrong; what is wrong with it is on stderr"
             error = {"kind": "UsageError", "message": message, "problems": [], "next": "penstock --help"}
             print(json.dumps({"status": "failed", "error": error}), flush=True)

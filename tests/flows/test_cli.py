@@ -14,7 +14,8 @@ import pytest
 from typer.main import get_command
 
 from penstock.errors import PreflightError
-from penstock.flows.cli import app, reporting_machine_errors
+from penstock.flows.answer import reporting_machine_errors
+from penstock.flows.cli import app
 from tests import ROOT
 
 FROM_SOURCE = {**os.environ, "PYTHONPATH": str(ROOT)}
