@@ -201,7 +201,7 @@ def _with_penstock(source: Path, out: Path, parallel: ParallelMap, format: str =
         }
     )
     data, steps = spec.data, list(spec.preprocess)
-    snapshot = read_source(data, list_source(data, out.parent, format_of(data).extensions).files, silent)
+    snapshot = read_source(data, list_source(data, out.parent, format_of(data).extensions).files, silent, keep=True)
     fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=parallel)
     materialize(
         key="k",

@@ -20,7 +20,9 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     parallel = ray_map if is_much(data, files) else None
     if parallel is not None:
         ctx.need_ray()
-    snapshot = read_source(data, files, ctx.reporter.progress("read"), parallel=parallel)
+    # With `cache: none` the rows are prepared in every epoch, and a copy would have to stay as long.
+    keep = ctx.project.spec.materialize.cache != "none"
+    snapshot = read_source(data, files, ctx.reporter.progress("read"), parallel=parallel, keep=keep)
     return with_strata(data, snapshot, parallel).model_dump(mode="json"), "ran"
 
 

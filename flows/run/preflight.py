@@ -13,8 +13,7 @@ import torch
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import gpus_refused, held_by_workers
 from penstock.flows.servers.probes import StorageFailure, existing_folder, storage_failure
-from penstock.ingest.feed.node_cache import configured_budget
-from penstock.machine.cache_dir import cache_folder
+from penstock.machine.cache_dir import cache_folder, configured_budget
 from penstock.storage import NO_ROOM, Storage
 from penstock.tasks.project import Project
 from penstock.tasks.spec import PipelineSpec

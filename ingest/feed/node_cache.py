@@ -20,25 +20,20 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated
-
-from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+from typing import IO
 
 from penstock.digest import file_digest
-from penstock.errors import DataError, PenstockError, PreflightError, ServiceError, SpecError
+from penstock.errors import DataError, PenstockError, PreflightError, ServiceError
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.phases import fetched
-from penstock.machine.cache_dir import cache_folder
+from penstock.machine.cache_dir import KEPT_FREE, cache_folder, configured_budget
 from penstock.storage import NO_ROOM, Storage
 
-__all__ = ["LocalShard", "NodeCache", "allow_open_files", "configured_budget", "hold_shard"]
+__all__ = ["LocalShard", "NodeCache", "allow_open_files", "hold_shard"]
 
 
 FETCH_TRIES = 3
 """A download cut short or damaged on its way is repeated this often before the shard itself is blamed."""
-
-KEPT_FREE = 0.1
-"""Share of the disk that stays free when PENSTOCK_CACHE_BYTES sets no budget."""
 
 _OTHER_FILES = 512
 """Files and connections that a process has open beside shards."""
@@ -210,17 +205,6 @@ def allow_open_files(shards: int) -> bool:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return soft == resource.RLIM_INFINITY or soft >= needed
-
-
-def configured_budget() -> int | None:
-    """PENSTOCK_CACHE_BYTES; None where it is not set. Raises SpecError if it is no size."""
-    text = os.environ.get("PENSTOCK_CACHE_BYTES")
-    if not text:
-        return None
-    try:
-        return int(TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text))
-    except ValidationError as error:
-        raise SpecError(f"PENSTOCK_CACHE_BYTES={text!r} is no size", next_step="write it as 50000000000 or 50GB") from error
 
 
 def _hold(path: Path, shard: ShardInfo) -> LocalShard | None:

@@ -19,6 +19,7 @@ import pyarrow.csv as arrow_csv
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
+from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile, capped
 from penstock.ingest.files.opening import open_input, open_span, read_problem
@@ -27,7 +28,7 @@ from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, Null
 from penstock.ingest.formats.cells.quotes import QuoteCheck, record_start
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
-from penstock.ingest.formats.reader import FileFacts, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
+from penstock.ingest.formats.reader import FileFacts, Keep, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import bad_utf8
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -62,11 +63,18 @@ class CsvReader(Reader):
         self._form = Dialect(options)
         self._null_words = NullWords(self._form.null_words)
         self._before_rows = 0 if options.header else 1
-        self._types = data.types
+        self._types = {name: parse_type(text) for name, text in data.types.items()}
         self._columns = data.read_columns
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file, infer a type from all values of each column, and check quotes across lines."""
+        return self._inspected(file, None)
+
+    def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
+        """See `Reader.look_through`."""
+        return self._inspected(file, keep) if span is None else self._inspected_part(file, *span, keep)
+
+    def _inspected(self, file: SourceFile, keep: Keep | None) -> FileFacts:
         header = self._header(file)
         wanted = self._wanted(header)
         cells = {name: CellTypes(self._null_words) for name in wanted}
@@ -74,7 +82,7 @@ class CsvReader(Reader):
         stream = self._form.open(file)
         lines = _LineCounter(stream)
         for batch in self._text_batches(file, lines, header, wanted):
-            self._see(cells, batch, rows)
+            self._see(cells, batch, rows, keep)
             rows += batch.num_rows
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
         no_rows = self._before_rows + (stream.raw.emptied if isinstance(stream, io.BufferedReader) else 0)
@@ -96,13 +104,16 @@ class CsvReader(Reader):
 
     def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
         """As `inspect`; None unless it is sure that the next part begins with a record."""
+        return self._inspected_part(file, begin, end, None)
+
+    def _inspected_part(self, file: SourceFile, begin: int, end: int, keep: Keep | None) -> PartFacts | None:
         header = self._header(file)
         wanted = self._wanted(header)
         cells = {name: CellTypes(self._null_words) for name in wanted}
         quotes, rows = QuoteCheck(self._form.delimiter(file), self._form.options.quote), 0
         lines = _LineCounter(open_span(file.uri, begin, end), quotes.see)
         for batch in self._raw_batches(file, lines, header, wanted, is_first=begin == 0):
-            self._see(cells, batch, rows)
+            self._see(cells, batch, rows, keep)
             rows += batch.num_rows
         quotes.see(b"")
         return PartFacts(rows, lines.count, cells) if quotes.is_sure else None
@@ -120,10 +131,22 @@ class CsvReader(Reader):
     def _wanted(self, header: list[str]) -> list[str]:
         return [name for name in header if self._columns is None or name in self._columns]
 
-    def _see(self, cells: dict[str, CellTypes], batch: pa.RecordBatch, first_row: int) -> None:
+    def _see(self, cells: dict[str, CellTypes], batch: pa.RecordBatch, first_row: int, keep: Keep | None) -> None:
+        read: dict[str, pa.Array | None] = {}
         for name, seen in cells.items():
             if name not in self._types:
-                seen.see(self._form.pointed(batch.column(name)), first_row)
+                read[name] = seen.see(self._form.pointed(batch.column(name)), first_row)
+        if keep is None:
+            return
+        columns = []
+        try:
+            for name, seen in cells.items():
+                found, kind = read.get(name), self._types.get(name, seen.kind)
+                columns.append(self._typed(batch.column(name), kind) if found is None else found)
+        except pa.ArrowException:  # `tables` tells where
+            keep(None)
+        else:
+            keep(pa.RecordBatch.from_arrays(columns, names=list(cells)))
 
     def _facts(self, file: SourceFile, cells: dict[str, CellTypes], rows: int) -> FileFacts:
         columns = {name: seen.kind for name, seen in cells.items()}

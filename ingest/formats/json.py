@@ -23,7 +23,7 @@ from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, op
 from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
-from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader, last_cut, looks_like, rows_between
+from penstock.ingest.formats.reader import FileFacts, Keep, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -59,8 +59,13 @@ class JsonReader(Reader):
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Parse the whole file; the types of its blocks are joined."""
-        facts, _ = self._seen(file, self._blocks(file))
-        return facts
+        return self._seen(file, self._blocks(file), None)[0]
+
+    def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
+        """See `Reader.look_through`."""
+        if self._marks and self._types:
+            keep = None  # what does not read as a given type is null here, and is not marked
+        return self._seen(file, self._blocks(file), keep)[0] if span is None else self._seen_part(file, *span, keep)
 
     def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
         """Lines, `part_bytes` apart, where each is an object."""
@@ -71,8 +76,11 @@ class JsonReader(Reader):
 
     def inspect_part(self, file: SourceFile, begin: int, end: int) -> PartFacts | None:
         """As `inspect`."""
+        return self._seen_part(file, begin, end, None)
+
+    def _seen_part(self, file: SourceFile, begin: int, end: int, keep: Keep | None) -> PartFacts:
         with open_span(file.uri, begin, end) as stream:
-            facts, lines = self._seen(file, _line_blocks(file, stream))
+            facts, lines = self._seen(file, _line_blocks(file, stream), keep)
         return PartFacts(facts.rows, lines, facts.columns)
 
     def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
@@ -86,12 +94,15 @@ class JsonReader(Reader):
                 columns[name] = kind
         return FileFacts(columns, sum(part.rows for part in parts))
 
-    def _seen(self, file: SourceFile, blocks: Iterator[Block]) -> tuple[FileFacts, int]:
+    def _seen(self, file: SourceFile, blocks: Iterator[Block], keep: Keep | None) -> tuple[FileFacts, int]:
         """What the blocks tell, and how many lines they have."""
         rows = lines = 0
         columns: dict[str, pa.DataType] = {}
         for block in blocks:
-            for field in self._parse(file, block, None).schema:
+            table = self._parse(file, block, None)
+            if keep is not None:
+                keep(self._as_read(table))
+            for field in table.schema:
                 seen = columns.get(field.name, pa.null())
                 kind = promote(seen, _without_times(canonical_type(field.type)))
                 if kind is None:
@@ -104,6 +115,12 @@ class JsonReader(Reader):
             rows += block.rows
             lines = block.lines[-1] - 1
         return FileFacts(columns, rows), lines
+
+    def _as_read(self, table: pa.Table) -> pa.Table | None:
+        """The columns that are read; None where text is a time here, which it is not in `tables`."""
+        table = table.select([name for name in table.column_names if self._columns is None or name in self._columns])
+        same = all(field.type == _without_times(canonical_type(field.type)) for field in table.schema)
+        return table if same else None
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows, about 4 MiB of text at a time."""

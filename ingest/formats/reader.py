@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.messages import shorten
 
-__all__ = ["FileFacts", "MostlyNumbers", "PartFacts", "Reader", "conform", "last_cut", "looks_like", "rows_between"]
+__all__ = ["FileFacts", "Keep", "MostlyNumbers", "PartFacts", "Reader", "conform", "last_cut", "looks_like", "rows_between"]
 
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
@@ -42,6 +42,10 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"<html", "an HTML page (a failed download?)"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself (run git lfs pull)"),
 )
+
+
+Keep = Callable[[pa.Table | pa.RecordBatch | None], None]
+"""See `Reader.look_through`."""
 
 
 class MostlyNumbers(NamedTuple):
@@ -116,6 +120,15 @@ class Reader(Protocol):
             Exception: as `part_starts`.
         """
         return None
+
+    def look_through(self, file: SourceFile, span: tuple[int, int] | None, keep: Keep | None) -> FileFacts | PartFacts | None:
+        """As `inspect`, or as `inspect_part` of the bytes in `span`, with a use for the rows where they are parsed for it.
+
+        Args:
+            keep: takes all rows, in their order, as `tables` would give them if the source has the types that were found here;
+                None once it would give others. A reader that does not call it is read again.
+        """
+        return self.inspect(file) if span is None else self.inspect_part(file, *span)
 
     def joined(self, file: SourceFile, parts: Sequence[PartFacts]) -> FileFacts | None:
         """What `inspect` would tell of the whole file, or None if the parts do not tell it."""

@@ -19,6 +19,7 @@ from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader
 from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.ray_tasks import ParallelMap
+from penstock.ingest.read.parsed_rows import keep_parsed
 from penstock.ingest.spec import DataSpec
 from penstock.progress import Progress
 from penstock.stores import is_local
@@ -66,11 +67,14 @@ def inspect_files(
     progress: Progress,
     parallel: ParallelMap | None = None,
     part_bytes: int = PART_BYTES,
+    *,
+    keep: bool = False,
 ) -> list[FileFacts | PenstockError]:
     """Look through every file: its facts, or what is wrong with it.
 
     Args:
         parallel: where that is done; None for threads of this process.
+        keep: whether rows that are parsed for it are kept on the node, see penstock.ingest.read.parsed_rows.
     """
     reader = reader_of(data)
     spans = _spans(reader, files, part_bytes)
@@ -78,7 +82,7 @@ def inspect_files(
     whole: dict[int, FileFacts | PenstockError] = {}
     parts: dict[int, dict[int, PartFacts | None]] = {}
     done, total = 0, sum(file.size_bytes for file in files)
-    for look, found in _run(partial(_look, data), looks, files, parallel):
+    for look, found in _run(partial(_look, data, keep), looks, files, parallel):
         for (number, _), facts in zip(look.files, found, strict=True):
             if look.span is not None:
                 parts.setdefault(number, {})[look.span[0]] = facts  # type: ignore[assignment]
@@ -91,7 +95,7 @@ def inspect_files(
         if joined is not None:
             whole[number] = joined
     again = [_Look(((number, files[number]),)) for number in parts if number not in whole]
-    for look, found in _run(partial(_look, data), again, files, parallel):
+    for look, found in _run(partial(_look, data, keep), again, files, parallel):
         whole[look.files[0][0]] = found[0]  # type: ignore[assignment]
         progress(total / 1e6, total / 1e6, "MB", f"{len(whole)} of {len(files)} files")
     return [whole[number] for number in range(len(files))]
@@ -108,14 +112,19 @@ def inspect_head(reader: Reader, file: SourceFile, head_bytes: int = PART_BYTES 
     return head or inspect_file(reader, file)
 
 
-def inspect_file(reader: Reader, file: SourceFile) -> FileFacts | PenstockError:
-    """Look through one file; problems are returned, so that one bad file does not hide the others."""
+def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = None) -> FileFacts | PenstockError:
+    """Look through one file; problems are returned, so that one bad file does not hide the others.
+
+    Args:
+        keep_for: the pipeline's section if rows that are parsed are kept on the node.
+    """
     if file.size_bytes == 0:
         return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
     try:
         # A file of one row tells nothing but that it can be read; asking a store once more for each would take as long again.
-        with unchanged(() if reader.one_row_per_file else (file,)):
-            facts = reader.inspect(file)
+        with keep_parsed(keep_for, file) as copy, unchanged(() if reader.one_row_per_file else (file,)):
+            facts = reader.look_through(file, None, copy.add if copy else None)
+            assert isinstance(facts, FileFacts)
     except PenstockError as error:
         return error
     except Exception as error:  # whatever a damaged file makes a parser raise
@@ -179,15 +188,19 @@ def _run(
         pool.shutdown(cancel_futures=True)
 
 
-def _look(data: DataSpec, look: _Look) -> _Found:
+def _look(data: DataSpec, keep: bool, look: _Look) -> _Found:
     """Runs anywhere."""
     reader = reader_of(data)
     if look.span is None:
-        return look, [inspect_file(reader, file) for _, file in look.files]
+        return look, [inspect_file(reader, file, data if keep else None) for _, file in look.files]
     file = look.files[0][1]
     try:
-        with unchanged((file,)):
-            return look, [reader.inspect_part(file, *look.span)]
+        with keep_parsed(data if keep else None, file, look.span) as copy, unchanged((file,)):
+            part = reader.look_through(file, look.span, copy.add if copy else None)
+            assert not isinstance(part, FileFacts)
+            if part is None and copy is not None:
+                copy.abandon()
+        return look, [part]
     except Exception:  # the whole file is looked through then, and told of
         return look, [None]
 

@@ -23,6 +23,7 @@ from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.phases import phase, timed
 from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.read.inspection import PART_BYTES, inspect_files, inspect_head, threads_for
+from penstock.ingest.read.parsed_rows import parsed_tables
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
@@ -102,6 +103,7 @@ def read_source(
     parallel: ParallelMap | None = None,
     part_bytes: int = PART_BYTES,
     only_heads: bool = False,
+    keep: bool = False,
 ) -> SourceSnapshot:
     """Open every file, check it, and settle on one schema.
 
@@ -109,6 +111,7 @@ def read_source(
         parallel: where the files are looked through; None for threads of this process.
         part_bytes: a file of twice as much is looked through in parts of this size, if it can be cut.
         only_heads: look at the beginning of large files only, for a sample of the rows there.
+        keep: keep on the node what is parsed, for those that read the rows next (penstock.ingest.read.parsed_rows).
 
     Raises:
         SpecError: `data` names a column or type that does not exist.
@@ -122,7 +125,7 @@ def read_source(
     if only_heads:
         looked = [inspect_head(reader, file) for file in files]
     else:
-        looked = inspect_files(data, files, progress, parallel, part_bytes)
+        looked = inspect_files(data, files, progress, parallel, part_bytes, keep=keep)
     for result in looked:
         if isinstance(result, DataError):
             problems.append(result)
@@ -202,12 +205,12 @@ def iterate_rows(
     """
     reader = reader_of(data, snapshot.format)
     if reader.one_row_per_file:
-        yield from _grouped(reader, snapshot, files, batch_rows, marked=data.invalid == "quarantine")
+        yield from _grouped(data, reader, snapshot, files, batch_rows)
         return
     for file in files:
         first_row, end = piece or (0, file.rows)
         with unchanged((file,)):
-            tables = _tables(reader, file, snapshot, batch_rows, piece, marked=data.invalid == "quarantine")
+            tables = _tables(data, reader, file, snapshot, batch_rows, piece)
             for table in timed("read", _rebatched(tables, batch_rows)):
                 table, unreadable = _without_marks(table)
                 yield RowBatch(table, file, first_row, (file,), unreadable)
@@ -238,13 +241,12 @@ def _joined(problems: list[DataError], num_files: int) -> DataError:
 
 
 def _tables(
+    data: DataSpec,
     reader: Reader,
     file: SourceFile,
     snapshot: SourceSnapshot,
     batch_rows: int,
     piece: tuple[int, int] | None = None,
-    *,
-    marked: bool = False,
 ) -> Iterator[pa.Table]:
     """The reader's tables, with the columns put in whose values are in the folders' names, or that the file lacks."""
     schema = snapshot.arrow_schema()
@@ -258,9 +260,11 @@ def _tables(
             rows = min(batch_rows, end - first_row)
             yield pa.table([_constant(file, field, constant[field.name], rows) for field in schema], schema=schema)
         return
-    if marked and reader.marks_unreadable:
+    if data.invalid == "quarantine" and reader.marks_unreadable:
         in_file, schema = in_file.append(UNREADABLE_FIELD), schema.append(UNREADABLE_FIELD)
-    tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
+    tables = None if reader.one_row_per_file else parsed_tables(data, snapshot.format, file, in_file, piece)
+    if tables is None:
+        tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
     for table in tables:
         if constant:
             columns = [
@@ -306,7 +310,7 @@ def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table
 
 
 def _grouped(
-    reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int, *, marked: bool
+    data: DataSpec, reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
 ) -> Iterator[RowBatch]:
     with ThreadPoolExecutor(threads_for(files) if files else 1) as pool:
         group: list[SourceFile] = []
@@ -314,16 +318,16 @@ def _grouped(
         for file in files:
             full = len(group) >= batch_rows or num_bytes + file.size_bytes > _GROUP_BYTES
             if group and (full or group[0].location != file.location):
-                yield _batch_of(reader, snapshot, group, pool, marked)
+                yield _batch_of(data, reader, snapshot, group, pool)
                 group, num_bytes = [], 0
             group.append(file)
             num_bytes += file.size_bytes
         if group:
-            yield _batch_of(reader, snapshot, group, pool, marked)
+            yield _batch_of(data, reader, snapshot, group, pool)
 
 
-def _batch_of(reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor, marked: bool) -> RowBatch:
+def _batch_of(data: DataSpec, reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
     with unchanged(group, pool.map), phase("read"):
-        tables = list(pool.map(lambda file: next(_tables(reader, file, snapshot, 1, marked=marked)), group))
+        tables = list(pool.map(lambda file: next(_tables(data, reader, file, snapshot, 1)), group))
     table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
     return RowBatch(table, group[0], 0, tuple(group), unreadable)

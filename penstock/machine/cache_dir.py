@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+
+from penstock.errors import SpecError
 from penstock.temporary import user_folder
 
-__all__ = ["cache_folder", "cache_root", "configured_cache"]
+__all__ = ["KEPT_FREE", "cache_folder", "cache_root", "configured_budget", "configured_cache"]
+
+
+KEPT_FREE = 0.1
+"""Share of the disk that stays free when PENSTOCK_CACHE_BYTES sets no budget."""
 
 
 def configured_cache() -> Path | None:
@@ -29,3 +37,14 @@ def cache_root() -> Path:
 def cache_folder() -> Path:
     """The node's folder for shards that can be fetched again."""
     return configured_cache() or cache_root() / "shards"
+
+
+def configured_budget() -> int | None:
+    """PENSTOCK_CACHE_BYTES; None where it is not set. Raises SpecError if it is no size."""
+    text = os.environ.get("PENSTOCK_CACHE_BYTES")
+    if not text:
+        return None
+    try:
+        return int(TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text))
+    except ValidationError as error:
+        raise SpecError(f"PENSTOCK_CACHE_BYTES={text!r} is no size", next_step="write it as 50000000000 or 50GB") from error

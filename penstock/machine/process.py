@@ -11,7 +11,7 @@ import psutil
 
 from penstock.config import Section
 
-__all__ = ["ProcessIdentity"]
+__all__ = ["ProcessIdentity", "boot_id"]
 
 
 class ProcessIdentity(Section):
@@ -58,9 +58,16 @@ def _started(pid: int) -> float:
         return psutil.Process(pid).create_time()  # no /proc, or no such process
 
 
+def boot_id() -> str:
+    """Another after each start of the machine; empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _machine() -> str:
-    boot, namespace = f"{psutil.boot_time():.0f}", ""
+    namespace = ""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
-    return f"{boot} {namespace}".strip()
+    return f"{boot_id() or f'{psutil.boot_time():.0f}'} {namespace}".strip()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +20,7 @@ from penstock.ingest.read.strata import with_strata
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
 
-__all__ = ["listed", "read_rows", "read_snapshot", "write_files"]
+__all__ = ["copies_kept", "listed", "read_rows", "read_snapshot", "write_files"]
 
 
 def write_files(folder: Path, files: Mapping[str, str | bytes | pa.Table]) -> Path:
@@ -45,9 +48,29 @@ def read_snapshot(folder: Path, format: str, **options: Any) -> tuple[DataSpec, 
 
 
 def read_rows(folder: Path, format: str, batch_rows: int = 4096, **options: Any) -> pa.Table:
-    """All rows of the source, in order."""
+    """All rows of the source, in order; those of copies that the first look keeps are the same ones."""
     data, snapshot = read_snapshot(folder, format, **options)
-    tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files, batch_rows)]
+    tables = list(_tables(data, snapshot, batch_rows))
     assert all(table.schema == snapshot.arrow_schema() for table in tables)
     assert sum(table.num_rows for table in tables) == snapshot.rows
+    with copies_kept():
+        assert with_strata(data, read_source(data, listed(data, folder), silent, keep=True)) == snapshot
+        for table, kept in zip(tables, _tables(data, snapshot, batch_rows), strict=True):
+            assert kept.schema == table.schema
+            assert kept.nbytes == table.nbytes  # large rows are cut by it
+            assert repr(kept.to_pylist()) == repr(table.to_pylist())  # NaN is no NaN
     return pa.concat_tables(tables)
+
+
+def _tables(data: DataSpec, snapshot: SourceSnapshot, batch_rows: int) -> Iterator[pa.Table]:
+    return (batch.table for batch in iterate_rows(data, snapshot, snapshot.files, batch_rows))
+
+
+@contextmanager
+def copies_kept() -> Iterator[Path]:
+    """A cache of the block's own for `read_source(keep=True)`: the folder that copies go to."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch("penstock.ingest.read.parsed_rows.cache_folder", lambda: Path(folder)),
+    ):
+        yield Path(folder, "parsed")

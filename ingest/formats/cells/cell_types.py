@@ -92,28 +92,39 @@ class CellTypes:
         """Whether nine values of ten are numbers: then the rest is more likely a fault than text."""
         return self.values > self.numbers >= self.values * _MOSTLY
 
-    def see(self, text: pa.Array, first_row: int) -> None:
-        """Take in the next cells of the column, whose first one is row `first_row`."""
+    def see(self, text: pa.Array, first_row: int) -> pa.Array | None:
+        """Take in the next cells of the column, whose first one is row `first_row`.
+
+        Returns:
+            What they read as in the type that the column has now, where they were cast to find it as they stand; else None.
+        """
         cells = CellBytes(text)
         values = self._null_words.without(text, cells)
         cells = cells if values is text else CellBytes(values)
         present = len(values) - values.null_count
         self.values += present
         if self.kind != pa.string():
+            cast = None
             if present:
                 of_numbers = self.kind in (pa.null(), pa.int64(), pa.float64())
                 self._has_long = self._has_long or (of_numbers and rounds(values, cells))
-                self.kind = next((kind for kind in _NEXT[self.kind] if _fits(values, cells, kind)), pa.string())
-                if self.kind == pa.float64() and self._has_long:
-                    self.kind = pa.string()
+                self.kind, cast = self._next(values, cells)
             if self.kind != pa.string():
                 self.numbers += present if self.kind in (pa.int64(), pa.float64()) else 0
-                return
+                return cast
         is_number = _are_numbers(values, cells)
         self.numbers += int(np.count_nonzero(is_number))
         if self.first_text_row < 0 and (texts := values.is_valid().to_numpy(zero_copy_only=False) & ~is_number).any():
             row = int(np.argmax(texts))
             self.first_text_row, self.first_text = first_row + row, text[row].as_py()
+        return None
+
+    def _next(self, values: pa.Array, cells: CellBytes) -> tuple[pa.DataType, pa.Array | None]:
+        for kind in _NEXT[self.kind]:
+            fits, cast = _fits(values, cells, kind)
+            if fits:
+                return (pa.string(), None) if kind == pa.float64() and self._has_long else (kind, cast)
+        return pa.string(), None
 
 
 def joined_types(parts: Sequence[tuple[int, CellTypes]], null_words: NullWords) -> CellTypes | None:
@@ -162,16 +173,17 @@ def _are_numbers(text: pa.Array, cells: CellBytes) -> np.ndarray:
     return found
 
 
-def _fits(values: pa.Array, cells: CellBytes, kind: pa.DataType) -> bool:
+def _fits(values: pa.Array, cells: CellBytes, kind: pa.DataType) -> tuple[bool, pa.Array | None]:
+    """Whether the cells read as `kind`, and what they read as if they were cast as they stand."""
     if kind in (pa.int64(), pa.float64()) and _any_like(values, cells, _DIGITS_OF_A_NAME):
-        return False
+        return False, None
     if kind == pa.bool_():
-        return bool(pc.all(pc.match_substring_regex(values, "^(?i)(true|false)$")).as_py())
+        return bool(pc.all(pc.match_substring_regex(values, "^(?i)(true|false)$")).as_py()), None
     trimmed = values if cells.is_trimmed else pc.utf8_trim_whitespace(values)
     try:
         # A cast that fails makes an error of every cell, which takes 20 times as long as one that succeeds.
         pc.cast(trimmed.slice(0, _TRIED_FIRST), kind)
-        pc.cast(trimmed, kind)
+        cast = pc.cast(trimmed, kind)
     except pa.ArrowInvalid:
-        return False
-    return True
+        return False, None
+    return True, cast if trimmed is values else None

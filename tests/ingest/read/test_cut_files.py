@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -21,7 +22,7 @@ from penstock.ingest.read.inspection import inspect_files, inspect_head
 from penstock.ingest.read.snapshot import iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
 from penstock.progress import silent
-from tests.ingest.reading import listed
+from tests.ingest.reading import copies_kept, listed
 
 _WHOLE_BYTES = 1 << 30
 
@@ -36,10 +37,10 @@ _JSON_LINES = st.lists(st.dictionaries(st.sampled_from("ab"), _JSON_VALUES).map(
 _TEXT_LINES = st.lists(st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=("Cs",)), max_size=9), max_size=24)
 
 
-def _rows(data: DataSpec, folder: Path, part_bytes: int, piece: tuple[int, int] | None = None) -> Any:
+def _rows(data: DataSpec, folder: Path, part_bytes: int, piece: tuple[int, int] | None = None, keep: bool = False) -> Any:
     """The rows, or what is said instead; with the parts a file was cut in."""
     try:
-        snapshot = read_source(data, listed(data, folder), silent, part_bytes=part_bytes)
+        snapshot = read_source(data, listed(data, folder), silent, part_bytes=part_bytes, keep=keep)
         (file,) = snapshot.files
         tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files, 3, piece)]
         return snapshot.arrow_schema(), pa.concat_tables(tables).to_pylist() if tables else [], file.cuts
@@ -53,6 +54,10 @@ def _same(format: str, name: str, content: bytes, part_bytes: int, chosen: tuple
         (folder / name).write_bytes(content)
         data = DataSpec(format=format, train=".")
         whole, cut = _rows(data, folder, _WHOLE_BYTES), _rows(data, folder, part_bytes)
+        with copies_kept(), mock.patch(f"penstock.ingest.formats.{format}._BLOCK_BYTES", 60):
+            for bytes_of_part in (_WHOLE_BYTES, part_bytes):
+                parsed = _rows(data, folder, bytes_of_part)
+                assert repr(_rows(data, folder, bytes_of_part, keep=True)) == repr(parsed)  # NaN is no NaN
         if isinstance(whole, str) or isinstance(cut, str):
             assert cut == whole
             return
@@ -60,7 +65,9 @@ def _same(format: str, name: str, content: bytes, part_bytes: int, chosen: tuple
         count = len(whole[1])
         first, end = sorted(min(row, count) for row in chosen)
         if cut[2] and end > first:
-            assert _rows(data, folder, part_bytes, (first, end))[1] == whole[1][first:end]
+            with copies_kept():
+                for keep in (False, True):
+                    assert _rows(data, folder, part_bytes, (first, end), keep)[1] == whole[1][first:end]
 
 
 _PARTS, _CHOSEN = st.integers(4, 60), st.tuples(st.integers(0, 30), st.integers(0, 30))

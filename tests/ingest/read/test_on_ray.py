@@ -14,7 +14,7 @@ from penstock.errors import DataError
 from penstock.ingest.ray_tasks import ray_map
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.ingest.read.strata import with_strata
-from penstock.ingest.spec import DataSpec
+from penstock.ingest.spec import DataSpec, MaterializeSpec
 from penstock.progress import silent
 from penstock.tasks.read import STAGE
 from tests.ingest.reading import listed
@@ -26,7 +26,7 @@ def read_by_stage(data: DataSpec, folder: Path) -> tuple[SourceSnapshot, bool]:
     """What the read stage finds, and whether it has asked for a cluster."""
     asked: list[bool] = []
     ctx: Any = SimpleNamespace(
-        project=SimpleNamespace(source=data, files=listed(data, folder)),
+        project=SimpleNamespace(source=data, files=listed(data, folder), spec=SimpleNamespace(materialize=MaterializeSpec())),
         reporter=SimpleNamespace(progress=lambda stage: silent),
         need_ray=lambda: asked.append(True),
     )

@@ -1,0 +1,218 @@
+"""Are rows of text parsed once, though several passes read them? The look at a file keeps what it parsed, on the node's disk.
+
+A copy is an Arrow file of the rows of a file, or of a part of one, in the types that the look found. It counts where the source
+as a whole has those types: elsewhere the text is read again. Copies live as long as the machine is up, until the rows are
+prepared; what a killed run leaves goes after a day, or when the node's cache needs the room. One that is not there, or cannot
+be written, costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from penstock.digest import digest_of
+from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
+from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.formats.reader import rows_between
+from penstock.ingest.spec import DataSpec
+from penstock.machine.cache_dir import KEPT_FREE, cache_folder, configured_budget
+from penstock.machine.process import boot_id
+
+__all__ = ["ParsedCopy", "forget_parsed", "keep_parsed", "parsed_tables"]
+
+
+FORMAT = 1
+"""Raised by one when a reader gives other rows of the same text."""
+
+MAX_ROW_BYTES = 8 << 10
+"""Rows that are larger on average are not kept: how many of them are prepared together shows how they were read."""
+
+_KEPT_S = 24 * 3600
+
+_LOOKED_S = 10
+
+_COPIES = "*.arrow"
+
+
+class ParsedCopy:
+    """Takes the rows of a file as they are parsed. See `keep_parsed`."""
+
+    def __init__(self, path: Path, source_bytes: int) -> None:
+        self._path, self._source_bytes = path, source_bytes
+        self._part: Path | None = None
+        self._sink: IO[bytes] | None = None
+        self._writer: pa.RecordBatchFileWriter | None = None
+        self._schema: pa.Schema | None = None
+        self.is_abandoned = False
+
+    def add(self, table: pa.Table | pa.RecordBatch | None) -> None:
+        """Keep the next rows of the file; None, or rows of other types than those before: no copy is made."""
+        if self.is_abandoned:
+            return
+        if table is None or (table.num_rows and table.nbytes > MAX_ROW_BYTES * table.num_rows):
+            self.abandon()
+        elif self._schema is None or table.schema.equals(self._schema):
+            try:
+                self._write(table)
+            except OSError:  # a full disk
+                self.abandon()
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Leave nothing."""
+        self.is_abandoned = True
+        self._close()
+
+    def finish(self) -> None:
+        """Let the copy count."""
+        if self._writer is None or self._part is None or self.is_abandoned:
+            self.abandon()
+            return
+        with contextlib.suppress(OSError):
+            self._writer.close()
+            os.replace(self._part, self._path)
+        self._close()
+
+    def _write(self, table: pa.Table | pa.RecordBatch) -> None:
+        if self._writer is None:
+            self._schema = table.schema
+            # Named like what the node's cache fetches: it counts these bytes as its own, and leaves a locked file alone.
+            self._part = self._path.with_name(f".{self._path.stem}.{self._source_bytes}.{uuid.uuid4().hex[:8]}.part")
+            self._sink = open(self._part, "wb")  # noqa: SIM115 - closed in `_close`
+            fcntl.flock(self._sink, fcntl.LOCK_SH)
+            self._writer = pa.ipc.new_file(self._sink, table.schema)
+        self._writer.write(table)
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._sink is not None:
+                self._sink.close()
+            if self._part is not None:
+                self._part.unlink(missing_ok=True)
+
+
+@contextmanager
+def keep_parsed(data: DataSpec | None, file: SourceFile, span: tuple[int, int] | None = None) -> Iterator[ParsedCopy | None]:
+    """Take what the block parses of `file`, or of its bytes in `span`; it counts if the block ends without an error.
+
+    None is given where `data` is None, and where there is no room: a tenth of the disk stays free, and PENSTOCK_CACHE_BYTES
+    is kept.
+    """
+    begin, end = span or (0, file.size_bytes)
+    copy = None
+    with contextlib.suppress(OSError):
+        path = None if data is None else _place(data, data.format, file, begin, end)
+        if path is not None and end - begin <= _room(path.parent, int(time.monotonic() / _LOOKED_S)):
+            copy = ParsedCopy(path, end - begin)
+    try:
+        yield copy
+    except BaseException:
+        if copy is not None:
+            copy.abandon()
+        raise
+    if copy is not None:
+        copy.finish()
+
+
+def parsed_tables(
+    data: DataSpec, format: str, file: SourceFile, schema: pa.Schema, piece: tuple[int, int] | None = None
+) -> Iterator[pa.Table] | None:
+    """The rows of `file` as its reader would give them, from copies on this node; None unless all of them are there.
+
+    Args:
+        format: that of the snapshot.
+        schema: columns and types, which the copies must have; the marks of unreadable rows are null, for all rows read.
+        piece: its first row, and its end.
+    """
+    cuts = [(cut.row, cut.at) for cut in file.cuts] or [(0, 0)]
+    spans = list(pairwise([*cuts, (file.rows or 0, file.size_bytes)]))
+    first_row, end = piece or (0, file.rows or 0)
+    wanted = [(span[0][0], span[0][1], span[1][1]) for span in spans if span[0][0] < end and span[1][0] > first_row]
+    names = [name for name in schema.names if name != UNREADABLE]
+    copies = []
+    for _, at, until in wanted:
+        copy = _opened(data, format, file, at, until)
+        if copy is None or any(
+            copy.schema.get_field_index(name) < 0 or copy.schema.field(name).type != schema.field(name).type for name in names
+        ):
+            return None
+        copies.append(copy)
+    if not copies:
+        return None
+    return rows_between(_tables(copies, schema, names), wanted[0][0], first_row, end)
+
+
+def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile]) -> None:
+    """Delete the copies of `files` on this node: their rows are prepared."""
+    for file in files:
+        bounds = [cut.at for cut in file.cuts] or [0]
+        for begin, end in pairwise([*bounds, file.size_bytes]):
+            path = _place(data, format, file, begin, end)
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def _tables(copies: Sequence[pa.RecordBatchFileReader], schema: pa.Schema, names: list[str]) -> Iterator[pa.Table]:
+    for copy in copies:
+        for index in range(copy.num_record_batches):
+            batch = copy.get_batch(index)
+            columns = [batch.column(name) for name in names]
+            if UNREADABLE in schema.names:
+                columns.insert(schema.get_field_index(UNREADABLE), pa.nulls(batch.num_rows, UNREADABLE_FIELD.type))
+            yield pa.table(columns, schema=schema)
+
+
+def _opened(data: DataSpec, format: str, file: SourceFile, begin: int, end: int) -> pa.RecordBatchFileReader | None:
+    path = _place(data, format, file, begin, end)
+    if path is None:
+        return None
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path)))
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def _place(data: DataSpec, format: str, file: SourceFile, begin: int, end: int) -> Path | None:
+    """Where the copy lies: named by all that it depends on. None where a file cannot be told from one before a power cut."""
+    boot = boot_id()
+    if not boot:
+        return None
+    options = data.model_dump(mode="json", include={"columns", "types", "invalid", format})
+    of = [file.uri, file.size_bytes, file.fingerprint, begin, end]
+    key = digest_of([FORMAT, pa.__version__, format, options, data.read_columns, of])
+    return cache_folder() / "parsed" / f"{boot[:8]}-{key}.arrow"
+
+
+@functools.lru_cache(1)
+def _room(folder: Path, tick: int) -> float:
+    """Bytes that copies may take. Asked once per `_LOOKED_S`, not for each of a million files."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    boot, now = boot_id()[:8], time.time()
+    for path in (*folder.glob(_COPIES), *folder.glob(".*.part")):
+        with contextlib.suppress(OSError):
+            if not path.name.lstrip(".").startswith(boot) or now - path.stat().st_mtime > _KEPT_S:
+                path.unlink()
+    disk, budget = shutil.disk_usage(folder), configured_budget()
+    free = disk.free - KEPT_FREE * disk.total
+    if budget is None:
+        return free
+    used = 0
+    for path in folder.parent.glob(f"*/{_COPIES}"):
+        with contextlib.suppress(OSError):
+            used += path.stat().st_size
+    return min(free, budget - used)
