@@ -3,11 +3,11 @@
     python -m benchmarks.prepare [--rounds 5] [--out benchmarks/results] [--format csv]
 
 Eight Parquet files of 250,000 rows, 28 float32 columns and a label; with --format csv or json a tenth of the rows as text, and
-the result in `prepare-csv.json`. Both variants learn mean and deviation of every column, scale, join the columns to one of 28
+the result in `prepare_csv.json`. All variants learn mean and deviation of every column, scale, join the columns to one of 28
 numbers, and write Arrow files, in two processes that run already. penstock also looks for values that are missing or not
-finite, settles on types (which takes a look at all of a text file), assigns splits, hashes what it writes and commits each
-unit. A round measures both. Digests of the source files are remembered from a run that warms both up, as they are between real
-runs.
+finite, settles on types (of text that takes all of it), assigns splits, hashes what it writes and commits each unit. A round
+measures every variant. Digests of the source files are remembered from a run that warms all up, as they are between real runs.
+With --format one, 12,000,000 rows in eight Parquet files are the first variant, and the same rows in one file the other.
 Memory: the peak of a process that does all of it to one file of a given size.
 """
 
@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,13 @@ from penstock.storage import Storage
 from penstock.tasks.spec import PipelineSpec
 
 COLUMNS, FILES, FILE_ROWS, CHUNK = 28, 8, 250_000, 50_000
-BY_HAND, OURS = "by hand, pyarrow in two processes", "penstock, preprocess and materialize"
+TEXT_PART = 10
+"""Text has one row of so many."""
+
+ONE_FILE_ROWS = 12_000_000
+
+BY_HAND, POLARS = "by hand, pyarrow in two processes", "by hand, polars in two processes"
+OURS = "penstock, read, preprocess and materialize"
 MEMORY_ROWS = (250_000, 1_000_000, 4_000_000)
 VERSIONS = ("numpy", "pyarrow", "ray")
 
@@ -55,54 +64,60 @@ VERSIONS = ("numpy", "pyarrow", "ray")
 def main() -> None:
     """Measure, and write `prepare.json`."""
     parser = options_parser(5)
-    parser.add_argument("--format", choices=("parquet", "csv", "json"), default="parquet")
+    parser.add_argument("--format", choices=("parquet", "csv", "json", "one"), default="parquet")
     parser.add_argument("--peak", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak is not None:
         print(_peak_mb(options.peak))
         return
-    if options.format != "parquet":
-        source = _as_text(_written(options.data / "prepare-short", FILES, FILE_ROWS // 10), options.format)
-        found = _rounds(source, options.data, options.rounds, FILES * FILE_ROWS // 10, options.format)
-        variants = beside_the_first(found, "rows_per_s")
-        name = f"prepare-{options.format}"
-        save(options.out, name, {"machine": describe(VERSIONS), "rounds": options.rounds, "variants": variants})
+    result: dict[str, Any] = {"machine": describe(VERSIONS), "rounds": options.rounds}
+    if options.format == "one":
+        rows = ONE_FILE_ROWS
+        sources = {"eight files": _written(options.data / "prepare-large", FILES, rows // FILES)}
+        sources["one file"] = _joined(sources["eight files"])
+        programs = {name: partial(_with_penstock, source, parallel=ray_map) for name, source in sources.items()}
+    else:
+        rows = FILES * FILE_ROWS // (1 if options.format == "parquet" else TEXT_PART)
+        if options.format == "parquet":
+            source = _written(options.data / "prepare", FILES, FILE_ROWS)
+        else:
+            source = _as_text(_written(options.data / "prepare-short", FILES, FILE_ROWS // TEXT_PART), options.format)
+        programs = {BY_HAND: partial(_by_hand, _batches, source)}
+        if options.format != "parquet" and find_spec("polars"):
+            programs[POLARS] = partial(_by_hand, _polars_batches, source)
+            result["machine"] = describe((*VERSIONS, "polars"))
+        programs[OURS] = partial(_with_penstock, source, parallel=ray_map, format=options.format)
+    variants = beside_the_first(_rounds(programs, rows, options.data, options.rounds), "rows_per_s")
+    result |= {"format": options.format, "rows": rows, "variants": variants}
+    if options.format == "parquet":
+        peaks = {str(rows): _peak_of(_written(options.data / f"prepare-{rows}", 1, rows)) for rows in MEMORY_ROWS}
+        save(options.out, "prepare", result | {"peak_mb": peaks})
         return
-    source = _written(options.data / "prepare", FILES, FILE_ROWS)
-    found = _rounds(source, options.data, options.rounds)
-    result = {
-        "machine": describe(VERSIONS),
-        "rounds": options.rounds,
-        "rows": FILES * FILE_ROWS,
-        "variants": beside_the_first(found, "rows_per_s"),
-        "peak_mb": {str(rows): _peak_of(_written(options.data / f"prepare-{rows}", 1, rows)) for rows in MEMORY_ROWS},
-    }
-    save(options.out, "prepare", result)
+    save(options.out, f"prepare_{options.format}", result)
 
 
-def _rounds(
-    source: Path, scratch: Path, rounds: int, rows: int = FILES * FILE_ROWS, format: str = "parquet"
-) -> dict[str, list[float]]:
+def _rounds(programs: Mapping[str, partial[None]], rows: int, scratch: Path, rounds: int) -> dict[str, list[float]]:
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    os.environ["POLARS_MAX_THREADS"] = "1"  # in each of the two processes
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
 
         def measure(name: str) -> float:
-            out = scratch / "prepare-out"
+            out, program = scratch / "prepare-out", programs[name]
             shutil.rmtree(out, ignore_errors=True)
             began = time.perf_counter()
-            if name == BY_HAND:
-                _by_hand(pool, source, out)
+            if program.func is _by_hand:
+                program(out, pool)
             else:
-                _with_penstock(source, out, ray_map, format)
+                program(out)
             seconds = time.perf_counter() - began
             shutil.rmtree(out)
             return rows / seconds
 
-        for name in (BY_HAND, OURS):
-            measure(name)  # both are warm, and the digests of the source files are remembered
-        found = rows_per_s("prepare", (BY_HAND, OURS), rounds, measure)
+        for name in programs:
+            measure(name)  # all are warm, and the digests of the source files are remembered
+        found = rows_per_s("prepare", programs, rounds, measure)
     ray.shutdown()
     return found
 
@@ -127,14 +142,32 @@ def _table(rng: np.random.Generator, rows: int) -> pa.Table:
     return pa.table({**columns, "label": rng.integers(0, 2, rows)})
 
 
-def _by_hand(pool: ProcessPoolExecutor, source: Path, out: Path) -> None:
+def _joined(source: Path) -> Path:
+    """The same rows in one file."""
+    folder = source.with_name(f"{source.name}-one")
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        part.mkdir(parents=True, exist_ok=True)
+        files = sorted(source.iterdir())
+        with pq.ParquetWriter(part / "all.parquet", pq.read_schema(files[0])) as writer:
+            for file in files:
+                for batch in pq.ParquetFile(file).iter_batches(CHUNK):
+                    writer.write_batch(batch)
+        part.rename(folder)
+    return folder
+
+
+Batches = Callable[[Path], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+def _by_hand(batches: Batches, source: Path, out: Path, pool: ProcessPoolExecutor) -> None:
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(source.iterdir())
-    sums = [sum(part) for part in zip(*pool.map(_sums, files), strict=True)]
+    sums = [sum(part) for part in zip(*pool.map(partial(_sums, batches), files), strict=True)]
     count, total, squares = sums
     mean = total / count
     deviation = np.sqrt(squares / count - mean**2)
-    list(pool.map(_scale, files, [out] * len(files), [mean] * len(files), [deviation] * len(files)))
+    list(pool.map(partial(_scale, batches, out, mean, deviation), files))
 
 
 def _as_text(source: Path, format: str) -> Path:
@@ -166,20 +199,27 @@ def _batches(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.stack([batch.column(index).to_numpy() for index in range(COLUMNS)], 1), batch.column(COLUMNS).to_numpy()
 
 
-def _sums(file: Path) -> tuple[Any, Any, Any]:
+def _polars_batches(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    import polars
+
+    frame = polars.read_csv(file) if file.suffix == ".csv" else polars.read_ndjson(file)
+    yield frame[:, :COLUMNS].to_numpy(), frame["label"].to_numpy()
+
+
+def _sums(batches: Batches, file: Path) -> tuple[Any, Any, Any]:
     count, total, squares = 0, np.zeros(COLUMNS), np.zeros(COLUMNS)
-    for x, _ in _batches(file):
+    for x, _ in batches(file):
         count += len(x)
         total += x.sum(0, np.float64)
         squares += np.square(x, dtype=np.float64).sum(0)
     return count, total, squares
 
 
-def _scale(file: Path, out: Path, mean: np.ndarray, deviation: np.ndarray) -> None:
+def _scale(batches: Batches, out: Path, mean: np.ndarray, deviation: np.ndarray, file: Path) -> None:
     mean, deviation = mean.astype(np.float32), deviation.astype(np.float32)
     writer = None
     with pa.OSFile(str(out / f"{file.stem}.arrow"), "wb") as sink:
-        for x, label in _batches(file):
+        for x, label in batches(file):
             batch = pa.record_batch({"features": tensor_array((x - mean) / deviation), "label": pa.array(label)})
             writer = writer or pa.ipc.new_file(sink, batch.schema)
             writer.write_batch(batch)

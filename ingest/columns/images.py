@@ -1,6 +1,7 @@
 """How does an encoded image become pixels? Upright by its EXIF tag, of one size and one number of channels.
 
-Equal pixels everywhere: Pillow decodes, torch resizes, and the versions of both are part of the keys.
+Equal pixels everywhere: Pillow decodes, torch resizes, and the versions of both are part of the keys. A plain JPEG goes through
+simplejpeg, which calls the library that Pillow calls, and gives the same pixels in two thirds of the time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import simplejpeg
 from PIL import ExifTags, Image, ImageOps
 
 __all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images", "pixel_bytes"]
@@ -30,6 +32,17 @@ _MASK_MODES = ("1", "L", "P")
 _SHRINK_FROM = 2
 """A JPEG is decoded at a half, quarter or eighth of its size if that is so many times the size to come to, on both sides: the
 coefficients left out would show in no pixel, and a camera's picture takes a sixteenth of the time and memory."""
+
+_JPEG = b"\xff\xd8\xff"
+
+_SAYS_HOW_IT_LIES = (b"Exif", b"Orientation")
+"""Words that a JPEG holds which may have to be turned."""
+
+_PLAIN_COLORS = {"RGB": "YCbCr", "L": "Gray"}
+"""What a JPEG holds that needs no other conversion than its own."""
+
+_MANY_PIXELS = Image.MAX_IMAGE_PIXELS or 0
+"""From here on Pillow warns, and then refuses."""
 
 _DEEP_MODES = ("I", "F")
 """Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
@@ -66,6 +79,8 @@ def decode_image(
         DeepImage: its pixels have more than 8 bits a channel, or are floats, and no range is given for them.
         OSError, ValueError, SyntaxError, Image.DecompressionBombError: not an image, or a damaged one.
     """
+    if fit == "resize" and mode != "mask" and (plain := _plain_jpeg(content, size, mode)) is not None:
+        return plain if size is None or plain.shape[:2] == tuple(size) else _resized(plain, size)
     with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
         _refuse_stack(image)
         if mode == "mask":
@@ -92,8 +107,33 @@ def decode_image(
     return pixels if size is None or pixels.shape[:2] == tuple(size) else _resized(pixels, size)
 
 
+def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode: ImageMode) -> np.ndarray | None:
+    """The pixels of a JPEG that Pillow would decode at its full size and leave as it lies.
+
+    None for all others, and for what is damaged: whether that can be read all the same is Pillow's word.
+    """
+    data = bytes(content)
+    if not data.startswith(_JPEG) or any(word in data for word in _SAYS_HOW_IT_LIES):
+        return None
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        shrinks = size is not None and min(height // size[0], width // size[1]) >= 2 * _SHRINK_FROM
+        if shrinks or colors != _PLAIN_COLORS[mode] or height * width > _MANY_PIXELS:
+            return None
+        pixels: np.ndarray = simplejpeg.decode_jpeg(data, "RGB" if mode == "RGB" else "GRAY")
+    except ValueError:
+        return None
+    return pixels
+
+
 def pixel_bytes(content: bytes | memoryview) -> int:
     """Bytes that the first picture of a file takes while it is decoded, as its header says; 0 if it is none that is known."""
+    try:
+        if bytes(content[:3]) == _JPEG:
+            height, width, *_ = simplejpeg.decode_jpeg_header(bytes(content))
+            return int(4 * width * height)
+    except ValueError:
+        pass
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             return 4 * image.width * image.height
@@ -114,7 +154,11 @@ def _resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
     rows = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
     resized = torch.nn.functional.interpolate(rows, size=tuple(size), mode="bilinear", antialias=True)
-    return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
+    planes = resized[0].numpy()
+    pixels = np.empty((*size, len(planes)), np.uint8)
+    for channel, plane in enumerate(planes):  # a fourth of the time of one copy of them all
+        pixels[..., channel] = plane
+    return pixels
 
 
 def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit, resampling: Image.Resampling) -> Image.Image:

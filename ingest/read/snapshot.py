@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -34,6 +35,8 @@ __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_s
 
 
 _GROUP_BYTES = 64 << 20
+
+_TASK_FILES = 8
 
 BATCH_BYTES = 64 << 20
 """About as much of rows that are prepared together, by their mean size; a row that is larger is alone."""
@@ -327,7 +330,9 @@ def _grouped(
 
 
 def _batch_of(data: DataSpec, reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
+    # One file a task would cost more than reading a small file does.
+    parts = [group[start : start + _TASK_FILES] for start in range(0, len(group), _TASK_FILES)]
     with unchanged(group, pool.map), phase("read"):
-        tables = list(pool.map(lambda file: next(_tables(data, reader, file, snapshot, 1)), group))
-    table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
+        tables = list(pool.map(lambda part: [next(_tables(data, reader, file, snapshot, 1)) for file in part], parts))
+    table, unreadable = _without_marks(pa.concat_tables(chain.from_iterable(tables)).combine_chunks())
     return RowBatch(table, group[0], 0, tuple(group), unreadable)

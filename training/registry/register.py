@@ -56,7 +56,19 @@ _ENTRY_FILE = "penstock_model.py"
 _PREPARED = "prepared"
 """Folder within a version: the same model, by the same files, for features as the dataset's feed has them."""
 
-_REQUIRED = ("blake3", "fsspec", "mlflow", "numpy", "pandas", "pillow", "pyarrow", "pydantic", "safetensors", "torch")
+_REQUIRED = (
+    "blake3",
+    "fsspec",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "pillow",
+    "pyarrow",
+    "pydantic",
+    "safetensors",
+    "simplejpeg",
+    "torch",
+)
 """Distributions that training/registry/serving.py and torch's loader reach; user code and other packages add their own."""
 
 _EXAMPLE_BYTES = 1 << 20

@@ -1,0 +1,110 @@
+"""Plain JPEG files have the pixels that Pillow gives them, whichever decoder they go through."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.ingest.columns import images
+from penstock.ingest.columns.images import ImageMode, decode_image, pixel_bytes
+
+
+def picture(height: int, width: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (max(1, height // 8), max(1, width // 8), 3), np.uint8)
+    smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    noise = rng.integers(-20, 20, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(smooth) + noise, 0, 255).astype(np.uint8)).convert(mode)
+
+
+def jpeg(image: Image.Image, **options: Any) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "JPEG", **options)
+    return content.getvalue()
+
+
+def both(content: bytes, size: tuple[int, int] | None = None, mode: ImageMode = "RGB") -> tuple[np.ndarray, np.ndarray, int]:
+    """The pixels, those without the quicker decoder, and how often that was asked."""
+    with mock.patch("simplejpeg.decode_jpeg", wraps=images.simplejpeg.decode_jpeg) as decoder:
+        found = decode_image(content, size, mode)
+    with mock.patch.object(images, "_plain_jpeg", lambda *_: None):
+        return found, decode_image(content, size, mode), decoder.call_count
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("quality", [20, 75, 98])
+def test_colours(subsampling: int, progressive: bool, quality: int) -> None:
+    for seed, shape in enumerate([(1, 1), (17, 33), (375, 500), (64, 7)]):
+        content = jpeg(picture(*shape, seed=seed), subsampling=subsampling, progressive=progressive, quality=quality)
+        for size in (None, (20, 24)):
+            found, pillows, asked = both(content, size)
+            assert found.dtype == np.uint8 and np.array_equal(found, pillows)
+            assert asked == (size is None or shape != (375, 500))
+            found[:] = 0  # writable
+        assert pixel_bytes(content) == 4 * shape[0] * shape[1]
+
+
+def test_grey() -> None:
+    content = jpeg(picture(40, 50, "L"))
+    found, pillows, asked = both(content, mode="L")
+    assert found.shape == (40, 50, 1) and np.array_equal(found, pillows) and asked
+
+
+@pytest.mark.parametrize(
+    "content, mode",
+    [
+        (jpeg(picture(40, 50, "L")), "RGB"),
+        (jpeg(picture(40, 50)), "L"),
+        (jpeg(picture(40, 50, "CMYK")), "RGB"),
+        (jpeg(picture(40, 50), keep_rgb=True), "RGB"),
+        (jpeg(picture(40, 50), exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), "RGB"),
+        (jpeg(picture(40, 50), xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'), "RGB"),
+    ],
+    ids=["grey wanted in colour", "colour wanted in grey", "CMYK", "RGB", "turned by EXIF", "turned by XMP"],
+)
+def test_what_takes_more_than_decoding_is_left_to_pillow(content: bytes, mode: ImageMode) -> None:
+    found, pillows, asked = both(content, mode=mode)
+    assert np.array_equal(found, pillows) and not asked
+
+
+def test_turned_pictures_are_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode_image(jpeg(picture(40, 50), exif=exif), None, "RGB").shape == (50, 40, 3)
+
+
+def test_a_picture_that_is_four_times_as_large_is_decoded_smaller() -> None:
+    content = jpeg(picture(400, 480))
+    for size, smaller in (((100, 120), True), ((101, 120), False)):
+        found, pillows, asked = both(content, size)
+        assert np.array_equal(found, pillows) and asked is not smaller
+
+
+def test_damage_is_what_pillow_says_it_is() -> None:
+    content = jpeg(picture(200, 200))
+    with pytest.raises(OSError, match="truncated"):
+        decode_image(content[: len(content) // 2], None, "RGB")
+    broken = bytearray(content)
+    broken[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
+    found, pillows, _ = both(bytes(broken))
+    assert np.array_equal(found, pillows)
+    for header in (3, 20, 200):
+        assert pixel_bytes(content[:header]) in (0, 4 * 200 * 200)
+        with pytest.raises((OSError, SyntaxError, ValueError)):
+            decode_image(content[:header], None, "RGB")
+
+
+def test_a_picture_of_too_many_pixels_is_refused() -> None:
+    content = jpeg(picture(200, 200))
+    with (
+        mock.patch.object(images, "_MANY_PIXELS", 1000),
+        mock.patch.object(Image, "MAX_IMAGE_PIXELS", 1000),
+        pytest.raises(Image.DecompressionBombError),
+    ):
+        decode_image(content, None, "RGB")
