@@ -87,9 +87,11 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@$(BIN)/python -m benchmarks.loop
 	@$(BIN)/python -m benchmarks.gpu
 	@$(BIN)/python -m benchmarks.gpu_loop
-	@$(BIN)/python -m benchmarks.prepare
+	@for format in parquet csv json one; do .venv-bench/bin/python -m benchmarks.prepare --format $$format; done
+	@.venv-bench/bin/python -m benchmarks.prepare_images
 	@$(BIN)/python -m benchmarks.growth
 	@$(BIN)/python -m benchmarks.start
+	@$(BIN)/python -m benchmarks.large
 	@$(BIN)/python -m benchmarks.tune
 	@$(BIN)/python -m benchmarks.boosted
 	@$(BIN)/python -m benchmarks.frameworks $(if $(RETAIL),--retail $(RETAIL))
