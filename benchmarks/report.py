@@ -73,7 +73,7 @@ TEXT = """\
 ### {title}
 
 {rows:,} rows of the same columns in 8 files, {rounds} rounds. penstock parses them once: the look that settles on types
-keeps the rows on the node's disk until they are prepared. The programs by hand take the types of the first rows, and parse twice.
+keeps the rows on the node's disk until they are prepared. By hand the first rows give the types, and all is parsed twice.
 """
 
 ONE_FILE = """\
