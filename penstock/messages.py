@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "shorten"]
+__all__ = ["counted", "said_of", "shorten"]
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
@@ -14,3 +14,9 @@ def shorten(value: object, limit: int = 60) -> str:
     """`value` as Python would write it, cut to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def said_of(error: BaseException) -> str:
+    """`KeyError: 'x'`; of an error without a text its kind alone."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

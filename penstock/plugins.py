@@ -20,6 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import PreflightError, SpecError
+from penstock.messages import said_of
 
 __all__ = ["Plugins"]
 
@@ -134,8 +135,7 @@ class Plugins(Generic[T_co]):
             found = entry.load()
         except Exception as error:  # another package's code: any error is reported with the package's name
             raise PreflightError(
-                f"the {self.what} {name!r} of package {_package(entry)} cannot be imported ({entry.value}): "
-                f"{type(error).__name__}: {error}",
+                f"the {self.what} {name!r} of package {_package(entry)} cannot be imported ({entry.value}): {said_of(error)}",
                 next_step=f"repair or reinstall {_package(entry)}",
             ) from error
         lacking = [attribute for attribute in self._needs if not hasattr(found, attribute)]

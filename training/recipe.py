@@ -49,6 +49,7 @@ from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
+from penstock.messages import said_of
 from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ClassScores, are_probabilities
 from penstock.training.own_values import record
@@ -81,7 +82,7 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
         raise SpecError(
             f"train.recipe: {code.target} is no recipe",
             problems=[f"it has no method {name}(); it has {methods}" for name in missing],
-            next_step=f"add the method{'s' if len(missing) > 1 else ''} to the class; training/recipe.py shows the protocol",
+            next_step=f"write {' and '.join(missing)}; an example: penstock init NEW_FOLDER",
         )
     every = getattr(kind, "scheduler_every", "step")
     if every not in ("step", "epoch"):
@@ -378,7 +379,7 @@ def _wanted(function: Callable[..., Any]) -> str:
 
 def _where(error: BaseException) -> str:
     frames = _user_frames(error)
-    return f"{type(error).__name__}: {error}" + (f" ({frames[-1]})" if frames else "")
+    return said_of(error) + (f" ({frames[-1]})" if frames else "")
 
 
 def _user_frames(error: BaseException) -> list[str]:

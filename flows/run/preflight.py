@@ -14,6 +14,7 @@ from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import gpus_refused, held_by_workers
 from penstock.flows.servers.probes import StorageFailure, existing_folder, storage_failure
 from penstock.machine.cache_dir import cache_folder, configured_budget
+from penstock.messages import said_of
 from penstock.storage import NO_ROOM, Storage
 from penstock.tasks.project import Project
 from penstock.tasks.spec import PipelineSpec
@@ -58,7 +59,7 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
             f"storage {storage.root} cannot be {verb}: its disk is full",
             next_step=f"free some space ({FREE_AFTER_BYTES / 1e6:,.0f} MB must stay free), then run the same command",
         )
-    reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    reason = error.message if isinstance(error, PenstockError) else said_of(error)
     correct = "make the folder writable, or set `storage` to another"
     if not storage.is_local:
         correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"

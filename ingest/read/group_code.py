@@ -14,6 +14,7 @@ from penstock.ingest.columns.as_numpy import as_numpy
 from penstock.ingest.columns.fixed_shape import single_chunk
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.spec import PATH
+from penstock.messages import said_of
 
 __all__ = ["NO_FUNCTIONS", "Functions", "called_groups", "paths_of"]
 
@@ -43,7 +44,7 @@ def called_groups(
     except Exception as error:  # the user's code: any error is reported with its place
         frame = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__][-1]
         raise DataError(
-            f"{where} raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})",
+            f"{where} raised {said_of(error)} ({frame.filename}, line {frame.lineno})",
             problems=[f"it was given {rows} rows of {files[0].uri}"],
             next_step=f"correct {target}; it gets numpy arrays by the names {', '.join(columns)}",
         ) from error

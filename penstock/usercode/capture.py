@@ -26,6 +26,7 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.digest import digest_of, file_digest
+from penstock.messages import said_of
 from penstock.usercode.closure import SHIPPED_DATA_BYTES, Closure, is_file, secret_refused
 from penstock.usercode.imports import Layout, dotted_name
 from penstock.usercode.module import UserCodeError
@@ -98,7 +99,7 @@ class UserCode(Section):
         except (Exception, SystemExit) as error:
             where = _place(error, self, package)
             raise UserCodeError(
-                f"{self.target} cannot be imported: {where}{type(error).__name__}: {error}",
+                f"{self.target} cannot be imported: {where}{said_of(error)}",
                 next_step=_mended(error),
             ) from error
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import PreflightError, SpecError
+from penstock.messages import said_of
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
@@ -80,4 +81,4 @@ def blaming_the_build(code: UserCode, build: Callable[[], Any]) -> Any:
             f"train.params do not fit {code.target}: {error}", next_step="compare train.params with its arguments"
         ) from error
     except (Exception, SystemExit) as error:  # the user's code
-        raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {type(error).__name__}: {error}") from error
+        raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {said_of(error)}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from penstock.messages import counted
+from penstock.messages import counted, said_of
 from penstock.training.events import Event, TrainProgress, Warned
 from penstock.training.loop.machine_load import MachineSampler
 
@@ -75,6 +75,6 @@ class Courier:
             kept: list[Event] = [event for event in events if isinstance(event, Warned)]
             if lost := len(events) - len(kept):
                 text = f"{counted(lost, 'event')} of training could not be passed on to the driver"
-                kept.append(Warned(message=f"{text}: {type(error).__name__}: {error}"))
+                kept.append(Warned(message=f"{text}: {said_of(error)}"))
             with self._lock:
                 self._events[:0] = kept

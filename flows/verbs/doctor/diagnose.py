@@ -18,6 +18,7 @@ from penstock.flows.servers.probes import ray_address
 from penstock.flows.verbs.doctor import machine as doctor_machine
 from penstock.flows.verbs.doctor import servers as doctor_servers
 from penstock.flows.verbs.doctor.finding import Finding, fail
+from penstock.messages import said_of
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.stores import is_local
@@ -59,7 +60,7 @@ def run_checks(checks: Sequence[Check], deadline_s: float = DEADLINE_S) -> list[
         try:
             results[index] = look()
         except Exception as error:  # the doctor itself must survive whatever it looks at
-            results[index] = [fail(name, f"the check itself failed: {type(error).__name__}: {error}", "report this")]
+            results[index] = [fail(name, f"the check itself failed: {said_of(error)}", "report this")]
 
     threads = [threading.Thread(target=run, args=(index, *check), daemon=True) for index, check in enumerate(checks)]
     for thread in threads:

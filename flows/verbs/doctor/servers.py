@@ -21,6 +21,7 @@ from penstock.flows.servers.probes import (
     storage_failure,
 )
 from penstock.flows.verbs.doctor.finding import Finding, fail, ok, warn
+from penstock.messages import said_of
 from penstock.storage import Storage, filesystem_of
 from penstock.stores import is_s3
 
@@ -152,7 +153,7 @@ def _in_words(error: BaseException) -> str:
     first = error
     while (inner := first.__cause__ or first.__context__) is not None:
         first = inner
-    text = f"{type(error).__name__}: {error}"
+    text = said_of(error)
     return text if first is error or str(first) in text else f"{text} ({type(first).__name__}: {first})"
 
 

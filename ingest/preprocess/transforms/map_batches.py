@@ -21,6 +21,7 @@ from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
+from penstock.messages import said_of
 
 __all__ = ["KEEP", "MapBatches", "MapBatchesOptions"]
 
@@ -83,7 +84,7 @@ def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[st
     except Exception as error:  # the user's code: any error is reported with its place
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise DataError(
-            f"map_batches {target} raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})",
+            f"map_batches {target} raised {said_of(error)} ({frame.filename}, line {frame.lineno})",
             problems=[f"it was given {rows.where()}"],
             next_step=f"correct {target}; it gets a dict of numpy arrays with the columns {', '.join(batch)}",
         ) from error

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.ingest.feed.batch import Feed
 from penstock.ingest.schema import FeedSchema
+from penstock.messages import said_of
 from penstock.training.frameworks.boosted.table import FeatureTable, Floats
 from penstock.training.ranks import Group
 from penstock.usercode.capture import UserCode
@@ -45,7 +46,7 @@ class OwnObjective:
             raise
         except Exception as error:  # the user's code
             raise TrainingError(
-                f"{target} failed: {type(error).__name__}: {error}",
+                f"{target} failed: {said_of(error)}",
                 next_step="correct the function and run the same command again",
             ) from error
         if gradient.shape != predictions.shape or hessian.shape != predictions.shape:

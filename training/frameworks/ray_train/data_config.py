@@ -6,6 +6,7 @@ from ray.train import DataConfig
 
 from penstock.errors import SpecError
 from penstock.ingest.schema import SPLITS, Split
+from penstock.messages import said_of
 from penstock.usercode.capture import UserCode
 
 __all__ = ["whole_datasets"]
@@ -26,7 +27,7 @@ def whole_datasets(code: UserCode) -> frozenset[Split]:
         try:
             config = config()
         except Exception as error:  # the user's code
-            raise SpecError(f"train.datasets: {code.target}() failed: {type(error).__name__}: {error}") from error
+            raise SpecError(f"train.datasets: {code.target}() failed: {said_of(error)}") from error
     if not isinstance(config, DataConfig):
         raise SpecError(
             f"train.datasets: {code.target} is a {type(config).__name__}, not a ray.train.DataConfig",
