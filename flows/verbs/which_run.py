@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError, SpecError
 from penstock.flows.verbs.status import state_of
+from penstock.messages import counted
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.training.evaluation.paired import LOWER_IS_BETTER
 from penstock.training.registry.registries import REGISTRIES
@@ -16,6 +18,8 @@ from penstock.training.spec import BestSpec, TrackingSpec
 
 __all__ = ["RunNames", "better_is", "main_metric"]
 
+
+_BY_ORDER = ("last", "previous", "before", "best")
 
 _PART = 4
 """Letters of an id that may stand for it: fewer are a version of the model."""
@@ -29,6 +33,7 @@ class RunNames:
     """
 
     def __init__(self, file: Path | None) -> None:
+        self.file = file
         storage, self.state_dir, self.pipeline = state_of(file)
         self.ledger = Ledger(storage)
         known = [run for run in self.ledger.runs() if self.pipeline in (None, run.pipeline)]
@@ -49,6 +54,12 @@ class RunNames:
             return self.runs[-2]
         if name == "best" and finished:
             return self._best(finished)
+        if name in _BY_ORDER:
+            raise SpecError(
+                f"there is no run {name!r} in {self.ledger.storage.root}, which has {counted(len(self.runs), 'run')}"
+                + (f", {len(finished):,} of them finished" if self.runs else ""),
+                next_step=f"penstock run {shlex.quote(str(self.file or 'pipeline.yaml'))}",
+            )
         exact = [run for run in self._known if name in (run.run, run.run.removeprefix(f"{run.pipeline}-"))]
         found = exact or [run for run in self.runs if len(name) >= _PART and name in run.run]
         if len(found) > 1:
