@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from penstock.config import Section
 from penstock.errors import SpecError
@@ -280,6 +281,12 @@ def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
     if item["type"] == "missing":
         return path, "missing; this key is needed"
     message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "string_pattern_mismatch":
+        field = _fields(location[:-1], data).get(str(location[-1]))
+        rule = (field.description or "").partition(". ")[0].rstrip(".") if field is not None else ""
+        plain = re.sub(r"[^a-z0-9_-]+", "-", str(value).lower()).strip("-") if str(value).isascii() else ""
+        meant = f"; did you mean {plain!r}?" if plain and re.match(item["ctx"]["pattern"], plain) else ""
+        message = f"{message}{rule and f' ({rule})'}{meant}"
     shown = "" if isinstance(value, dict | list) else f"{value!r}: "
     return path, f"{shown}{message[:1].lower()}{message[1:]}"
 
@@ -299,6 +306,11 @@ def _elsewhere(location: Path_, data: dict[str, Any]) -> list[str]:
 
 
 def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:
+    return list(_fields(location, data))
+
+
+def _fields(location: Path_, data: dict[str, Any]) -> dict[str, FieldInfo]:
+    """What may stand in a section of the file."""
     model: type[Section] | None = PipelineSpec
     for part in location:
         if isinstance(part, int) or model is None:
@@ -307,7 +319,7 @@ def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:
         model = _section(field.annotation) if field is not None else None
         if model is DataSpec:
             model = spec_class_for(data.get("data"))
-    return [] if model is None else list(model.in_file())
+    return {} if model is None else dict(model.in_file())
 
 
 def _section(annotation: Any) -> type[Section] | None:

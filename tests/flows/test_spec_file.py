@@ -75,6 +75,12 @@ def test_a_key_without_its_section_is_told_where_it_belongs(tmp_path: Path) -> N
     assert any("did you mean 'shuffle'?" in problem for problem in found)
 
 
+@pytest.mark.parametrize("name, meant", [("My Tumours", "; did you mean 'my-tumours'?"), ("Größe", ""), ("---", "")])
+def test_a_text_of_another_form_is_told_in_words(tmp_path: Path, name: str, meant: str) -> None:
+    (found,) = problems_of(write(tmp_path, GOOD), f"name={json.dumps(name)}")
+    assert found.endswith(f" (Name of the pipeline: lower-case letters, digits, `-` and `_`){meant}")
+
+
 def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD.replace("fraction: 0.1", "fraction: 1.5"))
     assert problems_of(file) == ["pipeline.yaml:5: data.validation.fraction: 1.5: input should be less than 1"]
