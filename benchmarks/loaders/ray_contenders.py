@@ -18,7 +18,7 @@ from benchmarks.loaders.consumers import BATCH
 from benchmarks.loaders.feed_data import Rows
 from penstock.ingest.columns.arrays import tensor_array
 
-__all__ = ["RAY_CONTENDERS", "measure_ray"]
+__all__ = ["RAY_CONTENDERS", "measure_ray", "write_parquet"]
 
 
 RAY_CONTENDERS = {"Ray Data, materialized, local shuffle": True, "Ray Data, Parquet, local shuffle": False}
@@ -30,7 +30,7 @@ def measure_ray(name: str, rows: Rows, folder: Path, world: int) -> float:
     import ray
     import ray.data
 
-    _write(rows, folder)
+    write_parquet(rows, folder)
     ray.init(
         num_cpus=max(2, world), include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=4 << 30
     )
@@ -62,7 +62,8 @@ def measure_ray(name: str, rows: Rows, folder: Path, world: int) -> float:
         ray.shutdown()
 
 
-def _write(rows: Rows, folder: Path) -> None:
+def write_parquet(rows: Rows, folder: Path) -> None:
+    """The rows as Parquet files with a tensor column, written on the first call."""
     if (folder / "part-0000.parquet").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.read.inspection import inspect_file
+from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
 from penstock.storage import Storage
@@ -121,6 +122,8 @@ class Scorer:
                 unit = _score(self._model, job, folder, started)
         except DataError as error:
             return UnitOutcome(job, None, _of_file(error, job))
+        finally:
+            forget_parsed(job.data, job.data.format, job.files)
         Output(job.storage).commit(unit)
         return UnitOutcome(job, unit)
 
@@ -183,7 +186,7 @@ class _Source:
         self._unneeded = set(model.unneeded)
         self._job, self._batch_rows = job, model.rows_at_once
         reader, form = reader_of(job.data), format_named(job.data.format)
-        facts, self.broken = _facts(reader, job.files)
+        facts, self.broken = _facts(reader, job)
         found = {name: kind for fact in facts.values() for name, kind in fact.columns.items()}
         folders = folder_columns(job.files[0]) if form.folder_columns else {}
         columns = {name: self._read_as(name, kind) for name, kind in found.items()}
@@ -247,11 +250,11 @@ class _Source:
         return table
 
 
-def _facts(reader: Reader, files: Sequence[SourceFile]) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
+def _facts(reader: Reader, job: UnitJob) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
     """What each file has, by its URI; and files that are one row, with what is wrong with it."""
     facts, broken = dict[str, FileFacts](), list[tuple[SourceFile, str]]()
-    for file in files:
-        found = inspect_file(reader, file)
+    for file in job.files:
+        found = inspect_file(reader, file, job.data)
         if isinstance(found, FileFacts):
             facts[file.uri] = found
         elif reader.one_row_per_file and isinstance(found, DataError):

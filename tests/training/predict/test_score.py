@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from penstock.training.registry.given_rows import given_rows
 from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.usercode.capture import capture
+from tests.ingest.reading import copies_kept
 from tests.training.registry.test_raw_rows import Made, images_source, table_source
 
 ADDED = ("prediction", "probability", "probabilities", "file", "row")
@@ -290,6 +292,16 @@ def test_a_csv_file_is_read_as_the_model_knows_its_columns(tmp_path: Path, model
     assert found["id"].to_pylist() == [*rows["id"].to_pylist(), "7"]
     assert found["age"].to_pylist() == [*rows["age"].to_pylist(), None]
     assert work.rows(side=True)["reason"].to_pylist() == ["column 'age' holds 'old', which does not read as int64"]
+
+
+def test_text_is_parsed_once_and_its_copy_goes(tmp_path: Path, model: Path) -> None:
+    work = Work(tmp_path, model, "csv")
+    arrow_csv.write_csv(people(1, 6), work.input / "a.csv")
+    with copies_kept() as copies, mock.patch("pyarrow.csv.open_csv", wraps=arrow_csv.open_csv) as parsed:
+        work.run()
+        assert parsed.call_count == 1
+        assert copies.exists() and not [*copies.iterdir()]
+    assert work.rows().num_rows == 6
 
 
 def test_a_csv_file_without_the_columns_is_named_with_what_it_lacks(tmp_path: Path, model: Path) -> None:
