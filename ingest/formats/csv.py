@@ -58,6 +58,7 @@ class CsvReader(Reader):
     """CSV as its options say: by default with a header line and commas, `.tsv` and `.tab` files with tabs."""
 
     marks_unreadable = True
+    hands_on_rows = True
 
     def __init__(self, data: DataSpec, options: CsvOptions) -> None:
         self._form = Dialect(options)

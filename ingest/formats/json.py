@@ -51,6 +51,7 @@ class JsonReader(Reader):
 
     missing_is_null = True
     marks_unreadable = True
+    hands_on_rows = True
 
     def __init__(self, data: DataSpec) -> None:
         self._marks = data.invalid == "quarantine"

@@ -96,6 +96,9 @@ class Reader(Protocol):
     """Whether `tables` and `piece` mark rows that do not read where the schema asks for it (`data.invalid: quarantine`,
     penstock.ingest.columns.unreadable). A reader that does not is not asked, and refuses such rows."""
 
+    hands_on_rows: bool = False
+    """Whether `look_through` has a use for the rows that it parses; else they are not kept."""
+
     def inspect(self, file: SourceFile) -> FileFacts:
         """Look through a file that is not empty, in bounded memory: its columns, in canonical types, and its number of rows.
 

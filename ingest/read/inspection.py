@@ -123,7 +123,10 @@ def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = N
         return DataError(f"{file.uri}: empty (zero bytes)", next_step="delete it, or write it again")
     try:
         # A file of one row tells nothing but that it can be read; asking a store once more for each would take as long again.
-        with keep_parsed(keep_for, file) as copy, unchanged(() if reader.one_row_per_file else (file,)):
+        with (
+            keep_parsed(keep_for if reader.hands_on_rows else None, file) as copy,
+            unchanged(() if reader.one_row_per_file else (file,)),
+        ):
             facts = reader.look_through(file, None, copy.add if copy else None)
             assert isinstance(facts, FileFacts)
     except PenstockError as error:
@@ -196,7 +199,7 @@ def _look(data: DataSpec, keep: bool, look: _Look) -> _Found:
         return look, [inspect_file(reader, file, data if keep else None) for _, file in look.files]
     file = look.files[0][1]
     try:
-        with keep_parsed(data if keep else None, file, look.span) as copy, unchanged((file,)):
+        with keep_parsed(data if keep and reader.hands_on_rows else None, file, look.span) as copy, unchanged((file,)):
             part = reader.look_through(file, look.span, copy.add if copy else None)
             assert not isinstance(part, FileFacts)
             if part is None and copy is not None:

@@ -27,6 +27,7 @@ from penstock.digest import digest_of
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import rows_between
+from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.spec import DataSpec
 from penstock.machine.cache_dir import KEPT_FREE, cache_folder, configured_budget
 from penstock.machine.process import boot_id
@@ -193,8 +194,9 @@ def _place(data: DataSpec, format: str, file: SourceFile, begin: int, end: int) 
     if not boot:
         return None
     options = data.model_dump(mode="json", include={"columns", "types", "invalid", format})
+    by = [FORMAT, pa.__version__, format_origin(data), format_versions(data)]
     of = [file.uri, file.size_bytes, file.fingerprint, begin, end]
-    key = digest_of([FORMAT, pa.__version__, format, options, data.read_columns, of])
+    key = digest_of([by, format, options, data.read_columns, of])
     return cache_folder() / "parsed" / f"{boot[:8]}-{key}.arrow"
 
 

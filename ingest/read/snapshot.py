@@ -265,7 +265,7 @@ def _tables(
         return
     if data.invalid == "quarantine" and reader.marks_unreadable:
         in_file, schema = in_file.append(UNREADABLE_FIELD), schema.append(UNREADABLE_FIELD)
-    tables = None if reader.one_row_per_file else parsed_tables(data, snapshot.format, file, in_file, piece)
+    tables = parsed_tables(data, snapshot.format, file, in_file, piece) if reader.hands_on_rows else None
     if tables is None:
         tables = reader.tables(file, in_file, batch_rows) if piece is None else reader.piece(file, in_file, batch_rows, *piece)
     for table in tables:
