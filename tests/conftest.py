@@ -10,6 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,10 @@ os.environ.update(
 
 
 def pytest_unconfigure() -> None:
+    # A flow that a test calls in its own process makes Prefect start one, which outlives a process that xdist ends.
+    prefect: Any = sys.modules.get("prefect.server.api.server")
+    for server in [*prefect.SubprocessASGIServer._instances.values()] if prefect else ():
+        server.stop()
     shutil.rmtree(_STATE, ignore_errors=True)
 
 
