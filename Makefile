@@ -85,6 +85,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@.venv-bench/bin/python -m benchmarks.feed
 	@$(BIN)/python -m benchmarks.beyond
 	@$(BIN)/python -m benchmarks.loop
+	@$(BIN)/python -m benchmarks.ray_loop
 	@$(BIN)/python -m benchmarks.gpu
 	@$(BIN)/python -m benchmarks.gpu_loop
 	@for format in parquet csv json one; do .venv-bench/bin/python -m benchmarks.prepare --format $$format; done

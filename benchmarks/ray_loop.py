@@ -30,7 +30,7 @@ WORKERS = 2
 LOCAL_SHUFFLE = {"local_shuffle_buffer_size": 10_000, "local_shuffle_seed": 1}
 
 LOOP = """\
-import json, pathlib, time
+import json, pathlib, tempfile, time
 import ray.train
 
 
@@ -42,7 +42,10 @@ def train_func(config):
             rows += len(batch["label"])
         spent = json.dumps({"rows": rows, "began": began, "ended": time.time()})
         pathlib.Path(config["out"], f"{epoch}-{rank}.json").write_text(spent)
-        ray.train.report({"rows": rows})
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "nothing").touch()
+            checkpoint = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
+            ray.train.report({"rows": rows}, checkpoint=checkpoint)
 """
 
 BY_RAY = """\
@@ -67,7 +70,7 @@ TorchTrainer(
 
 PIPELINE = """\
 name: loop
-data: {{format: parquet, train: {source}, label: label}}
+data: {{format: parquet, train: {source}}}
 shuffle: {{mode: global, seed: 17}}
 train:
   loop: loop.py:train_func
