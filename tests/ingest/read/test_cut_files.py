@@ -73,7 +73,7 @@ def _same(format: str, name: str, content: bytes, part_bytes: int, chosen: tuple
 _PARTS, _CHOSEN = st.integers(4, 60), st.tuples(st.integers(0, 30), st.integers(0, 30))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(lines=_CSV_LINES, end=st.sampled_from(["", "\n"]), part_bytes=_PARTS, chosen=_CHOSEN)
 def test_csv(lines: list[str], end: str, part_bytes: int, chosen: tuple[int, int]) -> None:
     _same("csv", "a.csv", "\n".join(["a,b", *lines]).encode() + end.encode(), part_bytes, chosen)
