@@ -45,7 +45,7 @@ _KEPT_S = 24 * 3600
 
 _LOOKED_S = 10
 
-_COPIES = "*.arrow"
+_COPIES, _PARTS = "*.arrow", ".*.part"
 
 
 class ParsedCopy:
@@ -63,12 +63,12 @@ class ParsedCopy:
         """Keep the next rows of the file; None, or rows of other types than those before: no copy is made."""
         if self.is_abandoned:
             return
-        if table is None or (table.num_rows and table.nbytes > MAX_ROW_BYTES * table.num_rows):
+        if table is None or table.nbytes > min(MAX_ROW_BYTES * table.num_rows, _room(self._path.parent)):
             self.abandon()
         elif self._schema is None or table.schema.equals(self._schema):
             try:
                 self._write(table)
-            except OSError:  # a full disk
+            except (OSError, pa.ArrowException):  # a full disk
                 self.abandon()
         else:
             self.abandon()
@@ -83,8 +83,10 @@ class ParsedCopy:
         if self._writer is None or self._part is None or self.is_abandoned:
             self.abandon()
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
+            if self._sink is not None:
+                self._sink.flush()
             os.replace(self._part, self._path)
         self._close()
 
@@ -117,7 +119,7 @@ def keep_parsed(data: DataSpec | None, file: SourceFile, span: tuple[int, int] |
     copy = None
     with contextlib.suppress(OSError):
         path = None if data is None else _place(data, data.format, file, begin, end)
-        if path is not None and end - begin <= _room(path.parent, int(time.monotonic() / _LOOKED_S)):
+        if path is not None and end - begin <= _room(path.parent):
             copy = ParsedCopy(path, end - begin)
     try:
         yield copy
@@ -200,12 +202,16 @@ def _place(data: DataSpec, format: str, file: SourceFile, begin: int, end: int) 
     return cache_folder() / "parsed" / f"{boot[:8]}-{key}.arrow"
 
 
+def _room(folder: Path) -> float:
+    """Bytes that copies may take: of some seconds ago, as it is asked for every block of every file."""
+    return _room_at(folder, int(time.monotonic() / _LOOKED_S))
+
+
 @functools.lru_cache(1)
-def _room(folder: Path, tick: int) -> float:
-    """Bytes that copies may take. Asked once per `_LOOKED_S`, not for each of a million files."""
+def _room_at(folder: Path, tick: int) -> float:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot, now = boot_id()[:8], time.time()
-    for path in (*folder.glob(_COPIES), *folder.glob(".*.part")):
+    for path in (*folder.glob(_COPIES), *folder.glob(_PARTS)):
         with contextlib.suppress(OSError):
             if not path.name.lstrip(".").startswith(boot) or now - path.stat().st_mtime > _KEPT_S:
                 path.unlink()
@@ -214,7 +220,7 @@ def _room(folder: Path, tick: int) -> float:
     if budget is None:
         return free
     used = 0
-    for path in folder.parent.glob(f"*/{_COPIES}"):
+    for path in (*folder.parent.glob(f"*/{_COPIES}"), *folder.parent.glob(f"*/{_PARTS}")):
         with contextlib.suppress(OSError):
             used += path.stat().st_size
     return min(free, budget - used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,7 +145,7 @@ def test_a_damaged_copy_and_one_of_before_a_restart_are_not_read(tmp_path: Path,
     assert found.copied() == rows
     with mock.patch.object(parsed_rows, "boot_id", lambda: "another"):
         assert found.copied() is None
-        parsed_rows._room.cache_clear()
+        parsed_rows._room_at.cache_clear()
         assert read(tmp_path, {}).copied() == rows
         assert not copy.exists()
 
@@ -153,7 +154,7 @@ def test_no_copy_where_there_is_no_room_or_no_use(tmp_path: Path, copies: Path, 
     rows = read(tmp_path, {"a.csv": CSV}, keep=False).rows()
 
     def no_copies() -> None:
-        parsed_rows._room.cache_clear()
+        parsed_rows._room_at.cache_clear()
         found = read(tmp_path, {})
         assert not copies.exists() or not [*copies.iterdir()]
         assert found.rows() == rows
@@ -163,16 +164,26 @@ def test_no_copy_where_there_is_no_room_or_no_use(tmp_path: Path, copies: Path, 
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1000")
     no_copies()
     monkeypatch.delenv("PENSTOCK_CACHE_BYTES")
-    with mock.patch.object(parsed_rows.ParsedCopy, "_write", side_effect=OSError(errno.ENOSPC, "no space")):
-        no_copies()
+    for error in (OSError(errno.ENOSPC, "no space"), pa.ArrowNotImplementedError("such a type")):
+        with mock.patch.object(parsed_rows.ParsedCopy, "_write", side_effect=error):
+            no_copies()
     with mock.patch.object(parsed_rows, "MAX_ROW_BYTES", 10):
         no_copies()
     with mock.patch.object(parsed_rows, "boot_id", lambda: ""):
         no_copies()
     copies.rmdir()
     copies.write_text("in the way")
-    parsed_rows._room.cache_clear()
+    parsed_rows._room_at.cache_clear()
     assert read(tmp_path, {}).rows() == rows
+
+
+def test_a_copy_that_grows_beyond_the_room_is_given_up(tmp_path: Path, copies: Path) -> None:
+    packed = gzip.compress(("x\n" + "1\n" * 400_000).encode())
+    (tmp_path / "a.csv.gz").write_bytes(packed)
+    for room, kept in ((1 << 20, 0), (1 << 24, 1)):  # the 3 MB of the rows need some of it, the packed file next to none
+        with mock.patch.object(parsed_rows, "_room", lambda folder, room=room: folder.mkdir(exist_ok=True) or room):
+            assert read(tmp_path, {}).snapshot.rows == 400_000
+        assert len([*copies.iterdir()]) == kept
 
 
 def test_copies_go_when_the_rows_are_prepared(tmp_path: Path, copies: Path) -> None:
