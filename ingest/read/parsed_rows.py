@@ -164,9 +164,9 @@ def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile]) -> N
     for file in files:
         bounds = [cut.at for cut in file.cuts] or [0]
         for begin, end in pairwise([*bounds, file.size_bytes]):
-            path = _place(data, format, file, begin, end)
-            if path is not None:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                path = _place(data, format, file, begin, end)
+                if path is not None:
                     path.unlink(missing_ok=True)
 
 
@@ -181,11 +181,9 @@ def _tables(copies: Sequence[pa.RecordBatchFileReader], schema: pa.Schema, names
 
 
 def _opened(data: DataSpec, format: str, file: SourceFile, begin: int, end: int) -> pa.RecordBatchFileReader | None:
-    path = _place(data, format, file, begin, end)
-    if path is None:
-        return None
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path)))
+        path = _place(data, format, file, begin, end)
+        return None if path is None else pa.ipc.open_file(pa.memory_map(str(path)))
     except (OSError, pa.ArrowException):
         return None
 
