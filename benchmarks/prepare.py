@@ -227,30 +227,40 @@ def _scale(batches: Batches, out: Path, mean: np.ndarray, deviation: np.ndarray,
             writer.close()
 
 
-def _with_penstock(source: Path, out: Path, parallel: ParallelMap, format: str = "parquet") -> None:
+def prepare_with_penstock(data: dict[str, Any], preprocess: list[dict[str, Any]], out: Path, parallel: ParallelMap) -> None:
+    """What the stages read, preprocess and materialize do.
+
+    Args:
+        data, preprocess: sections of a pipeline file.
+        out: storage for the prepared rows.
+    """
     spec = PipelineSpec.model_validate(
         {
             "name": "prepare",
-            "data": {"format": format, "train": str(source), "label": "label"},
-            "preprocess": [
-                {"standard_scaler": {"columns": "*"}},
-                {"concatenator": {"columns": "*", "output": "features"}},
-            ],
+            "data": data,
+            "preprocess": preprocess,
             "train": {"recipe": "model.py:Unused", "epochs": 1},
             "register": {"name": "prepare"},
         }
     )
-    data, steps = spec.data, list(spec.preprocess)
-    snapshot = read_source(data, list_source(data, out.parent, format_of(data).extensions).files, silent, keep=True)
-    fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=parallel)
+    steps = list(spec.preprocess)
+    files = list_source(spec.data, out.parent, format_of(spec.data).extensions).files
+    snapshot = read_source(spec.data, files, silent, keep=True)
+    fitted = fit_preprocess(spec.data, steps, snapshot, {}, silent, parallel=parallel)
     materialize(
         key="k",
-        preparation=Preparation(data, steps, fitted, snapshot, {}),
+        preparation=Preparation(spec.data, steps, fitted, snapshot, {}),
         spec=MaterializeSpec(),
         storage=Storage(str(out)),
         progress=silent,
         parallel=parallel,
     )
+
+
+def _with_penstock(source: Path, out: Path, parallel: ParallelMap, format: str = "parquet") -> None:
+    data = {"format": format, "train": str(source), "label": "label"}
+    steps = [{"standard_scaler": {"columns": "*"}}, {"concatenator": {"columns": "*", "output": "features"}}]
+    prepare_with_penstock(data, steps, out, parallel)
 
 
 def _peak_of(source: Path) -> float:

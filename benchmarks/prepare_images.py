@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,18 +27,9 @@ from PIL import Image
 
 from benchmarks.machine import describe
 from benchmarks.outcome import beside_the_first, options_parser, rows_per_s, save
+from benchmarks.prepare import prepare_with_penstock
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.files.listing import list_source
-from penstock.ingest.formats.registry import format_of
-from penstock.ingest.materialize.build import materialize
-from penstock.ingest.preprocess.chain import Preparation
-from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import ray_map
-from penstock.ingest.read.snapshot import read_source
-from penstock.ingest.spec import MaterializeSpec
-from penstock.progress import silent
-from penstock.storage import Storage
-from penstock.tasks.spec import PipelineSpec
 
 CLASSES, EACH, SIZE, TO = 10, 200, (375, 500), 224
 BATCH = 100
@@ -130,30 +122,13 @@ def _simplejpeg(file: Path) -> np.ndarray:
 
 
 def _with_penstock(source: Path, out: Path) -> None:
-    spec = PipelineSpec.model_validate(
-        {
-            "name": "prepare",
-            "data": {"format": "images", "train": str(source), "label": "label", "images": {"size": [TO, TO]}},
-            "preprocess": [
-                {"decode_image": {"column": "image"}},
-                {"label_encoder": {"column": "label"}},
-                {"drop": ["path"]},
-            ],
-            "train": {"recipe": "model.py:Unused", "epochs": 1},
-            "register": {"name": "prepare"},
-        }
-    )
-    data, steps = spec.data, list(spec.preprocess)
-    snapshot = read_source(data, list_source(data, out.parent, format_of(data).extensions).files, silent)
-    fitted = fit_preprocess(data, steps, snapshot, {}, silent, parallel=ray_map)
-    materialize(
-        key="k",
-        preparation=Preparation(data, steps, fitted, snapshot, {}),
-        spec=MaterializeSpec(),
-        storage=Storage(str(out)),
-        progress=silent,
-        parallel=ray_map,
-    )
+    data = {"format": "images", "train": str(source), "label": "label", "images": {"size": [TO, TO]}}
+    steps: list[dict[str, Any]] = [
+        {"decode_image": {"column": "image"}},
+        {"label_encoder": {"column": "label"}},
+        {"drop": ["path"]},
+    ]
+    prepare_with_penstock(data, steps, out, ray_map)
 
 
 if __name__ == "__main__":

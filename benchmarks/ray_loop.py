@@ -80,10 +80,9 @@ train:
 
 
 def main() -> None:
-    """Measure, and write `ray_loop.json`."""
+    """Measure, and write `ray_loop_images.json` and `ray_loop_table.json`."""
     options = options_parser(3).parse_args()
     scratch = options.data / "ray-loop"
-    tables = {}
     for name, rows in TABLES.items():
         source = options.data / name / "parquet"
         write_parquet(rows, source)
@@ -97,10 +96,9 @@ def main() -> None:
             return _measure(variant, rows, source, project)
 
         found = rows_per_s(name, (STORED, STREAMED, OURS), options.rounds, measure)
-        tables[name] = {"rows": rows.rows, "variants": beside_the_first(found, "rows_per_s")}
+        result = {"machine": describe(VERSIONS), "rounds": options.rounds, "table": name, "rows": rows.rows}
+        save(options.out, f"ray_loop_{name}", result | {"variants": beside_the_first(found, "rows_per_s")})
     shutil.rmtree(scratch)
-    result = {"machine": describe(VERSIONS), "rounds": options.rounds, "tables": tables}
-    save(options.out, "ray_loop", result)
 
 
 def _measure(variant: str, rows: Rows, source: Path, project: Path) -> float:

@@ -123,10 +123,11 @@ BEYOND = """\
 """
 
 RAY_LOOP = """\
-## A function of Ray Train
+## A function of Ray Train: {table}
 
-The same training function, on two workers, which does nothing with its batches of 256, {rounds} rounds: with Ray Data's shard
-under TorchTrainer, shuffled in a local buffer of 10,000 rows, and as `train.loop`, with penstock's shard in its global order.
+{rows:,} rows of the feed's tables above, {rounds} rounds. One training function on two workers, which does nothing with its
+batches of 256: with Ray Data's shard under TorchTrainer, shuffled in a local buffer of 10,000 rows, and as `train.loop`, with
+penstock's shard in its global order.
 """
 
 GPU = """\
@@ -221,7 +222,8 @@ def main() -> None:
         ]
     lines += _section("beyond", BEYOND, "rows/s", "rows_per_s", "of numpy's gather")
     lines += _section("loop", LOOP, "rows/s", "rows_per_s", "of by hand")
-    lines += _ray_loop()
+    for name in ("images", "table"):
+        lines += _section(f"ray_loop_{name}", RAY_LOOP, "rows/s", "rows_per_s", "of Ray Data, materialized")
     lines += _section("gpu", GPU, "rows/s", "rows_per_s", "busy")
     lines += _section("gpu_loop", GPU_LOOP, "rows/s", "rows_per_s", "of none")
     lines += _section("prepare", PREPARE, "rows/s", "rows_per_s", "of by hand") + _memory()
@@ -252,20 +254,6 @@ def _section(name: str, text: str, unit: str, values: str, ratio: str) -> list[s
     ]
     head = [f"| | {unit} (median) | spread | {ratio} |", "|---|---|---|---|"]
     return [text.format(**found), _machine(found["machine"]), "", *head, *rows, ""]
-
-
-def _ray_loop() -> list[str]:
-    found = _read("ray_loop")
-    if found is None:
-        return []
-    head = ["| rows | shard | rows/s (median) | spread | of Ray Data, materialized |", "|---|---|---|---|---|"]
-    rows = [
-        f"| {name} | {who} | {_short(one['median'])} | {' to '.join(_short(end(one['rows_per_s'])) for end in (min, max))} | "
-        f"{_short(one['of_by_hand'])} |"
-        for name, table in found["tables"].items()
-        for who, one in table["variants"].items()
-    ]
-    return [RAY_LOOP.format(**found), _machine(found["machine"]), "", *head, *rows, ""]
 
 
 def _frameworks() -> list[str]:
