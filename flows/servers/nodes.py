@@ -73,7 +73,7 @@ class NodeNeeds:
 
 def installed_versions(more: Iterable[str] = ()) -> dict[str, str]:
     """Version here, by name, of the libraries that prepare rows and train on them, and of those named."""
-    return {name: _installed(name) for name in ("python", "pyarrow", "numpy", "pillow", "torch", *more)}
+    return {name: _installed(name) for name in ("python", "pyarrow", "numpy", "pillow", "simplejpeg", "torch", *more)}
 
 
 def ask_nodes(storage: Storage | None, versions: Mapping[str, str], files: Sequence[SourceFile] = ()) -> list[NodeTrouble]:

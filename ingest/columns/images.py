@@ -1,7 +1,7 @@
 """How does an encoded image become pixels? Upright by its EXIF tag, of one size and one number of channels.
 
-Equal pixels everywhere: Pillow decodes, torch resizes, and the versions of both are part of the keys. A plain JPEG goes through
-simplejpeg, which calls the library that Pillow calls, and gives the same pixels in two thirds of the time.
+Equal pixels everywhere: Pillow decodes, torch resizes, and a plain JPEG goes through simplejpeg, which calls the library that
+Pillow calls, and gives the same pixels in two thirds of the time. The versions of all three are part of the keys.
 """
 
 from __future__ import annotations

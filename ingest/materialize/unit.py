@@ -165,7 +165,8 @@ def _image_libraries(decodes: bool) -> dict[str, str]:
     """Version of what decodes images and resizes them. torch's builds (`+cpu`) resize alike."""
     if not decodes:
         return {"pillow": ""}
-    return {"pillow": PIL.__version__, "torch": importlib.metadata.version("torch").split("+")[0]}
+    torch = importlib.metadata.version("torch").split("+")[0]
+    return {"pillow": PIL.__version__, "simplejpeg": importlib.metadata.version("simplejpeg"), "torch": torch}
 
 
 def hashes_path(key: str, split: Split) -> str:

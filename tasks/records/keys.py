@@ -181,6 +181,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
         | {
             "version.pyarrow": _version("pyarrow").split(".")[0],
             "version.pillow": _version("pillow"),
+            "version.simplejpeg": _version("simplejpeg"),
             "version.torch": _version("torch").split("+")[0],
         },
         "shuffle": {f"shuffle.{k}": v for k, v in _leaves(spec.shuffle)},

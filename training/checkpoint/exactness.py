@@ -8,6 +8,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def environment_of(device: torch.device, schema: FeedSchema | None = None) -> di
         "threads": str(torch.get_num_threads()),
         "host": platform.node(),
         "boot": _text_of("/proc/sys/kernel/random/boot_id").strip(),
-        **({"images": PIL.__version__} if decodes else {}),
+        **({"images": f"{PIL.__version__}, simplejpeg {version('simplejpeg')}"} if decodes else {}),
     }
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import io
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import PIL
 import pyarrow as pa
 import pytest
+from PIL import Image
 
 from penstock.errors import DataError
 from penstock.ingest.feed.node_cache import NodeCache
@@ -197,6 +202,22 @@ def test_whatever_changes_the_rows_prepares_them_again(tmp_path: Path, change: s
         spec = MaterializeSpec(unit_bytes=1, shard_bytes=1 << 20)
     source.materialize(spec=spec)
     assert len(calls(tmp_path)) == 2 or len((tmp_path / "calls2").read_text().split()) == 2
+
+
+@pytest.mark.parametrize("library", ["pillow", "simplejpeg", "torch"])
+def test_another_version_of_what_makes_pixels_prepares_images_again_and_no_other_rows(tmp_path: Path, library: str) -> None:
+    table = counted(tmp_path / "table", parts(1))
+    content = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(content, "JPEG")
+    pictures = Source.of(
+        tmp_path / "images", {"train/a/0.jpg": content.getvalue()}, [{"drop": ["path", "label"]}], format="images"
+    )
+    before = {source.folder: source.materialize().units[0].key for source in (table, pictures)}
+    known = importlib.metadata.version
+    other = mock.patch.object(importlib.metadata, "version", lambda name: "0" if name == library else known(name))
+    with other, mock.patch("PIL.__version__", "0" if library == "pillow" else PIL.__version__):
+        assert table.materialize().units[0].key == before[table.folder]
+        assert pictures.materialize().units[0].key != before[pictures.folder]
 
 
 def test_what_does_not_change_the_rows_prepares_nothing_again(tmp_path: Path) -> None:
