@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from penstock.training.events import Point
 __all__ = ["report_page", "throughput_sentence", "wait_by_rank"]
 
 _NEVER = 1 << 60
+
+_RANK_WAIT = re.compile(r"ranks/\d+/data_wait_s")
 
 _DATA_BOUND = 0.1
 """From this share of the time on, waiting for rows is worth a knob."""
@@ -89,11 +92,13 @@ def wait_by_rank(points: Sequence[Point]) -> list[dict[str, Any]]:
     """For each rank how long it waited for rows in all, and what share of the time of the steps that is."""
     steps_s = sum(point.values.get("train/step_s", 0.0) for point in points)
     waits: dict[str, float] = {}
+    steps = 0  # since the ranks met: what they tell then is the mean of these
     for point in points:
-        for name, value in point.values.items():
-            if name.startswith("ranks/") and name.endswith("/data_wait_s"):
-                rank = name.split("/")[1]
-                waits[rank] = waits.get(rank, 0.0) + value
+        steps += "train/step_s" in point.values
+        found = {name.split("/")[1]: value for name, value in point.values.items() if _RANK_WAIT.fullmatch(name)}
+        for rank, value in found.items():
+            waits[rank] = waits.get(rank, 0.0) + value * steps
+        steps = 0 if found else steps
     if not waits and steps_s:  # one worker: the step's own wait is its wait
         waits["0"] = sum(point.values.get("train/data_wait_s", 0.0) for point in points)
     by_number = sorted(waits.items(), key=lambda item: int(item[0]))

@@ -189,10 +189,12 @@ def test_prefects_list_of_flow_runs_says_what_ran_when_and_how_it_ended(
 def test_the_speed_is_a_sentence() -> None:
     def points(wait_s: float) -> list[Point]:
         values = {"train/rows_per_s": 100.0, "train/step_s": 1.0, "train/data_wait_s": wait_s}
-        return [Point(0, step, {**values, "ranks/0/data_wait_s": 0.1, "ranks/1/data_wait_s": wait_s}) for step in (1, 2)]
+        ranks = {"ranks/0/data_wait_s": 0.1, "ranks/1/data_wait_s": wait_s}  # means of the steps since the ranks met
+        return [Point(0, step, {**values, **(ranks if step in (1, 4, 12) else {})}) for step in range(1, 13)]
 
     assert throughput_sentence([]) == ""
     assert "waited for rows 5% of the time: the model is what takes it" in throughput_sentence(points(0.05))
     assert "It was data-bound 31% of the time (rank 1 the most)" in throughput_sentence(points(0.31))
     first, second = wait_by_rank(points(0.31))
     assert (first["rank"], second["rank"]) == ("0", "1") and second["share"] == pytest.approx(0.31)
+    assert first["wait_s"] == pytest.approx(1.2)
