@@ -51,7 +51,13 @@ def train_func(config):
     steps = 0
     for epoch in range(first_epoch, config["epochs"]):
         model.train()
-        for batch in shard.iter_torch_batches(batch_size=config["batch_size"], dtypes={"image": torch.float32}):
+        for number, batch in enumerate(
+            shard.iter_torch_batches(
+                batch_size=config["batch_size"], dtypes={"image": torch.float32}, drop_last=config.get("drop_last", False)
+            )
+        ):
+            if number == config.get("batches_an_epoch"):
+                break
             loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
             optimizer.zero_grad()
             loss.backward()
@@ -61,6 +67,8 @@ def train_func(config):
                 report(model, optimizer, epoch, {"loss": loss.item()}, rank)
             if steps == config.get("dies_after"):
                 raise RuntimeError("killed in the middle of an epoch")
+        if epoch == config.get("dies_before_validation_of"):
+            raise RuntimeError("killed at the end of an epoch")
         right, seen = 0, 0
         model.eval()
         for batch in ray.train.get_dataset_shard("validation").iter_torch_batches(

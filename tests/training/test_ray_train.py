@@ -102,6 +102,36 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
 
 
 @pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize(
+    ("shape", "death", "step"),
+    [
+        ({"every": 11}, {"dies_before_validation_of": 1}, 12),  # reported after an epoch's last batch, in the loop over them
+        ({"every": 5, "drop_last": True}, {"dies_before_validation_of": 1}, 15),
+        ({"every": 5, "drop_last": True}, {"dies_after": 13}, 11),  # from the end of an epoch whose last rows are left out
+        ({"every": 4, "batches_an_epoch": 6}, {"dies_after": 7}, 7),  # from the end of one that the loop left
+    ],
+)
+def test_where_an_epoch_ends_a_loop_continues_with_the_next_one_as_if_nothing_had_been(
+    tmp_path: Path, shape: dict[str, Any], death: dict[str, Any], step: int
+) -> None:
+    whole = run_alone(loop_job(tmp_path, run="whole", **shape))
+    with pytest.raises(TrainingError, match="killed"):
+        run_alone(loop_job(tmp_path, run="parts", **shape, **death))
+    parts = run_alone(loop_job(tmp_path, run="parts", attempt=2, **shape))
+    assert parts.resumed_from_step == step
+    assert (whole.state.epoch, whole.state.position) == (parts.state.epoch, parts.state.position) == (3, 0)
+    assert newest(tmp_path, "parts").manifest.weights_digest == newest(tmp_path, "whole").manifest.weights_digest
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_loop_that_cannot_bear_an_empty_pass_is_told_of_it_where_there_is_no_other_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="killed"):
+        run_alone(loop_job(tmp_path, every=11, dies_after=11))
+    with pytest.raises(TrainingError, match=r"UnboundLocalError(?s:.)*after its last batch(?s:.)*--fresh"):
+        run_alone(loop_job(tmp_path, attempt=2, every=11))
+
+
+@pytest.mark.usefixtures("without_ray")
 def test_a_vision_transformer_with_two_optimizers_continues_in_mid_epoch_to_the_same_bits(tmp_path: Path) -> None:
     run_alone(loop_job(tmp_path, "vision_transformer", run="whole"))
     with pytest.raises(TrainingError, match="killed in the middle"):

@@ -192,24 +192,38 @@ class CheckpointStore:
         found = self._read_manifest(name)
         return _damage(found, deep) if isinstance(found, Checkpoint) else found or f"{MANIFEST} is missing"
 
-    def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint whose files match its manifest, and a warning for each newer one that cannot be used.
+    def newest_valid(
+        self, avoid: Callable[[CheckpointManifest], str | None] | None = None
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint whose files match its manifest, and a warning for each newer one that is not used.
+
+        Args:
+            avoid: why a run had better not continue from one, or None. It does where there is no other.
 
         Returns (None, []) for a run without checkpoints.
 
         Raises:
             CheckpointError: there are committed checkpoints and none can be trusted, or one is of another version.
         """
-        damaged: dict[str, str] = {}
+        newer: dict[str, str] = {}
+        second: tuple[Checkpoint, list[str]] | None = None
         for name, found in self._newest_first():
             problem = _damage(found) if isinstance(found, Checkpoint) else found
-            if isinstance(found, Checkpoint) and problem is None:
-                return found, [_lost(bad, why, found.manifest) for bad, why in damaged.items()]
-            damaged[name] = str(problem)
-        if damaged:
+            if not isinstance(found, Checkpoint) or problem is not None:
+                newer[name] = f"is damaged ({problem})"
+                continue
+            warnings = [_lost(passed, why, found.manifest) for passed, why in newer.items()]
+            reason = avoid(found.manifest) if avoid is not None else None
+            if reason is None:
+                return found, warnings
+            second = second or (found, warnings)
+            newer[name] = reason
+        if second is not None:
+            return second
+        if newer:
             raise CheckpointError(
-                f"none of the {len(damaged)} checkpoints in {self._storage.uri()} can be trusted",
-                problems=[f"{name}: {why}" for name, why in damaged.items()],
+                f"none of the {len(newer)} checkpoints in {self._storage.uri()} can be trusted",
+                problems=[f"{name} {why}" for name, why in newer.items()],
                 next_step="restore one of them from a backup, or start over with `penstock run FILE --fresh`",
             )
         return None, []
@@ -378,7 +392,7 @@ def _lost(name: str, why: str, used: CheckpointManifest) -> str:
     steps = _step_of(name) - used.step
     again = "1 step is" if steps == 1 else f"{steps:,} steps are"
     cost = f"{again} trained again" if steps else "no step is lost"
-    return f"checkpoint {name} is damaged ({why}); continuing from step {used.step:,} instead: {cost}"
+    return f"checkpoint {name} {why}; continuing from step {used.step:,} instead: {cost}"
 
 
 def _step_of(name: str) -> int:

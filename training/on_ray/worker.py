@@ -28,7 +28,7 @@ from penstock.training.checkpoint.exactness import (
     reporting_nondeterminism,
 )
 from penstock.training.checkpoint.fence import Writer
-from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, CheckpointManifest
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.start_from import load_matching, start_weights
 from penstock.training.checkpoint.state_files import training_of, weights_of
@@ -251,15 +251,21 @@ def _check_validates(job: TrainJob, validation: Feed | None) -> None:
         )
 
 
-def agree_on_checkpoint(store: CheckpointStore, writer: Writer, group: Group) -> tuple[Checkpoint | None, list[str]]:
-    """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later."""
+def agree_on_checkpoint(
+    store: CheckpointStore, writer: Writer, group: Group, avoid: Callable[[CheckpointManifest], str | None] | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """Rank 0 finds the newest checkpoint that can be trusted; the others take its word, for they may see the storage later.
+
+    Args:
+        avoid: as of `CheckpointStore.newest_valid`.
+    """
 
     def find() -> tuple[Checkpoint | None, list[str]] | PenstockError:
         if not group.is_first:
             return None, []
         try:
             store.take_over(writer)
-            found = store.newest_valid()
+            found = store.newest_valid(avoid)
             store.clean(found[0])
         except PenstockError as error:
             return error

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 
 from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils, set_train_fn_utils
 
@@ -20,13 +21,13 @@ from penstock.training.checkpoint.exactness import (
 )
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, truncate_journal
-from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.manifest import CheckpointFacts, CheckpointManifest
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.determinism import make_deterministic
 from penstock.training.events import Resumed
 from penstock.training.frameworks.ray_train.folder import folder_digest
-from penstock.training.frameworks.ray_train.session import Session, StopAtCheckpoint
+from penstock.training.frameworks.ray_train.session import Session, StopAtCheckpoint, at_last_batch
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
 from penstock.training.on_ray.worker import RankResult, agree_on_checkpoint
@@ -40,6 +41,11 @@ from penstock.training.users_mlflow import take_over_mlflow
 __all__ = ["run_loop_rank", "run_session"]
 
 RESTORES_ITSELF = "what train_func restores of a checkpoint is its own affair"
+EMPTY_PASS = (
+    "training went on from a checkpoint that was reported inside a pass over the rows, after its last batch, so that the first "
+    "pass is empty, and there was no checkpoint before it; if the loop cannot bear that, report it behind the pass, or begin "
+    "anew with `penstock run FILE --fresh`"
+)
 ASKED_FOR_NONE = "train_func did not call ray.train.get_checkpoint()"
 
 
@@ -69,7 +75,8 @@ def run_session(
     Args:
         loop: trains; its errors are those of the user's code.
         digest, apart: as of `Session`.
-        restores_all: the loop puts back all that a checkpoint holds, so that what goes on from one may be bit-exact.
+        restores_all: the loop puts back all that a checkpoint holds, its place too, so that what goes on from one may be
+            bit-exact.
 
     Raises:
         TrainingError: the loop fails, or ends without a checkpoint.
@@ -79,7 +86,8 @@ def run_session(
     take_over_mlflow(job.code)
     job.code.load()
     store = job_checkpoints(job)
-    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
+    avoid = None if restores_all else partial(_inside_a_pass, job)
+    checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group, avoid)
     environment = environment_of_all(group.everyones(environment_of(group.device, job.manifest.feed_schema)))
     state, exactness = TrainState(), BIT_EXACT
     if checkpoint is not None:
@@ -114,7 +122,9 @@ def run_session(
                     Resumed(step=state.step, checkpoint=checkpoint.name, exactness=exactness, warnings=tuple(warnings))
                 )
         own = closes.enter_context(collecting(OwnValues(group, "train")))
-        session = closes.enter_context(closing(Session(job, group, facts, checkpoint, own, courier, writer, digest, apart)))
+        session = closes.enter_context(
+            closing(Session(job, group, facts, checkpoint, own, courier, writer, digest, apart, knows_epochs=restores_all))
+        )
         _answer_with(session, closes)
         seed_rng(job.seed)  # weights begin alike on every rank, as in a recipe
         finished = _to_its_end(job, loop, session)
@@ -136,6 +146,12 @@ def run_session(
     )
 
 
+def _inside_a_pass(job: TrainJob, manifest: CheckpointManifest) -> str | None:
+    if not at_last_batch(job, manifest.position):
+        return None
+    return "was reported inside the loop over the rows, after an epoch's last batch"
+
+
 def _answer_with(session: Session, closes: ExitStack) -> None:
     """Have Ray Train's functions answered by `session` until `closes` ends."""
     try:
@@ -148,10 +164,13 @@ def _answer_with(session: Session, closes: ExitStack) -> None:
 
 def _to_its_end(job: TrainJob, loop: Callable[[Session], None], session: Session) -> bool:
     """True when the loop came to its end, False where it was left for a stop."""
+    step = session.state.step
     try:
         with Recipe(loop, job.code.target).blaming("training"):
             loop(session)
-    except PenstockError:
+    except PenstockError as error:
+        if session.first_pass_is_empty and session.state.step == step:
+            error.next_step = EMPTY_PASS
         raise
     except StopAtCheckpoint:
         return False

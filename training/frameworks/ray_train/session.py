@@ -38,7 +38,7 @@ from penstock.training.ranks import Group
 from penstock.training.rng import capture_rng, restore_rng
 from penstock.training.state import TrainState
 
-__all__ = ["GENERATORS", "Session", "StopAtCheckpoint"]
+__all__ = ["GENERATORS", "Session", "StopAtCheckpoint", "at_last_batch"]
 
 GENERATORS = "generators.safetensors"
 """As `ranks` each rank's random generators, uint8[ranks, n], and as `batches` how many the loop has taken of the split."""
@@ -62,6 +62,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         courier, writer: on rank 0, news for the driver and the way to the checkpoints.
         digest: of the weights in a reported folder, by its files.
         apart: files of a reported folder that a checkpoint holds as files of their own, so that a registry can keep them alone.
+        knows_epochs: the loop itself knows at a report whether its epoch is over, as a framework's trainer does: after the last
+            batch it is. A user's is over when the loop has left its pass over the rows, and not a report sooner.
     """
 
     def __init__(
@@ -75,14 +77,18 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         writer: CheckpointWriter | None,
         digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
         apart: Collection[str] = (),
+        knows_epochs: bool = False,
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
         self._whole = _whole(job)
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
+        self._knows_epochs = knows_epochs
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """Where the newest checkpoint stands."""
         self.asked_for_checkpoint = False
         """Whether the function has called `get_checkpoint`."""
+        self.first_pass_is_empty = at_last_batch(job, facts.position)
+        """Whether the checkpoint was reported inside a pass, after its last batch."""
         self._epoch, self._position = facts.epoch, facts.position
         self._step, self._reported_step = facts.step, facts.step
         self._rows, self._since_s = 0, time.monotonic()
@@ -152,6 +158,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             total = self._job.order.epoch_rows if train else rows[split]
             start = (self._epoch, self._position) if train else (0, 0)
             watched: dict[str, Any] = {"passed": self._passed, "done": self._done} if train else {}
+            if train and not self._knows_epochs:
+                watched["ended"] = self._ended
             self._shards[name] = Shard(
                 name, self._job.manifest.feed_schema, total, shares, open_feed, self._group.device, start=start, **watched
             )
@@ -192,13 +200,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             self._post_progress()
         if files is None:
             return
-        position = self._position
-        epoch_done = position >= self._job.order.epoch_rows
-        self.state = TrainState(self._reported_step, self._epoch + epoch_done, 0 if epoch_done else position)
+        at_last = at_last_batch(self._job, self._position)
+        if at_last and self._knows_epochs:
+            self.state = TrainState(self._reported_step, self._epoch + 1, 0)
+        else:
+            self.state = TrainState(self._reported_step, self._epoch, self._position)
         self._save(files, values)
         if checkpoint is not None:
             self._newest = checkpoint
-        if stop:
+        if stop and (self._knows_epochs or not at_last):  # what stands behind the last batch is no place to continue from
             raise StopAtCheckpoint
 
     def _times(self) -> dict[str, float]:
@@ -228,13 +238,18 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             self._learn_s += time.perf_counter() - self._batch_since_s
         self._batch_since_s = None
 
-    def _passed(self, epoch: int, batch: Batch, wait_s: float) -> None:
+    def _ended(self, epoch: int) -> None:
+        """A pass of the train split is over: the loop's next one is another epoch."""
+        if epoch == self._epoch:  # and not one that was left long ago
+            self._epoch, self._position = epoch + 1, 0
+
+    def _passed(self, epoch: int, batch: Batch, position: int, wait_s: float) -> None:
         """A batch of the train split goes to the loop: what it reports from now on counts it."""
         if self._generators is not None:  # what the function drew before, to build its model, is behind it
             restore_rng(self._generators, self._group.device)
             self._generators = None
         self._step += 1
-        self._epoch, self._position = epoch, batch.position
+        self._epoch, self._position = epoch, position
         self._rows += batch.global_rows
         self._rows_since += batch.global_rows
         self._wait_s += wait_s
@@ -291,6 +306,15 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         points, self._unsealed = self._unsealed, []
         self._courier.post(Saving(step=self.state.step))
         self._writer.submit(lambda: Snapshot(facts, saved, lambda: digest), points)
+
+
+def at_last_batch(job: TrainJob, position: int) -> bool:
+    """Whether all rows of an epoch are behind `position`.
+
+    A user's loop that reports there is still inside its pass, and what it saves says so. Continued from it, the loop would find
+    that pass empty, and may ask for the loss of a batch that it has not had.
+    """
+    return position >= job.order.epoch_rows
 
 
 def _whole(job: TrainJob) -> Collection[str]:

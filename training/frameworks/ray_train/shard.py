@@ -46,8 +46,7 @@ class Shard:
         shares: how many ranks share them; 1 where each gets all.
         open_feed: opens this rank's feed.
         device: where torch batches go unless the loop says otherwise.
-        passed: called with each batch of this shard, before the loop gets it, and the seconds that the loop has waited for it.
-        done: called when the loop comes back for the next batch.
+            done: called when the loop comes back for the next batch.
         start: (epoch, position) where the first pass begins.
     """
 
@@ -59,12 +58,14 @@ class Shard:
         shares: int,
         open_feed: OpenFeed,
         device: torch.device,
-        passed: Callable[[int, Batch, float], None] = lambda epoch, batch, wait_s: None,
+        passed: Callable[[int, Batch, int, float], None] = lambda epoch, batch, position, wait_s: None,
         done: Callable[[], None] = lambda: None,
+        ended: Callable[[int], None] = lambda epoch: None,
         start: tuple[int, int] = (0, 0),
     ) -> None:
         self._name, self._schema, self._rows, self._shares = name, schema, rows, shares
-        self._open_feed, self._device, self._passed, self._done = open_feed, device, passed, done
+        self._open_feed, self._device = open_feed, device
+        self._passed, self._done, self._ended = passed, done, ended
         self._next = start
 
     def __getattr__(self, name: str) -> Any:
@@ -144,15 +145,20 @@ class Shard:
         epoch, position = self._next
         self._next = (epoch + 1, 0)
         feed = self._open_feed(whole, device or torch.device("cpu"))
+        # As Ray does, all ranks get equally many batches: one that is too small for all of them is left out.
+        fewest = whole if drop_last else self._shares
         asked_s = time.perf_counter()
-        for batch in feed.batches(epoch, position):
-            # As Ray does, all ranks get equally many batches: one that is too small for all of them is left out.
-            if batch.global_rows < self._shares or (drop_last and batch.global_rows < whole):
-                continue
-            self._passed(epoch, batch, time.perf_counter() - asked_s)
-            yield batch
-            self._done()
-            asked_s = time.perf_counter()
+        try:
+            for batch in feed.batches(epoch, position):
+                if batch.global_rows < fewest:
+                    continue
+                last = self._rows - batch.position < fewest
+                self._passed(epoch, batch, self._rows if last else batch.position, time.perf_counter() - asked_s)
+                yield batch
+                self._done()
+                asked_s = time.perf_counter()
+        finally:
+            self._ended(epoch)
 
 
 def _refuse(name: str, given: Mapping[str, Any]) -> None:
