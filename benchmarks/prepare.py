@@ -43,6 +43,7 @@ from penstock.ingest.materialize.build import materialize
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
+from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
@@ -255,6 +256,7 @@ def prepare_with_penstock(data: dict[str, Any], preprocess: list[dict[str, Any]]
         progress=silent,
         parallel=parallel,
     )
+    forget_parsed(spec.data, snapshot.format, snapshot.files)
 
 
 def _with_penstock(source: Path, out: Path, parallel: ParallelMap, format: str = "parquet") -> None:

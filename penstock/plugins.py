@@ -123,7 +123,10 @@ class Plugins(Generic[T_co]):
                     next_step=f'pip install "penstock[{name}]"',
                 ) from error
         if name not in self._added:
-            close = difflib.get_close_matches(name, self.names, 1)
+            words = set(name.split("_"))
+            # one_hot, of one_hot_encoder; decode_image, of image
+            alike = [known for known in self.names if words >= {*known.split("_")} or words <= {*known.split("_")}]
+            close = sorted(alike, key=len)[-1:] or difflib.get_close_matches(name, self.names, 1)
             raise SpecError(
                 f"there is no {self.what} {name!r}; there are {', '.join(self.names)}"
                 + (f"; did you mean {close[0]!r}?" if close else "")

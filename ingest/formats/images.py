@@ -57,7 +57,10 @@ class ImageReader(Reader):
         problem = _damage(_content(file)) if self._refuses_damage else ""
         if problem:
             what = looks_like(file)
-            raise DataError(f"{file.uri}: {problem}" + (f" (this is {what})" if what and "image" not in what else ""))
+            raise DataError(
+                f"{file.uri}: {problem}" + (f" (this is {what})" if what and "image" not in what else ""),
+                next_step="replace or delete what is damaged, or have such files set aside and counted: data.invalid: quarantine",
+            )
         if self._needs_class and class_of(file) is None:
             raise DataError(
                 f"{file.uri}: lies in no class folder, so it has no label",

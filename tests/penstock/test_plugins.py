@@ -40,6 +40,8 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
     with pytest.raises(SpecError, match=r"no thing 'counte'; there are counter, deque; did you mean 'counter'\?") as raised:
         Plugins("thing", "penstock.test_things", OWN).get("counte")
     assert "penstock.test_things" in raised.value.message
+    with pytest.raises(SpecError, match=r"did you mean 'deque'\?"):  # a word of it, before what looks alike
+        Plugins("thing", "penstock.test_things", OWN | {"dedupe_things": "collections:Counter"}).get("deque_things")
 
 
 def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
