@@ -14,7 +14,7 @@ import pyarrow as pa
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps
 
-__all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images", "pixel_bytes"]
+__all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images", "jpeg_size", "pixel_bytes"]
 
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "JPEG2000", "PPM")
@@ -34,6 +34,8 @@ _SHRINK_FROM = 2
 coefficients left out would show in no pixel, and a camera's picture takes a sixteenth of the time and memory."""
 
 _JPEG = b"\xff\xd8\xff"
+
+_SCAN = b"\xda"
 
 _SAYS_HOW_IT_LIES = (b"Exif", b"Orientation")
 """Words that a JPEG holds which may have to be turned."""
@@ -113,7 +115,7 @@ def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode:
     None for all others, and for what is damaged: whether that can be read all the same is Pillow's word.
     """
     data = bytes(content)
-    if not data.startswith(_JPEG) or any(word in data for word in _SAYS_HOW_IT_LIES):
+    if not data.startswith(_JPEG) or any(word in _before_the_picture(data) for word in _SAYS_HOW_IT_LIES):
         return None
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
@@ -126,14 +128,31 @@ def _plain_jpeg(content: bytes | memoryview, size: tuple[int, int] | None, mode:
     return pixels
 
 
+def _before_the_picture(data: bytes) -> bytes:
+    """The segments of a JPEG in front of its first scan, where it says how it lies; all of one that cannot be followed."""
+    at = len(_JPEG) - 1
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xff":  # which fills a gap
+        if data[at + 1 : at + 2] == _SCAN:
+            return data[:at]
+        at += 2 + int.from_bytes(data[at + 2 : at + 4])
+    return data
+
+
+def jpeg_size(content: bytes | memoryview) -> tuple[int, int] | None:
+    """(height, width) of a JPEG in pixels, as its header says; None for what is no JPEG, or has no header."""
+    if bytes(content[: len(_JPEG)]) != _JPEG:
+        return None
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(bytes(content))
+    except ValueError:
+        return None
+    return int(height), int(width)
+
+
 def pixel_bytes(content: bytes | memoryview) -> int:
     """Bytes that the first picture of a file takes while it is decoded, as its header says; 0 if it is none that is known."""
-    try:
-        if bytes(content[:3]) == _JPEG:
-            height, width, *_ = simplejpeg.decode_jpeg_header(bytes(content))
-            return int(4 * width * height)
-    except ValueError:
-        pass
+    if (size := jpeg_size(content)) is not None:
+        return 4 * size[0] * size[1]
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             return 4 * image.width * image.height

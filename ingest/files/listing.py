@@ -34,7 +34,7 @@ from penstock.stores import is_local, store_name, store_problem
 __all__ = ["Cut", "Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
 
 
-_OTHERS_FOLDERS = (
+_OTHERS_FOLDERS = {
     "_penstock",
     "_unscored",
     "_temporary",
@@ -43,7 +43,7 @@ _OTHERS_FOLDERS = (
     "_impala_insert_staging",
     "__macosx",
     "__pycache__",
-)
+}
 
 _TABLE_FORMATS = {
     "Delta": ("_delta_log/*", "data.format: delta"),
@@ -80,12 +80,14 @@ _OTHER_FORMATS = {
 _LOOKS = 16
 """Folders looked at for a table's log at the same time."""
 
-_MARKERS = (
+_MARKER_PATTERNS = (
     *("readme*", "license*", "licence*", "notice*", "changelog*", "sha*sums*", "md5sums*", "*.crc", "*.md5", "*.sha256"),
     *("dataset_info.json", "dataset_dict.json", "state.json"),  # of Hugging Face's datasets
     *("thumbs.db", "desktop.ini", "*~", "*.tmp", "*.part", "*.swp"),
 )
 
+_MARKERS = re.compile("|".join(map(fnmatch.translate, _MARKER_PATTERNS)))
+"""Names of files that lie beside data, in lower case."""
 
 _DIGEST = re.compile(r"[0-9a-f]{32}(-\d+)?")
 """penstock.digest, and the ETag of an object, which of one uploaded in parts counts them."""
@@ -315,14 +317,13 @@ def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["
     """What becomes of a file that no one named, by its path below the root."""
     *folders, last = name.lower().split("/")
     is_format = extension_of(last) in extensions
-    known = any(fnmatch.fnmatchcase(last, marker) for marker in _MARKERS)
+    known = _MARKERS.match(last) is not None
     # A leading underscore marks Spark's and Dask's own files (_SUCCESS, _metadata), which have no extension of a format;
     # a camera's _DSC0001.JPG has one.
     known = known or last.startswith((".", "_"))
     if known and not is_format:
         return "clutter"
-    others = any(fnmatch.fnmatchcase(folder, pattern) for folder in folders for pattern in _OTHERS_FOLDERS)
-    if others or last.startswith(".") or any(folder.startswith(".") for folder in folders):
+    if not _OTHERS_FOLDERS.isdisjoint(folders) or last.startswith(".") or any(folder.startswith(".") for folder in folders):
         return "clutter"
     return "data" if globbed or is_format or not extension_of(last) else "left out"
 

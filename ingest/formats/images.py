@@ -10,6 +10,7 @@ import pyarrow as pa
 from PIL import Image
 
 from penstock.errors import DataError
+from penstock.ingest.columns.images import jpeg_size
 from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import read_bytes, read_problem
@@ -22,6 +23,8 @@ __all__ = ["ImageReader", "ImagesFormat", "class_of"]
 
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 """By name: Pillow knows more, some of which start other programs (an EPS starts Ghostscript)."""
+
+_JPEG_END = b"\xff\xd9"
 
 _COLUMNS = {"image": pa.binary(), "label": pa.string(), "path": pa.string()}
 
@@ -59,7 +62,7 @@ class ImageReader(Reader):
             what = looks_like(file)
             raise DataError(
                 f"{file.uri}: {problem}" + (f" (this is {what})" if what and "image" not in what else ""),
-                next_step="replace or delete what is damaged, or have such files set aside and counted: data.invalid: quarantine",
+                next_step="replace or delete what is damaged, or have it set aside and counted: data.invalid: quarantine",
             )
         if self._needs_class and class_of(file) is None:
             raise DataError(
@@ -93,9 +96,11 @@ def _content(file: SourceFile) -> bytes:
 
 def _damage(content: bytes) -> str:
     """What is wrong with an image; empty if nothing is. Decodes only if its last bytes do not show that the file is whole."""
+    if content.rstrip(b"\0\r\n ").endswith(_JPEG_END) and jpeg_size(content) is not None:
+        return ""
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            if image.format == "JPEG" and content.rstrip(b"\0\r\n ").endswith(b"\xff\xd9"):
+            if image.format == "JPEG" and content.rstrip(b"\0\r\n ").endswith(_JPEG_END):
                 return ""
             if image.format == "PNG":
                 image.verify()

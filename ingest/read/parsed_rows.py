@@ -118,7 +118,7 @@ def keep_parsed(data: DataSpec | None, file: SourceFile, span: tuple[int, int] |
     begin, end = span or (0, file.size_bytes)
     copy = None
     with contextlib.suppress(OSError):
-        path = None if data is None else _place(data, data.format, file, begin, end)
+        path = None if data is None else _Places(data, data.format).of(file, begin, end)
         if path is not None and end - begin <= _room(path.parent):
             copy = ParsedCopy(path, end - begin)
     try:
@@ -146,9 +146,9 @@ def parsed_tables(
     first_row, end = piece or (0, file.rows or 0)
     wanted = [(span[0][0], span[0][1], span[1][1]) for span in spans if span[0][0] < end and span[1][0] > first_row]
     names = [name for name in schema.names if name != UNREADABLE]
-    copies = []
+    copies, places = [], _Places(data, format)
     for _, at, until in wanted:
-        copy = _opened(data, format, file, at, until)
+        copy = _opened(places.of(file, at, until))
         if copy is None or any(
             copy.schema.get_field_index(name) < 0 or copy.schema.field(name).type != schema.field(name).type for name in names
         ):
@@ -161,12 +161,13 @@ def parsed_tables(
 
 def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile]) -> None:
     """Delete the copies of `files` on this node: their rows are prepared."""
-    for file in files:
-        bounds = [cut.at for cut in file.cuts] or [0]
-        for begin, end in pairwise([*bounds, file.size_bytes]):
-            with contextlib.suppress(OSError):
-                path = _place(data, format, file, begin, end)
-                if path is not None:
+    with contextlib.suppress(OSError):
+        kept = {path.name for path in _folder().iterdir()}
+        places = _Places(data, format)
+        for file in files if kept else ():
+            for begin, end in pairwise([*([cut.at for cut in file.cuts] or [0]), file.size_bytes]):
+                path = places.of(file, begin, end)
+                if path is not None and path.name in kept:
                     path.unlink(missing_ok=True)
 
 
@@ -180,24 +181,29 @@ def _tables(copies: Sequence[pa.RecordBatchFileReader], schema: pa.Schema, names
             yield pa.table(columns, schema=schema)
 
 
-def _opened(data: DataSpec, format: str, file: SourceFile, begin: int, end: int) -> pa.RecordBatchFileReader | None:
+def _opened(path: Path | None) -> pa.RecordBatchFileReader | None:
     try:
-        path = _place(data, format, file, begin, end)
         return None if path is None else pa.ipc.open_file(pa.memory_map(str(path)))
     except (OSError, pa.ArrowException):
         return None
 
 
-def _place(data: DataSpec, format: str, file: SourceFile, begin: int, end: int) -> Path | None:
-    """Where the copy lies: named by all that it depends on. None where a file cannot be told from one before a power cut."""
-    boot = boot_id()
-    if not boot:
-        return None
-    options = data.model_dump(mode="json", include={"columns", "types", "invalid", format})
-    by = [FORMAT, pa.__version__, format_origin(data), format_versions(data)]
-    of = [file.uri, file.size_bytes, file.fingerprint, begin, end]
-    key = digest_of([by, format, options, data.read_columns, of])
-    return cache_folder() / "parsed" / f"{boot[:8]}-{key}.arrow"
+def _folder() -> Path:
+    return cache_folder() / "parsed"
+
+
+class _Places:
+    """Where the copies of a source's files lie: named by all that they depend on."""
+
+    def __init__(self, data: DataSpec, format: str) -> None:
+        options = data.model_dump(mode="json", include={"columns", "types", "invalid", format})
+        by = [FORMAT, pa.__version__, format_origin(data), format_versions(data)]
+        self._boot, self._by = boot_id(), digest_of([by, format, options, data.read_columns])
+
+    def of(self, file: SourceFile, begin: int, end: int) -> Path | None:
+        """None where a file cannot be told from one before a power cut."""
+        key = digest_of([self._by, file.uri, file.size_bytes, file.fingerprint, begin, end])
+        return _folder() / f"{self._boot[:8]}-{key}.arrow" if self._boot else None
 
 
 def _room(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""A Prefect server that dies in the middle of training costs a page and not the run: same exit code, same weights, one line."""
+"""A Prefect server that dies, or answers some requests only, costs a page and not the run: same exit code, same weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from penstock.flows.servers.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
 from tests import ROOT
+from tests.runs.faulty_front import Fault, faulty_front
 from tests.runs.forked import Command
 from tests.runs.servers import eventually
 from tests.shared import make_lone
@@ -81,3 +82,31 @@ def test_a_server_that_does_not_come_back_is_told_later(tmp_path: Path, lone: di
         assert told.finish()["told"] == [result["run"]]
         (flow_run,) = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()
         assert flow_run["state_type"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("kinds", [("cut", "lost"), ("refused",)])
+def test_requests_that_fail_now_and_then_cost_an_attempt_at_most(
+    tmp_path: Path, lone: dict[str, Any], kinds: tuple[Fault, ...]
+) -> None:
+    """Every seventh, of whatever kind: of the client, of the engine, and of the websockets that log lines and events take."""
+    failed: list[str] = []
+    asked = 0
+
+    def fault(path: str) -> Fault | None:
+        nonlocal asked
+        asked += 1
+        if asked % 7:
+            return None
+        failed.append(path)
+        return kinds[len(failed) % len(kinds)]
+
+    file = make_lone(tmp_path / "p")
+    with server_of_the_user(tmp_path / "server") as server, faulty_front(server.port, fault) as port:
+        command = Command("run", str(file), "--json", environment={"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"})
+        result = command.finish()
+        flow_runs = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()
+    print(asked, failed, command.said, flow_runs)
+    assert len(failed) > 3
+    assert result["weights_digest"] == lone["weights_digest"] and result["metrics"] == lone["metrics"]
+    assert "Traceback" not in command.said
+    assert [run["state_type"] for run in flow_runs] == ["COMPLETED"]

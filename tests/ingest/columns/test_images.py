@@ -36,6 +36,9 @@ def both(content: bytes, size: tuple[int, int] | None = None, mode: ImageMode = 
         return found, decode_image(content, size, mode), decoder.call_count
 
 
+TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+
+
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("quality", [20, 75, 98])
@@ -63,14 +66,26 @@ def test_grey() -> None:
         (jpeg(picture(40, 50)), "L"),
         (jpeg(picture(40, 50, "CMYK")), "RGB"),
         (jpeg(picture(40, 50), keep_rgb=True), "RGB"),
-        (jpeg(picture(40, 50), exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), "RGB"),
+        (jpeg(picture(40, 50), exif=TURNED), "RGB"),
         (jpeg(picture(40, 50), xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'), "RGB"),
+        (b"\xff\xd8\xff\xfe\0\x08\xff\xda\0\x0c\3\1" + jpeg(picture(40, 50), exif=TURNED)[2:], "RGB"),
+        (b"\xff\xd8" + b"\xff" * 5 + jpeg(picture(40, 50), exif=TURNED)[2:], "RGB"),
     ],
-    ids=["grey wanted in colour", "colour wanted in grey", "CMYK", "RGB", "turned by EXIF", "turned by XMP"],
+    ids=[
+        *("grey wanted in colour", "colour wanted in grey", "CMYK", "RGB", "turned by EXIF", "turned by XMP"),
+        *("turned, behind a segment that looks like a scan", "turned, behind a gap"),
+    ],
 )
 def test_what_takes_more_than_decoding_is_left_to_pillow(content: bytes, mode: ImageMode) -> None:
     found, pillows, asked = both(content, mode=mode)
     assert np.array_equal(found, pillows) and not asked
+
+
+def test_the_word_exif_among_the_pixels_turns_nothing() -> None:
+    content = jpeg(picture(200, 200))
+    middle = len(content) // 2
+    found, pillows, asked = both(content[:middle] + b"Exif" + content[middle + 4 :])
+    assert np.array_equal(found, pillows) and asked
 
 
 def test_turned_pictures_are_upright() -> None:
