@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Abort, PrefectException
 from prefect.runtime import flow_run
 from prefect.utilities.urls import url_for
 
-from penstock.errors import Interrupted
+from penstock.errors import Interrupted, ServiceError
 from penstock.flows.servers.prefect_server import ServerFiles
+from penstock.redact import first_line
 from penstock.tasks.prefect_away import AWAY
 from penstock.tasks.records.ledger import Attempt, Status
 
@@ -50,11 +52,18 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
 
     Raises:
         Interrupted: it was stopped; with what it had reached.
+        ServiceError: Prefect's server refuses what a flow run cannot do without, though it was asked again and again.
         BaseException: what it raised.
     """
     result: Any
     try:
-        state = perform()
+        try:
+            state = perform()
+        except (PrefectException, httpx.HTTPError, RuntimeError, ValueError) as error:  # the flow's own are in its state
+            raise ServiceError(
+                f"the Prefect server {os.environ.get('PREFECT_API_URL', '')} fails: {first_line(error)}",
+                next_step="look at its log; then run the same command again, which continues from what is saved",
+            ) from error
         # In a notebook a loop runs already, and Prefect would give a coroutine.
         result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     except EndedUntold as untold:

@@ -39,6 +39,7 @@ _QUIET = {
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # each event that a server which is away does not take, in full
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # a missing server must fail, not start one that drops task runs
     "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",  # a server that fails once must not cost a run; 502 and 503 it asks again
 }
 
 _LOOK_EVERY_S = 1.0
@@ -101,10 +102,9 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
         with _environment(quiet), _started_again(files):
             try:
                 yield PrefectService(server.url, server.ui_url, embedded=True)
-            except PenstockError:
-                raise
             except Exception as error:  # Prefect wraps a lost server in whatever class; it is raised as it is
-                if not _answers(f"{server.url}/health"):
+                may_be_its = not isinstance(error, PenstockError) or isinstance(error, ServiceError)
+                if may_be_its and not _answers(f"{server.url}/health"):
                     raise _server_died(files, server) from error
                 raise
             finally:

@@ -105,7 +105,6 @@ def test_requests_that_fail_now_and_then_cost_an_attempt_at_most(
         command = Command("run", str(file), "--json", environment={"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"})
         result = command.finish()
         flow_runs = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()
-    print(asked, failed, command.said, flow_runs)
     assert len(failed) > 3
     assert result["weights_digest"] == lone["weights_digest"] and result["metrics"] == lone["metrics"]
     assert "Traceback" not in command.said

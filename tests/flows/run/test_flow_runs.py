@@ -14,8 +14,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from penstock.errors import ServiceError
 from penstock.flows.run.cancel_watch import _is_cancelled
-from penstock.flows.run.flow_runs import name_flow_run, tell_end
+from penstock.flows.run.flow_runs import flow_result, name_flow_run, tell_end
 from penstock.machine.process import ProcessIdentity
 from penstock.tasks import stage
 from penstock.tasks.context import StageOutcome
@@ -112,3 +113,21 @@ def test_no_answer_of_prefects_server_ends_a_run(
     assert [line.startswith("read: no Prefect artifact: ") for line in told] == [True] * (
         answer != "something else" or not greets
     )
+
+
+@prefect.flow
+def nothing() -> None:
+    raise AssertionError("it has not begun")
+
+
+@pytest.mark.parametrize("greets", [True, False])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_server_without_which_no_flow_begins_is_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch, answer: str, greets: bool
+) -> None:
+    server.greets, server.answer = greets, ANSWERS[answer]
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example/api")
+    with pytest.raises(
+        ServiceError, match=r"the Prefect server http://prefect\.example/api fails: .+(?s:.*)same command again"
+    ):
+        flow_result(lambda: nothing(return_state=True))
