@@ -23,6 +23,8 @@ from penstock.messages import shorten
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import StageName
+from penstock.training.frameworks.framework import HasOwnSteps
+from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.spec import TrainSpec
 
 __all__ = ["rows_of_step", "show_rows"]
@@ -44,6 +46,13 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
     manifest = DatasetManifest.model_validate(_output(names.ledger, run, "materialize"))
     order = Order.model_validate(_output(names.ledger, run, "shuffle")["order"])
     train = TrainSpec.model_validate(run.spec["train"])
+    framework = FRAMEWORKS.get(train.framework)
+    if isinstance(framework, HasOwnSteps):
+        raise SpecError(
+            f"the rows of a step of run {run.run} are not known: with train.framework: {train.framework} a step is "
+            f"{framework.a_step}",
+            next_step=f"penstock report {run.run} shows the rows of the whole run",
+        )
     if not manifest.shards:
         cache = run.spec["materialize"]["cache"]
         raise DataError(

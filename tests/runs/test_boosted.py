@@ -52,6 +52,8 @@ def test_the_tumours_are_told_apart_by_trees_and_a_killed_worker_and_driver_chan
     again = run(file["xgboost"], settings["xgboost"]).finish()
     assert {stage["outcome"] for stage in again["stages"]} == {"reused"}
     assert again["weights_digest"] == calm["xgboost"]["weights_digest"]
+    of_a_step = Command("rows", again["run"], "--step", "5", "--file", str(file["xgboost"]), "--json").finish(2)
+    assert "a step is a round" in of_a_step["error"]["message"]
 
     command = run(file["killed"], settings["lightgbm"])
     kill_worker(command, file["killed"])

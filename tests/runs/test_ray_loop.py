@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.verbs.init import create_project
+from tests.runs.forked import Command
 from tests.runs.killed import calm_and_killed
 from tests.runs.raw_scores import check_raw_rows
 
@@ -21,3 +22,5 @@ def test_the_template_tells_digits_apart_also_after_two_kills(tmp_path: Path) ->
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     assert ended["metrics"]["test/accuracy"] >= 0.85
     check_raw_rows(tmp_path / "killed" / "pipeline.yaml", ended)
+    of_a_step = Command("rows", ended["run"], "--step", "5", "--file", str(tmp_path / "killed" / "pipeline.yaml"), "--json")
+    assert "of a size that it chooses" in of_a_step.finish(2)["error"]["message"]

@@ -22,7 +22,7 @@ from penstock.training.model import Predicts
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["Framework", "TriedBatch", "TrimsCode"]
+__all__ = ["Framework", "HasOwnSteps", "TriedBatch", "TrimsCode"]
 
 
 class TriedBatch(Section):
@@ -121,4 +121,14 @@ class TrimsCode(Protocol):
 
     def code_to_predict(self, code: UserCode) -> UserCode:
         """The same code without the data files that neither loading nor predicting reads (`penstock.usercode.needed_files`)."""
+        ...
+
+
+@runtime_checkable
+class HasOwnSteps(Protocol):
+    """What a framework may say besides: a step is no batch of `train.batch_rows` rows, and `penstock rows` cannot tell its."""
+
+    @property
+    def a_step(self) -> str:
+        """What it is instead: "a step is ..."."""
         ...

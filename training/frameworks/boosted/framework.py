@@ -55,6 +55,8 @@ class BoostedFramework:
         """The library, as it is installed."""
         return (self._library.distribution,)
 
+    a_step = "a round, which learns from all rows of the train split, or from those that the library draws of them"
+
     @property
     def loader(self) -> str:
         """As of the library."""

@@ -37,6 +37,7 @@ class RayTrainFramework:
     libraries = ("torch", "ray")
     loader = "penstock.training.frameworks.ray_train.loading:load"
     model_files = (FOLDER_FILE,)
+    a_step = "what the function does with one batch, of a size that it chooses"
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import the function; refuse settings that only a recipe's loop reads."""

@@ -259,7 +259,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
     def _post_progress(self) -> None:
         if self._courier is not None:
             rows_per_s = self._rows / max(time.monotonic() - self._since_s, 1e-9)
-            self._courier.post(TrainProgress(step=self._step, total_steps=None, epoch=self._epoch, rows_per_s=rows_per_s))
+            epoch = self._epoch if self._position else max(0, self._epoch - 1)  # between two passes, of the one that is over
+            self._courier.post(TrainProgress(step=self._step, total_steps=None, epoch=epoch, rows_per_s=rows_per_s))
 
     def _everyones_files(self, checkpoint: ray.train.Checkpoint | None) -> dict[str, bytes] | None:
         """What all ranks report, in one folder; None where none reports a folder. Empty on all but rank 0."""
