@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 
 import ray.train
 import ray.train.torch
@@ -63,6 +64,7 @@ def train_func(config):
             loss.backward()
             optimizer.step()
             steps += 1
+            time.sleep(config.get("pause_s", 0))
             if steps % config.get("every", 10**9) == 0:
                 report(model, optimizer, epoch, {"loss": loss.item()}, rank)
             if steps == config.get("dies_after"):
