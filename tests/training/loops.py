@@ -49,6 +49,9 @@ def train_func(config):
         first_epoch = state["epoch"]
     shard = ray.train.get_dataset_shard("train")
     rank = ray.train.get_context().get_world_rank()
+    if config.get("looks"):
+        shape = next(iter(shard.iter_torch_batches(batch_size=2)))["image"].shape
+        torch.rand(len(shape))
     steps = 0
     for epoch in range(first_epoch, config["epochs"]):
         model.train()

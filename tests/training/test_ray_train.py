@@ -108,6 +108,7 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
         ({"every": 11}, {"dies_before_validation_of": 1}, 12),  # reported after an epoch's last batch, in the loop over them
         ({"every": 5, "drop_last": True}, {"dies_before_validation_of": 1}, 15),
         ({"every": 5, "drop_last": True}, {"dies_after": 13}, 11),  # from the end of an epoch whose last rows are left out
+        ({"every": 4, "looks": True}, {"dies_after": 10}, 8),  # and it looks at a batch before its first epoch
         ({"every": 4, "batches_an_epoch": 6}, {"dies_after": 7}, 7),  # from the end of one that the loop left
     ],
 )
@@ -269,9 +270,7 @@ def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tm
     points = [p.values for p in read_journal(Storage(str(tmp_path / "whole")), 99) if "train/step_s" in p.values]
     assert points and all(0 < each[f"ranks/{n}/data_wait_s"] < each[f"ranks/{n}/step_s"] for each in points for n in (0, 1))
     killer = Watcher(at_step=14, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
-    slowly = loop_job(
-        tmp_path, run="killed", pause_s=0.1, **more
-    )  # hit while it trains, however late one hears of a step
+    slowly = loop_job(tmp_path, run="killed", pause_s=0.1, **more)  # hit while it trains, however late one hears of a step
     killed = RAY_TRAIN.train(slowly, stop=threading.Event(), listener=killer)
     assert (killed.status, killed.restarts) == ("finished", 1) and killed.resumed_from_step is not None
     assert killed.weights_digest == whole.weights_digest

@@ -99,6 +99,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._temporary = tempfile.TemporaryDirectory(prefix="penstock-loop-")
         self._newest: ray.train.Checkpoint | None = None
         self._generators: torch.Tensor | None = None
+        self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
+        """What a look at the batch taken last has to put back; None once something was reported since."""
         if checkpoint is not None:
             folder = Path(self._temporary.name)
             unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
@@ -188,6 +190,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         for name, value in refused.items():
             if value is not None:
                 raise SpecError(f"ray.train.report: {name} is not honoured in a pipeline", next_step="take it out")
+        self._before = None
         # Two reports after one batch are two steps of the charts; the next batch is counted as if there had been one.
         self._reported_step = max(self._step, self._reported_step + 1)
         values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
@@ -238,13 +241,21 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             self._learn_s += time.perf_counter() - self._batch_since_s
         self._batch_since_s = None
 
-    def _ended(self, epoch: int) -> None:
-        """A pass of the train split is over: the loop's next one is another epoch."""
-        if epoch == self._epoch:  # and not one that was left long ago
-            self._epoch, self._position = epoch + 1, 0
+    def _ended(self, epoch: int, looked: bool) -> bool:
+        """A pass of the train split is over: the loop's next one is another epoch, unless it has only looked at a batch."""
+        if epoch != self._epoch:
+            return True  # one that was left long ago
+        if looked and self._before is not None:
+            self._step, self._position, self._rows, self._rows_since, self._wait_s, self._generators = self._before
+            self._batch_since_s = self._before = None
+            return False
+        self._epoch, self._position = epoch + 1, 0
+        return True
 
     def _passed(self, epoch: int, batch: Batch, position: int, wait_s: float) -> None:
         """A batch of the train split goes to the loop: what it reports from now on counts it."""
+        start = self._position if epoch == self._epoch else 0
+        self._before = (self._step, start, self._rows, self._rows_since, self._wait_s, self._generators)
         if self._generators is not None:  # what the function drew before, to build its model, is behind it
             restore_rng(self._generators, self._group.device)
             self._generators = None

@@ -60,7 +60,7 @@ class Shard:
         device: torch.device,
         passed: Callable[[int, Batch, int, float], None] = lambda epoch, batch, position, wait_s: None,
         done: Callable[[], None] = lambda: None,
-        ended: Callable[[int], None] = lambda epoch: None,
+        ended: Callable[[int, bool], bool] = lambda epoch, looked: True,
         start: tuple[int, int] = (0, 0),
     ) -> None:
         self._name, self._schema, self._rows, self._shares = name, schema, rows, shares
@@ -142,23 +142,27 @@ class Shard:
     def _batches(self, batch_size: int | None, drop_last: bool, device: torch.device | None = None) -> Iterator[Batch]:
         own = batch_size if batch_size is not None else -(-self._rows // self._shares)
         whole = own * self._shares
-        epoch, position = self._next
-        self._next = (epoch + 1, 0)
+        begin = epoch, position = self._next
+        self._next = following = (epoch + 1, 0)
         feed = self._open_feed(whole, device or torch.device("cpu"))
         # As Ray does, all ranks get equally many batches: one that is too small for all of them is left out.
         fewest = whole if drop_last else self._shares
         asked_s = time.perf_counter()
+        taken, left = 0, True
         try:
             for batch in feed.batches(epoch, position):
                 if batch.global_rows < fewest:
                     continue
                 last = self._rows - batch.position < fewest
                 self._passed(epoch, batch, self._rows if last else batch.position, time.perf_counter() - asked_s)
+                taken += 1
                 yield batch
                 self._done()
                 asked_s = time.perf_counter()
+            left = False
         finally:
-            self._ended(epoch)
+            if not self._ended(epoch, left and taken == 1) and self._next == following:
+                self._next = begin
 
 
 def _refuse(name: str, given: Mapping[str, Any]) -> None:
