@@ -77,7 +77,7 @@ def predict(request: PredictRequest) -> State[Any]:
             "files": len(listing.files),
         }
         try:
-            work = plan(output, asked, listing.files)
+            work = plan(output, asked, listing.files, reporter.progress("predict"))
             reporter.say(f"{model.uri}: {_said_of(work, len(listing.files))}")
             name_flow_run(f"{model.uri} on {Path(request.input).name}", [model.name or "model"])
             run = partial(_on_ray, request, model, listing.files, storage, reporter, stopping, stack)

@@ -141,8 +141,7 @@ def parsed_tables(
         schema: columns and types, which the copies must have; the marks of unreadable rows are null, for all rows read.
         piece: its first row, and its end.
     """
-    cuts = [(cut.row, cut.at) for cut in file.cuts] or [(0, 0)]
-    spans = list(pairwise([*cuts, (file.rows or 0, file.size_bytes)]))
+    spans = _spans(file)
     first_row, end = piece or (0, file.rows or 0)
     wanted = [(span[0][0], span[0][1], span[1][1]) for span in spans if span[0][0] < end and span[1][0] > first_row]
     names = [name for name in schema.names if name != UNREADABLE]
@@ -159,16 +158,27 @@ def parsed_tables(
     return rows_between(_tables(copies, schema, names), wanted[0][0], first_row, end)
 
 
-def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile]) -> None:
-    """Delete the copies of `files` on this node: their rows are prepared."""
+def forget_parsed(data: DataSpec, format: str, files: Sequence[SourceFile], piece: tuple[int, int] | None = None) -> None:
+    """Delete the copies of `files` on this node: their rows are prepared.
+
+    Args:
+        piece: first row and end of the rows that are meant, of the only file: copies that hold others stay.
+    """
     with contextlib.suppress(OSError):
         kept = {path.name for path in _folder().iterdir()}
         places = _Places(data, format)
         for file in files if kept else ():
-            for begin, end in pairwise([*([cut.at for cut in file.cuts] or [0]), file.size_bytes]):
+            for (first_row, begin), (until, end) in _spans(file):
                 path = places.of(file, begin, end)
-                if path is not None and path.name in kept:
+                meant = piece is None or (piece[0] <= first_row and until <= piece[1])
+                if meant and path is not None and path.name in kept:
                     path.unlink(missing_ok=True)
+
+
+def _spans(file: SourceFile) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Of each part that is parsed by itself, (row, byte) of its begin and of its end."""
+    cuts = [(cut.row, cut.at) for cut in file.cuts] or [(0, 0)]
+    return list(pairwise([*cuts, (file.rows or 0, file.size_bytes)]))
 
 
 def _tables(copies: Sequence[pa.RecordBatchFileReader], schema: pa.Schema, names: list[str]) -> Iterator[pa.Table]:

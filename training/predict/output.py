@@ -69,6 +69,8 @@ class PredictedUnit(Section):
     model: str
     """Its address, for people."""
     files: tuple[Identity, ...]
+    file_rows: int | None = None
+    """Rows of the file that it is a piece of, where only a look through the file tells them."""
     rows: int
     """Scored."""
     unscored: int

@@ -16,11 +16,14 @@ from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError, SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, capped, list_location
 from penstock.ingest.files.unit_plan import plan_units
+from penstock.ingest.formats.reader import FileFacts
 from penstock.ingest.formats.registry import format_named, format_origin, reader_of
 from penstock.ingest.formats.section import data_spec
+from penstock.ingest.read.inspection import inspect_files
+from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.spec import DataSpec
 from penstock.messages import counted
-from penstock.progress import Progress
+from penstock.progress import Progress, silent
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec
 from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns
@@ -37,7 +40,9 @@ UNIT_BYTES = 8 << 20
 
 
 PIECE_BYTES = 256 << 20
-"""A file of more than twice this is scored in pieces of about so many bytes, where its format can be read so."""
+"""A file of more than twice this is scored in pieces of about so many bytes, where its format can be read so.
+
+Of text it is known only to who looks through it where its rows begin; that is done here, by several threads."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,12 @@ class Plan(NamedTuple):
     """Names of files that the output has rows of and the input has no longer."""
 
 
-def plan(output: Output, asked: Asked, files: Sequence[SourceFile]) -> Plan:
-    """Compare the units of the output with the files there are now."""
+def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Progress = silent) -> Plan:
+    """Compare the units of the output with the files there are now.
+
+    Args:
+        progress: of the look through large files of text.
+    """
     present = {file.name: (file.name, file.size_bytes, file.fingerprint) for file in files}
     kept: list[PredictedUnit] = []
     replaced: list[PredictedUnit] = []
@@ -141,27 +150,52 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile]) -> Plan:
         current = unit.asked == asked.digest and same and not here & covered
         (kept if current or not here else replaced).append(unit)
         covered |= here if current else set()
+    covered |= {(name, None) for name in _whole_files(kept)}
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
     left = [file for file in files if (file.name, None) not in covered and file.size_bytes]
-    todo = [
-        UnitJob(unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece)
-        for unit, piece in _units(asked.data, left)
-        if (unit[0].name, piece) not in covered
-    ]
+    todo = list[UnitJob]()
+    for of_unit, piece, facts in _units(asked.data, left, progress):
+        if (of_unit[0].name, piece) not in covered:
+            todo.append(UnitJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece, facts))
+        elif facts is not None:
+            forget_parsed(asked.data, asked.data.format, of_unit, piece)
     return Plan(kept, replaced, todo, gone)
 
 
-def _units(data: DataSpec, files: Sequence[SourceFile]) -> Iterator[tuple[tuple[SourceFile, ...], tuple[int, int] | None]]:
+def _whole_files(units: Iterable[PredictedUnit]) -> Iterator[str]:
+    """Names of the files whose pieces are all there, so that nobody need look where they begin."""
+    found: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    for unit in units:
+        for one in unit.files if unit.file_rows is not None else ():
+            if one.piece is not None:
+                found.setdefault((one.name, unit.file_rows or 0), set()).add(one.piece)
+    for (name, rows), pieces in found.items():
+        begins, ends = zip(*sorted(pieces), strict=True)
+        if (*begins, rows) == (0, *ends):
+            yield name
+
+
+_Unit = tuple[tuple[SourceFile, ...], tuple[int, int] | None, FileFacts | None]
+"""Files, the piece that is meant of the only one, and what is known of that one."""
+
+
+def _units(data: DataSpec, files: Sequence[SourceFile], progress: Progress) -> Iterator[_Unit]:
     reader = reader_of(data)
     if reader.one_row_per_file:
-        yield from ((unit, None) for unit in plan_units(files, UNIT_BYTES))
+        yield from ((unit, None, None) for unit in plan_units(files, UNIT_BYTES))
         return
     for file in files:
         pieces: Sequence[tuple[int, int]] = ()
+        facts: FileFacts | None = None
         if file.size_bytes > 2 * PIECE_BYTES:
             with contextlib.suppress(DataError):  # the worker meets it again, and tells
                 pieces = reader.pieces(file, PIECE_BYTES)
-        yield from (((file,), piece) for piece in (pieces if len(pieces) > 1 else (None,)))
+                if not pieces and reader.hands_on_rows:
+                    (looked,) = inspect_files(data, [file], progress, part_bytes=PIECE_BYTES, keep=True)
+                    if isinstance(looked, FileFacts):
+                        facts, file = looked, file.model_copy(update={"rows": looked.rows, "cuts": looked.cuts})
+                        pieces = reader.pieces(file, PIECE_BYTES)
+        yield from (((file,), piece, facts) for piece in (pieces if len(pieces) > 1 else (None,)))
 
 
 @dataclass

@@ -68,6 +68,8 @@ class UnitJob:
     model: str
     storage: Storage
     piece: tuple[int, int] | None = None
+    facts: FileFacts | None = None
+    """Of the only file, if it was looked through already."""
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -123,7 +125,7 @@ class Scorer:
         except DataError as error:
             return UnitOutcome(job, None, _of_file(error, job))
         finally:
-            forget_parsed(job.data, job.data.format, job.files)
+            forget_parsed(job.data, job.data.format, job.files, job.piece)
         Output(job.storage).commit(unit)
         return UnitOutcome(job, unit)
 
@@ -161,6 +163,7 @@ def _score(model: LoadedModel, job: UnitJob, folder: Path, started: float) -> Pr
         asked=job.asked,
         model=job.model,
         files=job.identities,
+        file_rows=None if job.facts is None else job.facts.rows,
         rows=scored.rows,
         unscored=unscored.rows,
         part_bytes=scored.put(job.storage, name),
@@ -254,7 +257,7 @@ def _facts(reader: Reader, job: UnitJob) -> tuple[dict[str, FileFacts], list[tup
     """What each file has, by its URI; and files that are one row, with what is wrong with it."""
     facts, broken = dict[str, FileFacts](), list[tuple[SourceFile, str]]()
     for file in job.files:
-        found = inspect_file(reader, file, job.data)
+        found = job.facts or inspect_file(reader, file, job.data)
         if isinstance(found, FileFacts):
             facts[file.uri] = found
         elif reader.one_row_per_file and isinstance(found, DataError):

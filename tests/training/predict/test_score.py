@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -223,6 +224,37 @@ def test_a_large_file_is_scored_in_pieces_that_are_committed_each(work: Work, mo
     assert work.rows().drop_columns(["file"]).equals(whole[1].drop_columns(["file"]))
     work.write("b.parquet", people(7, 3))
     assert work.run().rows == 3 and work.rows().num_rows == 3
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_a_large_file_of_text_is_looked_through_once_and_scored_in_pieces(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    work = Work(tmp_path, model, format)
+    table = people(0, 300, id=[f'"{row}", {row}' for row in range(300)])
+    file = work.input / f"a.{format}"
+    if format == "csv":
+        arrow_csv.write_csv(table, file)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    whole = work.run().rows, work.rows()
+    monkeypatch.setattr("penstock.training.predict.score.PIECE_BYTES", 2000)
+    work.out = work.out.with_name("pieces")
+    with copies_kept() as copies:
+        with pytest.raises(KeyboardInterrupt):
+            work.run(stop_after=2)
+        first = [job.piece for job in work.done]
+        left = len(list(copies.glob("**/*.arrow")))
+        assert work.run().rows + sum(end - begin for begin, end in first if begin is not None) == whole[0] == 300
+        pieces = [*first, *(job.piece for job in work.done)]
+        assert len(pieces) > 4 and [begin for begin, _ in pieces[1:]] == [end for _, end in pieces[:-1]]
+        assert 0 < left < len(pieces) and not list(copies.glob("**/*.arrow"))
+    assert work.rows().equals(whole[1])
+    with mock.patch("penstock.training.predict.score.inspect_files", side_effect=AssertionError("it is known")):
+        assert work.run().units == 0
+    with file.open("a") as end:
+        end.write(file.read_text().splitlines()[-1] + "\n")
+    assert work.run().rows == work.rows().num_rows == 301
 
 
 def test_other_columns_or_another_model_score_everything_anew(work: Work) -> None:
