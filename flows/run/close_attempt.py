@@ -42,6 +42,9 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
         raise unrecorded
     ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics", "warnings")}
     told = error.with_next_step() if isinstance(error, PenstockError) else error
+    registered = ctx.outcomes.get("register")
+    if registered is not None and registered.outcome != "reused":
+        ended["model_uri"] = registered.output.get("uri")
     ended |= {"ended": utc_now(), "error": redact_text(str(told)) if told else None}
     ctx.attempt = ctx.attempt.model_copy(update=ended)
     tags = {"penstock.exactness": result["exactness"] or "not reached", "penstock.status": status}

@@ -28,6 +28,7 @@ def explain_run(file: Path | None, name: str, stage: str | None) -> dict[str, An
         {
             **attempt.model_dump(mode="json", include={"number", "status", "started", "changed", "error"}),
             "stages": [entry for entry in attempt.stages if stage in (None, entry["name"])],
+            "reached": [entry["name"] for entry in attempt.stages],
         }
         for attempt in names.ledger.attempts(run.run)
     ]
@@ -47,4 +48,12 @@ def show_explanation(result: dict[str, Any], console: Console) -> None:
             for line in entry.get("because", ["not on record"]):
                 console.print(f"    {line}", markup=False, soft_wrap=True)
         if not attempt["stages"]:
-            console.print("  no stage is on record: it was killed, or did not get to one", markup=False, soft_wrap=True)
+            console.print(f"  {_why_nothing(attempt)}", markup=False, soft_wrap=True)
+
+
+def _why_nothing(attempt: dict[str, Any]) -> str:
+    if attempt["reached"]:
+        return f"it ended before that stage, with {attempt['reached'][-1]}"
+    if attempt["status"] in ("running", "killed"):
+        return "nothing is on record of its stages: they are written down at the end of an attempt"
+    return "it did not get to a stage"

@@ -79,7 +79,9 @@ def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> 
 
 
 def _registered(ledger: Ledger, run: Run, attempt: Attempt) -> str | None:
-    """The version that the attempt has registered; not one that it only found registered already."""
+    """The version that the attempt has registered; of a record of an older penstock only if no later one registered another."""
+    if attempt.model_uri is not None:
+        return attempt.model_uri
     made = [each["key"] for each in attempt.stages if each["name"] == "register" and each["outcome"] != "reused"]
     record = ledger.stage_record(f"runs/{run.run}/stages/register.json", made[0], cleaned=True) if made else None
     return record.output.get("uri") if record is not None else None

@@ -120,7 +120,10 @@ def _ids(
 
 
 def _no_such_step(step: int, last: int | None) -> SpecError:
-    return SpecError(f"there is no step {step}" + (f": the run has 1 to {last:,}" if last is not None else ""))
+    return SpecError(
+        f"there is no step {step}" + (f": the run has 1 to {last:,}" if last is not None else ""),
+        next_step="name one of its steps with --step",
+    )
 
 
 def _described(run: Run, read: dict[str, Any], found: Sources, ids: NDArray[np.int64]) -> list[dict[str, Any]]:

@@ -105,6 +105,9 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         committed = CheckpointStore(ledger.run_storage(run.run)).committed()
     except CheckpointError:  # of a newer penstock: no reason to show no run at all
         committed = []
+    attempts = ledger.attempts(run.run)
+    # Of the newest attempt that trained, as the step is; the model may be of one before it.
+    exactness = next((each.exactness for each in reversed(attempts) if each.exactness), run.result.get("exactness"))
     return {
         "run": run.run,
         "pipeline": run.pipeline,
@@ -113,13 +116,13 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         f"{run.tracker}_run_id": run.tracking_runs.get(run.tracker),
         "step": committed[0].manifest.step if committed else None,
         "checkpoint": committed[0].name if committed else None,
-        "exactness": run.result.get("exactness"),
+        "exactness": exactness,
         "model_uri": run.result.get("model_uri"),
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "metrics": run.result.get("metrics", {}),
         "attempts": [
             attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})
-            for attempt in ledger.attempts(run.run)
+            for attempt in attempts
         ],
     }
 

@@ -58,7 +58,8 @@ class RunNames:
             raise SpecError(
                 f"there is no run {name!r} in {self.ledger.storage.root}, which has {counted(len(self.runs), 'run')}"
                 + (f", {len(finished):,} of them finished" if self.runs else ""),
-                next_step=f"penstock run {shlex.quote(str(self.file or 'pipeline.yaml'))}",
+                next_step=f"penstock run {shlex.quote(str(self.file or 'pipeline.yaml'))}"
+                + (" --fresh makes another" if self.runs and name != "best" else ""),
             )
         exact = [run for run in self._known if name in (run.run, run.run.removeprefix(f"{run.pipeline}-"))]
         found = exact or [run for run in self.runs if len(name) >= _PART and name in run.run]
@@ -88,12 +89,28 @@ class RunNames:
         model, number, alias = _parse_model(name)
         uris = {str(run.result["model_uri"]): run for run in self.runs if run.result.get("model_uri")}
         if number is not None:
-            return next((run for uri, run in uris.items() if _version_of(uri) == (model or _version_of(uri)[0], number)), None)
+            found = next((run for uri, run in uris.items() if _version_of(uri) == (model or _version_of(uri)[0], number)), None)
+            if found is None:
+                self._refuse_gone_on(model, number)
+            return found
         for run in reversed(self.runs):
             version = self._alias_version(run, model, alias)
             if version is not None:
                 return next((made for uri, made in uris.items() if _version_of(uri)[1] == version), None)
         return None
+
+    def _refuse_gone_on(self, model: str | None, number: str) -> None:
+        """Raise SpecError for a version of an attempt whose run has gone on since."""
+        for run in self.runs:
+            for attempt in self.ledger.attempts(run.run):
+                uri = attempt.model_uri or ""
+                if _version_of(uri) == (model or _version_of(uri)[0], number):
+                    raise SpecError(
+                        f"{uri} is of attempt {attempt.number} of run {run.run}, which has gone on since"
+                        + (f" and registered {now}" if (now := run.result.get("model_uri")) else ""),
+                        next_step="penstock log has what each attempt measured; a run that shall stay as it is is followed by "
+                        "another one with penstock run --fresh",
+                    )
 
     def _alias_version(self, run: Run, model: str | None, alias: str) -> str | None:
         name = model or (run.spec.get("register") or {}).get("name") or run.pipeline

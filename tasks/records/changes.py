@@ -109,6 +109,8 @@ def why_run(stage: StageName, key: StageKey, before: Before | None, now: Before)
     if before is None or old is None:
         return ["it has never run"]
     found = [line for line in changed_inputs(old.inputs, key.inputs) if not line.startswith("code.")]
+    if not any(name.startswith("rows.") for name in old.inputs) and any(line.startswith("rows.") for line in found):
+        found = ["its rows had not been prepared before", *(line for line in found if not line.startswith("rows."))]
     found += [f"code: {change} changed" for change in _code_changes(old.inputs, key.inputs, before, now)]
     above = [name for name in key.inputs if name.startswith("key.") and old.inputs.get(name) != key.inputs[name]]
     found = [_without_digests(line) for line in found] + [f"{name.removeprefix('key.')} has changed" for name in above]

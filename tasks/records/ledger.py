@@ -138,6 +138,8 @@ class Attempt(Section):
     """What differs from the pipeline's attempt before: lines about the spec, the code, the data and the versions."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Measured on the weights it ended with."""
+    model_uri: str | None = None
+    """The version that it has registered; not one that it found registered already."""
     error: str | None = None
 
 

@@ -242,10 +242,12 @@ class Silence:
         if silent:
             return f"waiting for the workers for {still_s:.0f} s; {_names(silent)}"
         up = f"waiting for the workers for {still_s:.0f} s; {len(self._up)} of {self.spec.workers} have started"
+        return up + (f"; {self._free(nodes)}. {self._bound(still_s)}" if still_s > BOUND_TOLD_S else "")
+
+    def _free(self, nodes: Sequence[Node]) -> str:
         free = self.cluster.free()
         there = {name: sum(node.resources.get(name, 0.0) for node in nodes) for name in self.need}
-        has = ", ".join(f"{free.get(name, 0.0):g} of the cluster's {there[name]:g} {name}s free" for name in self.need)
-        return f"{up}; {has}" + (f". {self._bound(still_s)}" if still_s > BOUND_TOLD_S else "")
+        return ", ".join(f"{free.get(name, 0.0):g} of the cluster's {there[name]:g} {name}s are free" for name in self.need)
 
     def _bound(self, still_s: float) -> str:
         left_s = max(0.0, self.spec.wait_s - still_s)

@@ -15,8 +15,10 @@ from rich.console import Console
 from penstock.errors import DataError, SpecError
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.explain import explain_run, show_explanation
 from penstock.flows.verbs.log import collect_log
 from penstock.flows.verbs.status import _describe, collect_status, show_status
+from penstock.flows.verbs.which_run import RunNames
 from penstock.storage import Storage
 from penstock.tasks.prefect_away import prefect_answers
 from penstock.tasks.records.ledger import Ledger, StageRecord
@@ -24,16 +26,19 @@ from tests.drills.project import make_project
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_how(tmp_path: Path, began: bool) -> None:
+@pytest.mark.parametrize("trained", [None, "same-order: optimizer (lr)"])
+def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_how(
+    tmp_path: Path, began: bool, trained: str | None
+) -> None:
     file = make_project(tmp_path / "p", files=1)
     ledger = Ledger(Storage(load_spec(file).spec.storage))
     run = ledger.new_run("drill", {})
     first = ledger.new_attempt(run.run)
     result = {"attempt": 1, "exactness": "bit-exact", "model_uri": "models:/drill/1"}
     ledger.save_run(run.model_copy(update={"status": "done", "done_key": "k", "result": result}))
-    ledger.save_attempt(run.run, first.model_copy(update={"status": "done"}))
+    ledger.save_attempt(run.run, first.model_copy(update={"status": "done", "exactness": "bit-exact"}))
     # The second attempt's record comes first, so SIGKILL may come before the run's says that it is running again.
-    ledger.new_attempt(run.run)
+    ledger.save_attempt(run.run, ledger.new_attempt(run.run).model_copy(update={"exactness": trained}))
     left = ledger.load_run(run.run)
     assert left is not None
     if began:
@@ -47,7 +52,35 @@ def test_a_finished_run_whose_continuation_was_killed_says_which_attempt_ended_h
     assert [attempt["status"] for attempt in described["attempts"]] == ["done", "killed"]
     said = io.StringIO()
     show_status(found, Console(file=said, width=200))
-    assert said.getvalue() == f"{run.run}  killed  in attempt 2, done in attempt 1  bit-exact  models:/drill/1\n"
+    assert said.getvalue() == f"{run.run}  killed  in attempt 2, done in attempt 1  {trained or 'bit-exact'}  models:/drill/1\n"
+
+    explained = io.StringIO()
+    show_explanation(explain_run(file, "last", "train"), Console(file=explained, width=200))
+    assert explained.getvalue().splitlines()[2::2] == [
+        "  it did not get to a stage",
+        "  nothing is on record of its stages: they are written down at the end of an attempt",
+    ]
+
+
+def test_a_version_that_a_run_has_left_behind_is_named_with_its_attempt(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {})
+    stages = [{"name": "read", "key": "k", "outcome": "ran", "seconds": 1.0}]
+    for version in ("models:/drill/1", "models:/drill/2"):
+        attempt = ledger.new_attempt(run.run).model_copy(update={"status": "done", "model_uri": version, "stages": stages})
+        ledger.save_attempt(run.run, attempt)
+    ledger.save_run(run.model_copy(update={"status": "done", "result": {"model_uri": "models:/drill/2"}}))
+    assert RunNames(file).find("2").run == RunNames(file).find("models:/drill/2").run == run.run
+    for name in ("1", "v1", "models:/drill/1"):
+        with pytest.raises(SpecError, match=rf"drill/1 is of attempt 1 of run {run.run}, .* registered models:/drill/2"):
+            RunNames(file).find(name)
+    with pytest.raises(SpecError, match="there is no run '3'"):
+        RunNames(file).find("3")
+    assert [entry["model_uri"] for entry in collect_log(file)["attempts"]] == ["models:/drill/1", "models:/drill/2"]
+    explained = io.StringIO()
+    show_explanation(explain_run(file, "last", "train"), Console(file=explained, width=200))
+    assert explained.getvalue().count("it ended before that stage, with read") == 2
 
 
 def test_the_log_names_a_model_where_it_was_registered_and_not_where_it_was_found(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ def test_a_change_of_code_is_named_down_to_the_method(tmp_path: Path) -> None:
         "code: transforms.py: scale changed",
         "read has changed",
     ]
+    key = after.keys["train"]
+    prepared = key.model_copy(update={"inputs": {**key.inputs, "rows.order": "1e82632c", "rows.seed": 0}})
+    assert why_run("train", prepared, after, after) == ["its rows had not been prepared before"]
     assert why_run("read", after.keys["read"], None, after) == ["it has never run"]
     assert why_run("read", before.keys["read"], before, before) == ["it was not finished before"]
 
