@@ -228,7 +228,7 @@ def _continue_from(
         )
         if changed:
             told = ", ".join(told_changes(changed, made_with, learner.hyperparameters))
-            warnings.append(f"from step {state.step:,} on the optimizer is the recipe's of now: {told}")
+            warnings.append(f"from step {state.step:,} on the optimizer is that of now: {told}")
         if checkpoint.manifest.world_size == group.world_size:
             restore_rng(training["ranks"][group.rank], group.device)
     facts = CheckpointFacts.at(
