@@ -6,6 +6,7 @@ pipeline file's reference, its JSON schema and its error messages follow from th
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -173,7 +174,7 @@ class Transform(Generic[O]):
         present = set(schema.names)
         for name in wanted:
             if name not in present:
-                raise self._no_column(name, _listed(schema))
+                raise self._no_column(name, schema.names, _listed(schema))
         for name in wanted:
             kind = schema.field(name).type
             advice = self.refusal(name, kind)
@@ -191,11 +192,13 @@ class Transform(Generic[O]):
         present = rows.table.column_names
         for name in names:
             if name not in present:
-                raise self._no_column(name, ", ".join(present))
+                raise self._no_column(name, present, ", ".join(present))
 
-    def _no_column(self, name: str, present: str) -> DataError:
+    def _no_column(self, name: str, names: Sequence[str], listed: str) -> DataError:
+        close = difflib.get_close_matches(name, names, 1)
         return DataError(
-            f"preprocess: {self.name}: there is no column {name!r} at this step; the rows have {present}",
+            f"preprocess: {self.name}: there is no column {name!r} at this step; the rows have {listed}"
+            + (f"; did you mean {close[0]!r}?" if close else ""),
             next_step=f"correct preprocess.{self.name}, or the steps before it",
         )
 
