@@ -208,7 +208,9 @@ def test_a_missing_column_is_an_error_before_anything_is_learnt(tmp_path: Path) 
     with pytest.raises(DataError, match=r"standard_scaler: there is no column 'fare'.*x \(double\)"):
         fit(tmp_path, {"standard_scaler": {"columns": ["fare"]}}, parallel=local_map)
     source = Source.of(
-        tmp_path, {"train/a.parquet": pa.table({"fare": [1.0], "town": ["Ulm"]})}, [{"one_hot": {"columns": ["towm"]}}]
+        tmp_path / "towns",
+        {"train/a.parquet": pa.table({"fare": [1.0], "town": ["Ulm"]})},
+        [{"one_hot": {"columns": ["towm"]}}],
     )
     with pytest.raises(DataError, match=r"no column 'towm' at this step; .*; did you mean 'town'\?"):
         source.fit()
