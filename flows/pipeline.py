@@ -18,7 +18,7 @@ from prefect.utilities.annotations import quote
 from penstock.errors import Interrupted, PenstockError
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
-from penstock.flows.run.flow_runs import EndedUntold, name_at_begin
+from penstock.flows.run.flow_runs import EndedUntold, name_at_begin, remember_end
 from penstock.flows.run.open_attempt import RayOnDemand, introduce, is_still_its_run, open_attempt
 from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
@@ -76,11 +76,12 @@ def pipeline(request: RunRequest) -> State[Any]:
                     raised.result = result
                 if ctx.attempt.prefect_missed_end:
                     raise EndedUntold(raised) from error
+                remember_end(raised)
                 raise
             if end is not None and ctx.attempt.prefect_missed_end:
                 raise EndedUntold(end)
             if end is not None:
-                return end
+                return remember_end(end)
 
 
 def _tell_wait(reporter: Reporter, holder: LeaseHolder) -> None:

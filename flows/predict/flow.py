@@ -20,7 +20,7 @@ from penstock.flows.predict.request import PredictRequest
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.cluster import refuse_unfit_nodes
 from penstock.flows.run.environment import git_commit
-from penstock.flows.run.flow_runs import name_at_begin, name_flow_run
+from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import storage_failure
 from penstock.flows.servers.services import ray_cluster, telemetry_off
@@ -110,7 +110,7 @@ def predict(request: PredictRequest) -> State[Any]:
         reporter.finished(StageOutcome("predict", "", "ran" if work.todo else "reused", result["seconds"], result, facts))
         if work.todo and model.run_id is not None:
             result["mlflow_run_id"] = _lineage(model, asked, result, int(begun * 1000), reporter)
-        return Completed(message=_summary(result), data=result)
+        return remember_end(Completed(message=_summary(result), data=result))
 
 
 def _said_of(work: Plan, num_files: int) -> str:

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import httpx
@@ -24,7 +24,9 @@ from penstock.redact import first_line
 from penstock.tasks.prefect_away import AWAY
 from penstock.tasks.records.ledger import Attempt, Status
 
-__all__ = ["EndedUntold", "flow_result", "flow_run_page", "name_at_begin", "name_flow_run", "tell_end"]
+__all__ = ["EndedUntold", "flow_result", "flow_run_page", "name_at_begin", "name_flow_run", "remember_end", "tell_end"]
+
+_End = TypeVar("_End", bound=State[Any] | BaseException)
 
 _STATES: dict[Status, StateType] = {
     "done": StateType.COMPLETED,
@@ -47,6 +49,15 @@ class EndedUntold(Abort):
         self.end = end
 
 
+_ends: list[State[Any] | BaseException] = []
+
+
+def remember_end(end: _End) -> _End:
+    """Note what the flow of this process is about to end with: the answer to its last state may be lost, and `end` with it."""
+    _ends[:] = [end]
+    return end
+
+
 def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
     """The result of a flow of ours that `perform` calls with `return_state=True`.
 
@@ -56,6 +67,7 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
         BaseException: what it raised.
     """
     result: Any
+    _ends.clear()
     try:
         try:
             state = perform()
@@ -64,6 +76,10 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
                 f"the Prefect server {os.environ.get('PREFECT_API_URL', '')} fails: {first_line(error)}",
                 next_step="look at its log; then run the same command again, which continues from what is saved",
             ) from error
+        if state.data is None and _ends:  # the server's own copy of it, which it gives to who asks a second time
+            if isinstance(_ends[0], BaseException):
+                raise _ends[0]
+            state = _ends[0]
         # In a notebook a loop runs already, and Prefect would give a coroutine.
         result = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     except EndedUntold as untold:

@@ -12,11 +12,14 @@ from typing import Any
 import prefect
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import MissingResult
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Completed
 
-from penstock.errors import ServiceError
+from penstock.errors import DataError, ServiceError
 from penstock.flows.run.cancel_watch import _is_cancelled
-from penstock.flows.run.flow_runs import flow_result, name_flow_run, tell_end
+from penstock.flows.run.flow_runs import flow_result, name_flow_run, remember_end, tell_end
 from penstock.machine.process import ProcessIdentity
 from penstock.tasks import stage
 from penstock.tasks.context import StageOutcome
@@ -113,6 +116,22 @@ def test_no_answer_of_prefects_server_ends_a_run(
     assert [line.startswith("read: no Prefect artifact: ") for line in told] == [True] * (
         answer != "something else" or not greets
     )
+
+
+@pytest.mark.parametrize("end", [Completed(data={"status": "done"}), DataError("the rows are wrong")])
+def test_an_end_whose_answer_is_lost_is_what_the_flow_ended_with(end: State[Any] | DataError) -> None:
+    def perform() -> State[Any]:
+        """As Prefect's engine does, which asks again and gets the server's own copy of the state."""
+        remember_end(end)
+        return State(type=StateType.FAILED if isinstance(end, DataError) else StateType.COMPLETED)
+
+    if isinstance(end, DataError):
+        with pytest.raises(DataError, match="the rows are wrong"):
+            flow_result(perform)
+    else:
+        assert flow_result(perform) == {"status": "done"}
+    with pytest.raises(MissingResult):
+        flow_result(lambda: State(type=StateType.COMPLETED))
 
 
 @prefect.flow
