@@ -1,4 +1,4 @@
-"""Does a registered model say of raw held-out rows, to the bit, what the evaluate stage saw of the prepared ones?"""
+"""Does a registered model say of raw held-out rows, to the bit, what it says of the prepared ones, and what evaluate saw?"""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def check_raw_rows(file: Path, result: dict[str, Any]) -> None:
     label = spec.data.label
     assert (recorded is None) == (label is None)
     if recorded is not None:
-        # What the stage itself saw, in whichever process and batches it ran: the class, and -log of the true one's probability.
+        # What the stage itself saw, the class and -log of the true one's probability: of larger batches, which some processors
+        # round otherwise in the last bits (an Intel Xeon did for a row that is the only one of its batch here).
         assert np.array_equal(recorded["predicted"].to_numpy(), arrays["prediction"].astype(np.float32))
         target = recorded["target"].to_numpy().astype(np.int64)
         of_truth = arrays["probabilities"].astype(np.float32)[np.arange(rows), target]
-        assert np.array_equal(recorded["loss"].to_numpy(), -np.log(np.maximum(of_truth, 1e-12)))
+        assert np.allclose(recorded["loss"].to_numpy(), -np.log(np.maximum(of_truth, 1e-12)), rtol=0, atol=1e-6)
     if label is not None:
         right = np.array(answer["prediction"].tolist()) == np.array(test.column(label).to_pylist())
         assert np.float32(right.mean()) == np.float32(result["metrics"]["test/accuracy"])
