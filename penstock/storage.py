@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import os
 import shutil
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +29,9 @@ __all__ = ["NO_ROOM", "Storage", "filesystem_of"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the OSError of a disk without room says."""
+
+_GZIP = b"\x1f\x8b"
+"""No JSON and no text begins with these bytes."""
 
 
 def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
@@ -127,6 +132,21 @@ class Storage:
             fs, full = self._locate(path)
             return bytes(fs.cat_file(full))
 
+    def read_record(self, path: str) -> bytes:
+        """The whole file of text or JSON, as it was before `compress_record`. One that is damaged gives what is there."""
+        content = self.read_bytes(path)
+        try:
+            return gzip.decompress(content) if content.startswith(_GZIP) else content
+        except (OSError, EOFError, zlib.error):
+            return content
+
+    def compress_record(self, path: str) -> None:
+        """Let a record that nobody writes any more take less room. Read it by `read_record` or `read_json`."""
+        content = self.read_bytes(path)
+        smaller = gzip.compress(content, mtime=0)
+        if not content.startswith(_GZIP) and len(smaller) < len(content):
+            self.write_bytes(path, smaller)
+
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
         """A binary stream to read from in the block, in which nothing but reading should fail."""
@@ -137,7 +157,7 @@ class Storage:
 
     def read_json(self, path: str) -> Any:
         """Parse the file as JSON. Raises ValueError on text that is no JSON."""
-        return json.loads(self.read_bytes(path))
+        return json.loads(self.read_record(path))
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Replace `path` with `data`; a reader sees the old file or the new one, never a part."""

@@ -202,7 +202,7 @@ class Ledger:
         pointer = f"pipelines/{pipeline}/current.json"
         try:
             run_id = str(self.storage.read_json(pointer)["run"])
-            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
+            return Run.model_validate_json(self.storage.read_record(f"runs/{run_id}/run.json"))
         except FileNotFoundError as error:
             if not self.storage.exists(pointer):
                 return None
@@ -257,7 +257,7 @@ class Ledger:
     def load_run(self, run_id: str) -> Run | None:
         """A run's record; None if there is none that can be read."""
         try:
-            return Run.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/run.json"))
+            return Run.model_validate_json(self.storage.read_record(f"runs/{run_id}/run.json"))
         except (FileNotFoundError, ValidationError):
             return None
 
@@ -315,7 +315,7 @@ class Ledger:
         found: list[Attempt] = []
         for name in self.storage.list(f"runs/{run_id}/attempts"):
             try:
-                found.append(Attempt.model_validate_json(self.storage.read_bytes(f"runs/{run_id}/attempts/{name}")))
+                found.append(Attempt.model_validate_json(self.storage.read_record(f"runs/{run_id}/attempts/{name}")))
             except ValidationError:
                 continue
         return sorted(found, key=lambda attempt: attempt.number)
@@ -350,7 +350,7 @@ class Ledger:
     def stage_record(self, path: str, key: str, *, cleaned: bool = False) -> StageRecord | None:
         """The record at `path`, if it is there, parses and carries `key`; with `cleaned` also one whose data are deleted."""
         try:
-            record = StageRecord.model_validate_json(self.storage.read_bytes(path))
+            record = StageRecord.model_validate_json(self.storage.read_record(path))
         except (FileNotFoundError, ValidationError):
             return None
         return record if record.key == key and (cleaned or record.cleaned is None) else None

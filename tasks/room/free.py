@@ -3,6 +3,7 @@
 1. What goes is noted, and marked in its records: nobody begins to use it from here on (see ingest/materialize/in_use.py).
 2. The storage is looked at again: a run that had begun before that is seen now, and what it uses is marked no more.
 3. The files are deleted, those that commit others first. A kill leaves marks and files that the next cleaning finishes.
+4. The records that stay of them are compressed.
 
 The lease of the pipeline's name is held from the first look to the second, for moments: a run that starts waits for them.
 """
@@ -80,17 +81,19 @@ def clean(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[Going, 
             raise LeaseHeldError(
                 f"another cleaning is at work in {storage.root}: {error.message}", next_step="wait for it to end"
             ) from error
-        going = _marked(cleaning, tell)
+        going, shrinking = _marked(cleaning, tell)
         with ThreadPoolExecutor(1 if storage.is_local else _DELETES_AT_ONCE) as pool:
             for kind in ("dataset", "run", "unit"):  # a dataset before its units; records are gone since they were marked
                 for _ in pool.map(partial(_delete, storage, lost), (each for each in going if each.kind == kind)):
                     pass
+            for _ in pool.map(partial(_shrink, storage, lost), shrinking):
+                pass
         end_going(storage)
     return going
 
 
-def _marked(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[Going, ...]:
-    """Mark what goes, and give what nobody has begun to use by then."""
+def _marked(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[tuple[Going, ...], tuple[str, ...]]:
+    """Mark what goes, and give what nobody has begun to use by then, and the records of it that stay."""
     storage = cleaning.ledger.storage
     with _pipeline_leases(storage, cleaning.pipeline) as own:
         found = cleaning.look(own)
@@ -105,7 +108,9 @@ def _marked(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[Going
             marks.take_back(each)
         going = tuple(each for each in plan.going if not again.uses(each))
         note_going(storage, *({each.name for each in going if each.kind == kind} for kind in ("dataset", "unit")))
-    return going
+    stay = {each.name for each in plan.going if each.kind == "run"} & again.kept.keys()
+    shrinking = (path for path in plan.shrinking if path not in (again.used or ()) and path.split("/")[1] not in stay)
+    return going, tuple(shrinking)
 
 
 @contextlib.contextmanager
@@ -166,6 +171,14 @@ class _Marks:
             now = self.ledger.stage_record(path, going.name, cleaned=True)
             if now is not None and now.cleaned == self.cleaned:  # else the run has made it again
                 self.ledger.save_stage(path, StageRecord.model_validate_json(self.before[path]))
+
+
+def _shrink(storage: Storage, lost: list[LeaseHeldError], path: str) -> None:
+    """Let a record of what is gone take less room. One that a kill leaves as it is says the same."""
+    if lost:
+        raise lost[0]
+    with contextlib.suppress(FileNotFoundError):
+        storage.compress_record(path)
 
 
 def _delete(storage: Storage, lost: list[LeaseHeldError], going: Going) -> None:

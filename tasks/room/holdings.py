@@ -81,7 +81,7 @@ def _recorded(files: Iterable[str]) -> list[str]:
 def _run(storage: Storage, name: str) -> Run | None:
     """The run's record; None if a person has deleted it since it was listed."""
     try:
-        return Run.model_validate_json(storage.read_bytes(f"runs/{name}/run.json"))
+        return Run.model_validate_json(storage.read_record(f"runs/{name}/run.json"))
     except FileNotFoundError:
         return None
     except ValidationError as error:

@@ -22,6 +22,8 @@ _ALWAYS = ("run.json", "sweep.json", "outbox.json")
 _SMALL = ("code.json", "environment.txt", "journal", "attempts", "trials")
 """Records of a run; a folder counts as one."""
 
+_SHRINK = ("run.json", "sweep.json", *_SMALL)
+
 Kind = Literal["run", "dataset", "unit", "record"]
 
 
@@ -91,11 +93,13 @@ class RoomPlan:
     Attributes:
         kept: run -> why it stays.
         used: names of what they refer to, and their own; None while a sweep may use anything but old runs.
+        shrinking: paths of the records that stay of what goes; nobody writes them any more.
     """
 
     going: tuple[Going, ...]
     kept: Mapping[str, str]
     used: frozenset[str] | None
+    shrinking: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -125,7 +129,8 @@ def plan_room(found: Holdings, pipeline: str, retention: RetentionSpec) -> RoomP
     going += _unused(found, "dataset", datasets, "no run that stays has these rows")
     going += _unused(found, "unit", units, "in no dataset that stays")
     going += _unused_records(found, pipeline, goes, records)
-    return RoomPlan(tuple(going), kept, frozenset(datasets | units | records))
+    shrinking = _shrinking(found, goes, records | {path for each in going for path in each.paths})
+    return RoomPlan(tuple(going), kept, frozenset(datasets | units | records), shrinking)
 
 
 def _kept(found: Holdings, pipeline: str, retention: RetentionSpec) -> dict[str, str]:
@@ -200,6 +205,16 @@ def _unused_records(found: Holdings, pipeline: str, goes: Iterable[RunUse], used
         elif size > RECORD_BYTES:
             going.append(_record(path, size, f"of cleaned runs, and larger than {RECORD_BYTES >> 10} KiB"))
     return going
+
+
+def _shrinking(found: Holdings, goes: Iterable[RunUse], others: Collection[str]) -> tuple[str, ...]:
+    """Records of runs that go now, but for `others`: those that go too, and those of runs that stay."""
+    now = [run for run in goes if not run.cleaned]
+    folders, own = _by_folder(found.files, "runs"), {path for run in now for path in _records(run)}
+    for run in now:
+        start = len(f"runs/{run.run}/")
+        own |= {path for path in folders.get(run.run, {}) if path[start:].split("/", 1)[0] in _SHRINK}
+    return tuple(sorted(own & found.files.keys() - set(others)))
 
 
 def _records(run: RunUse) -> list[str]:

@@ -87,6 +87,8 @@ def test_what_goes_is_said_first_then_gone_and_records_say_when_and_by_whom(stor
         None,
     ]
     assert ledger.attempts("r01") and ledger.code_of("r01") == {}
+    small = {run: len(storage.read_bytes(f"runs/{run}/run.json")) for run in ("r01", "r03")}
+    assert small["r01"] < small["r03"] == len(storage.read_record("runs/r03/run.json")), "what stays of it is compressed"
     # Rows by split and digests stay readable; nothing is reused.
     path = "stages/materialize/materialize-1.json"
     assert ledger.stage_record(path, "materialize-1") is None

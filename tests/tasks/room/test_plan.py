@@ -168,11 +168,14 @@ def test_nothing_that_stays_loses_anything_and_a_second_cleaning_finds_nothing(
         needed |= {f"datasets/{rows}/manifest.json"} & found.files.keys()
         needed |= {f"units/{unit}/unit.json" for unit in units.get(rows, ())}
         needed |= {f"stages/{stage}/{key}.json" for stage, key in each.keys.items() if stage != "train"}
-        assert needed <= left.keys()
+        assert needed <= left.keys() and not needed & set(plan.shrinking)
         for other in each.needs & by_name.keys():
             assert by_name[other].cleaned or other in plan.kept
+    assert set(plan.shrinking) <= left.keys() and not any(path.startswith(("units/", "datasets/")) for path in plan.shrinking)
     for each in runs:
         assert f"runs/{each.run}/run.json" in left
+        goes = each.pipeline == "p" and not each.cleaned and each.run not in plan.kept
+        assert (f"runs/{each.run}/run.json" in plan.shrinking) == goes
         if each.pipeline == "q" or each.run in held:
             assert each.cleaned or each.run in plan.kept
     alive = [each for each in runs if each.pipeline == "p" and not each.cleaned and each.sweep in (None, each.run)]
@@ -181,5 +184,5 @@ def test_nothing_that_stays_loses_anything_and_a_second_cleaning_finds_nothing(
     after = [replace(each, cleaned=each.cleaned or (each.run not in plan.kept and each.pipeline == "p")) for each in runs]
     units_left = {key: of for key, of in units.items() if f"datasets/{key}/manifest.json" in left}
     again = plan_room(replace(found, files=left, runs=tuple(after), units=units_left), "p", retention)
-    assert (again.going, again.kept) == ((), plan.kept)
+    assert (again.going, again.kept, again.shrinking) == ((), plan.kept, ())
     assert not any(plan.uses(each) for each in plan.going)
