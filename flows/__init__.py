@@ -1,1 +1,5 @@
-"""The flow that wires the stages, and the `penstock` command line."""
+"""How do the stages become a Prefect flow, and how does a person call it?
+
+Public: `pipeline` (the flow), `spec_file` (a YAML file as a checked spec), `cli` (the `penstock` command), `answer`
+(how its verbs answer). Rooms: `servers`, `history`, `run`, `tune`, `predict`, `verbs`.
+"""

@@ -17,7 +17,8 @@ from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.model.held_out import HeldOut, held_out_of
 from penstock.tasks.model.slices import slices_of
-from penstock.tasks.model.tables import as_csv, most_wrong
+from penstock.tasks.model.tables import most_wrong
+from penstock.tasks.records.data_tables import as_csv
 from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
 from penstock.training.evaluation.evaluate import EvaluationResult

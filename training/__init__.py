@@ -1,4 +1,7 @@
-"""Training: specs, recipes, the loop, checkpoints, evaluation, tracking and the registry. No Prefect.
+"""How do prepared rows become a trained, measured and registered model? No Prefect.
 
-Rooms, low to high: `checkpoint`, `step`, `evaluation`, `loop`, `on_ray`, `frameworks`; `tracking` and `registry` beside them.
+Rooms, low to high: `checkpoint`, `callbacks`, `step`, `evaluation`, `loop`, `on_ray`, `frameworks`; `tracking`, `registry` and
+`predict` beside them.
+Public: `spec` (what a file may say), `recipe` (what a user writes), `model` (a trained model), `job` (what a worker group
+needs), `events`, `own_values` (`penstock.log`).
 """

@@ -1,1 +1,4 @@
-"""What does this machine and process give and take: caches kept on it, signals, the identity of a process?"""
+"""What does this machine and process give and take: caches kept on it, signals, the identity of a process?
+
+Public: `cache_dir`, `process`, `stopping` (signals), `garbage`, `empty_database`.
+"""

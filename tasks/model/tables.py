@@ -1,26 +1,16 @@
-"""Which rows was the model most wrong about? Tables that a person reads: CSV, which MLflow's page shows as a table."""
+"""Which rows was the model most wrong about? Tables that a person reads, as CSV."""
 
 from __future__ import annotations
 
-import io
-
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv
 
 from penstock.ingest.schema import FeedSchema
+from penstock.tasks.records.data_tables import as_csv
 
-__all__ = ["MOST_WRONG_ROWS", "as_csv", "most_wrong"]
-
+__all__ = ["MOST_WRONG_ROWS", "most_wrong"]
 
 MOST_WRONG_ROWS = 100
-
-
-def as_csv(table: pa.Table) -> str:
-    """The table as CSV, with a line of names."""
-    into = io.BytesIO()
-    csv.write_csv(table, into)
-    return into.getvalue().decode()
 
 
 def most_wrong(answers: pa.Table, schema: FeedSchema) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import csv
 
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.schema import SPLITS
-from penstock.tasks.model.tables import as_csv
 from penstock.tasks.records.changes import Before, changes
 from penstock.tasks.records.data import RunData, compare_data
 from penstock.tasks.records.ledger import Ledger, Run
 
-__all__ = ["NEW_TABLE", "data_tables", "dataset_name", "new_since", "split_profile"]
-
+__all__ = ["NEW_TABLE", "as_csv", "data_tables", "dataset_name", "new_since", "split_profile"]
 
 NEW_TABLE = "data/new_since_last_run.csv"
 
@@ -26,6 +26,13 @@ _VALUES_SHOWN = 10
 
 _RUNS_BACK = 20
 """So many runs that never came to their rows are passed over for the one that a run's rows are held against."""
+
+
+def as_csv(table: pa.Table) -> str:
+    """The table as CSV, with a line of names."""
+    into = io.BytesIO()
+    csv.write_csv(table, into)
+    return into.getvalue().decode()
 
 
 def data_tables(data: RunData, fitted: FittedPreprocess) -> dict[str, str]:

@@ -1,1 +1,4 @@
-"""How does a pipeline get onto a schedule, and who is told when it fails there?"""
+"""How does a pipeline get onto a schedule, and who learns of it when it fails there?
+
+Public: `deploy`, `notify`.
+"""

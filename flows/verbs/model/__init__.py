@@ -1,1 +1,4 @@
-"""What do the verbs do that begin with a registered model?"""
+"""What do the verbs do that begin with a registered model?
+
+Public: `predict`, `rollback`.
+"""

@@ -1,1 +1,4 @@
-"""How does lightgbm train in the pipeline? As training/frameworks/boosted/ says; `framework` is what a pipeline names."""
+"""How does lightgbm train in the pipeline? As training/frameworks/boosted/ says.
+
+Public: `framework` (what the pipeline calls), `library` (its calls), `loading` (a trained model again, without Ray).
+"""
