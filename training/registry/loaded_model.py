@@ -195,7 +195,7 @@ class LoadedModel:
         """How many rows are predicted at once where there are many; those that hold images still encoded grow."""
         if not features.num_rows or any(info.encoded for info in self.schema.features):
             return self._batch_rows
-        row_bytes = max(1, features.nbytes // features.num_rows)
+        row_bytes = max(1, int(features.nbytes) // int(features.num_rows))
         return max(self._batch_rows, min(MOST_BATCH_ROWS, BATCH_BYTES // row_bytes))
 
     def _answer(self, batches: Batches, num_rows: int) -> Mapping[str, Any]:
