@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,16 @@ def check_golden(template: str, project: Path, result: dict[str, Any]) -> None:
     """Prepared rows are the same on every machine; weights on the kind of CPU and the torch that they were recorded with.
 
     CPUs of one name with and without AVX-512 may come to other weights: golden.json holds those of both, where they differ.
+    A machine of no kind on record compares none, and pytest's summary says so.
     """
     (manifest,) = project.glob(".penstock/datasets/*/manifest.json")
-    assert json.loads(manifest.read_text())["content_digest"] == GOLDEN["templates"][template]["content"]
-    cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    if {"cpu": cpu.split(":")[1].strip(), "torch": torch.__version__} == GOLDEN["made_on"]:
-        assert result["weights_digest"] in GOLDEN["templates"][template]["weights"]
+    assert json.loads(manifest.read_text())["content_digest"] == GOLDEN["content"][template]
+    line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    cpu = line.split(":")[1].strip()
+    if cpu in GOLDEN["weights"] and torch.__version__ == GOLDEN["torch"]:
+        assert result["weights_digest"] in GOLDEN["weights"][cpu][template]
+    else:
+        warnings.warn(f"{template}: golden.json has no weights of {cpu}, torch {torch.__version__}: not compared", stacklevel=2)
 
 
 @pytest.mark.drill
