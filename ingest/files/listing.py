@@ -204,7 +204,9 @@ def list_location(
     try:
         fs, path = filesystem_of(uri)
         root, found = find_files(fs, path)
-        fates = {full: _fate(posixpath.relpath(full, root), extensions, globbed=glob.has_magic(path)) for full in found}
+        names = {full: _name_below(root, full) for full in found}
+        globbed = glob.has_magic(path)
+        fates = {full: _fate(name, extensions, globbed=globbed) for full, name in names.items()}
         wanted = {full: info for full, info in found.items() if full == path or fates[full] == "data"}
         whole = root == path.rstrip("/")  # a folder, whose files are all found; of others logs may lie beside what was found
         folders = _folders_above([path] if whole else wanted)
@@ -213,7 +215,7 @@ def list_location(
         files = [
             SourceFile(
                 uri=full if is_local(uri) else fs.unstrip_protocol(full),
-                name=posixpath.relpath(full, root),
+                name=names[full],
                 location=split,
                 size_bytes=int(info["size"] or 0),
                 fingerprint=_fingerprint(full, info),
@@ -235,6 +237,10 @@ def list_location(
     files.sort(key=lambda file: file.name)
     left_out = sorted(full for full in found if full not in wanted and fates[full] == "left out")
     return Listing(_by_content(files) if is_local(uri) else files, left_out)
+
+
+def _name_below(root: str, full: str) -> str:
+    return full[len(root) + 1 :] if full.startswith(f"{root}/") else posixpath.relpath(full, root)
 
 
 def _said_of_formats(found: Iterable[str]) -> str:
@@ -329,6 +335,8 @@ def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["
 
 
 def _fingerprint(path: str, info: dict[str, Any]) -> str:
+    if "mtime_ns" in info:
+        return str(info["mtime_ns"])
     if "ino" in info and "mtime" in info:
         return str(os.stat(path).st_mtime_ns)
     return fingerprints_in(info)[0]
@@ -341,6 +349,8 @@ def fingerprints_in(info: dict[str, Any]) -> list[str]:
 
 
 def _refuse_shared_files(files: list[SourceFile]) -> None:
+    if len({file.location for file in files}) < 2:
+        return
     seen: dict[str, SourceFile] = {}
     shared = []
     for file in files:
