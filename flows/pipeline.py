@@ -15,7 +15,7 @@ from prefect import State, flow
 from prefect.states import Cancelled, Completed
 from prefect.utilities.annotations import quote
 
-from penstock.errors import Interrupted, PenstockError
+from penstock.errors import Interrupted, PenstockError, ShardError
 from penstock.flows.run.cancel_watch import cancel_becomes_sigterm
 from penstock.flows.run.close_attempt import close_attempt
 from penstock.flows.run.flow_runs import EndedUntold, name_at_begin, remember_end
@@ -33,7 +33,7 @@ from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.project import Project
 from penstock.tasks.records.at_work import choosing_a_run
-from penstock.tasks.stage import stage_task
+from penstock.tasks.stage import Stage, stage_task
 from penstock.tasks.stages import STAGES
 
 __all__ = ["pipeline"]
@@ -126,11 +126,29 @@ def _perform_stages(ctx: RunContext, request: RunRequest) -> bool:
         ctx.stopping.check()
         if stage.name == "train" and not is_still_its_run(ctx, fresh=request.fresh):
             return False
-        # Quoted, so that Prefect does not search the context for futures.
-        state = stage_task(stage)(quote(ctx), return_state=True)
-        if state.is_cancelled():
-            raise Interrupted(ctx.stopping.signum, str(state.message))
-        state.result(raise_on_failure=True, _sync=True)  # type: ignore[call-overload]  # as in flows/verbs/run.py
+        _perform_on_whole_rows(ctx, stage)
         if stage.name == request.until:
             break
     return True
+
+
+def _perform_on_whole_rows(ctx: RunContext, stage: Stage) -> None:
+    """Perform it; where a prepared shard that it reads is damaged, prepare that shard's rows again and go on."""
+    mended: set[str] = set()
+    while True:
+        try:
+            return _perform(ctx, stage)
+        except ShardError as error:
+            if error.message in mended or STAGES.index(stage.name) <= STAGES.index("materialize"):
+                raise
+            mended.add(error.message)
+            ctx.warn(f"{stage.name}: {error.message}: its rows are prepared again")
+            _perform(ctx, next(stage for stage in ALL_STAGES if stage.name == "materialize"))
+
+
+def _perform(ctx: RunContext, stage: Stage) -> None:
+    # Quoted, so that Prefect does not search the context for futures.
+    state = stage_task(stage)(quote(ctx), return_state=True)
+    if state.is_cancelled():
+        raise Interrupted(ctx.stopping.signum, str(state.message))
+    state.result(raise_on_failure=True, _sync=True)  # type: ignore[call-overload]  # as in flows/verbs/run.py

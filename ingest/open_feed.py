@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from penstock.errors import DataError, SpecError
+from penstock.errors import DataError, ShardError, SpecError
 from penstock.ingest.feed.cached import CachedFeed, open_parts, shards_in
 from penstock.ingest.feed.options import FeedArguments, FeedOptions, spec_error
 from penstock.ingest.files.content_digests import content_digests
@@ -124,10 +124,9 @@ def _refuse_damaged(places: Sequence[tuple[Storage, ShardInfo]]) -> None:
     found = content_digests([str(path) for path, _ in local])
     damaged = [str(path) for (path, shard), digest in zip(local, found, strict=True) if digest != shard.digest]
     if damaged:
-        raise DataError(
+        raise ShardError(
             f"{len(damaged)} of the dataset's {len(places)} shards have another content than their manifest says",
             problems=damaged,
-            next_step="run the pipeline again: the materialize stage prepares their rows again",
         )
 
 

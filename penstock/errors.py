@@ -31,6 +31,7 @@ __all__ = [
     "PreflightError",
     "ResumeError",
     "ServiceError",
+    "ShardError",
     "SpecError",
     "TrainingError",
 ]
@@ -103,6 +104,14 @@ class DataError(PenstockError):
 
     exit_code = 4
     usual_next_step = "correct the rows, or what the pipeline file says of them, and run the same command again"
+
+
+class ShardError(DataError):
+    """Prepared rows are gone, torn or not those that were committed. The materialize stage prepares them again."""
+
+    def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
+        again = "run the pipeline again: the materialize stage finds damaged shards and prepares their rows again"
+        super().__init__(message, problems=problems, next_step=again)
 
 
 class TrainingError(PenstockError):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.digest import file_digest
-from penstock.errors import DataError, PenstockError, PreflightError, ServiceError
+from penstock.errors import PenstockError, PreflightError, ServiceError, ShardError
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.phases import fetched
 from penstock.machine.cache_dir import KEPT_FREE, cache_folder, configured_budget
@@ -37,8 +37,6 @@ FETCH_TRIES = 3
 
 _OTHER_FILES = 512
 """Files and connections that a process has open beside shards."""
-
-_REBUILD = "run the pipeline again: the materialize stage finds damaged shards and prepares their units again"
 
 
 class LocalShard:
@@ -54,7 +52,7 @@ def hold_shard(storage: Storage, shard: ShardInfo) -> LocalShard:
     """Give `shard` on this machine, fetching it into the node's cache if need be.
 
     Raises:
-        DataError: the shard is missing, has another size than the manifest says, or another content after a fetch.
+        ShardError: the shard is missing, has another size than the manifest says, or another content after a fetch.
         ServiceError: the storage does not deliver it.
         PreflightError: it does not fit beside the shards that are being read.
     """
@@ -133,21 +131,19 @@ class NodeCache:
                 fetched(shard.size_bytes)
                 _check_size(part, shard, uri)
                 if file_digest(part) != shard.digest:
-                    raise DataError(
-                        f"shard {uri} has another content than its manifest's digest {shard.digest}", next_step=_REBUILD
-                    )
+                    raise ShardError(f"shard {uri} has another content than its manifest's digest {shard.digest}")
                 _make_durable(part)
                 # The lock stays with the file under its new name: it cannot be evicted before it is mapped.
                 os.replace(part, target)
                 return held
             except FileNotFoundError as error:
                 raise _missing(shard, uri) from error
-            except (DataError, ServiceError) as error:
+            except (ShardError, ServiceError) as error:
                 failure = error
             finally:
                 part.unlink(missing_ok=True)
         assert failure is not None
-        if isinstance(failure, DataError):
+        if isinstance(failure, ShardError):
             # The next run does not read what lies in a store to find this again. A reader may lack the right to write.
             with contextlib.suppress(PenstockError, OSError):
                 storage.delete(unit_path(shard.unit, UNIT_RECORD))
@@ -250,14 +246,14 @@ def _declared(part: Path) -> int:
     return int(part.name.split(".")[2])
 
 
-def _missing(shard: ShardInfo, name: str) -> DataError:
-    return DataError(f"shard {name} is missing; its dataset lists {shard.rows} rows in it", next_step=_REBUILD)
+def _missing(shard: ShardInfo, name: str) -> ShardError:
+    return ShardError(f"shard {name} is missing; its dataset lists {shard.rows} rows in it")
 
 
 def _check_size(path: Path, shard: ShardInfo, name: str) -> None:
     size = path.stat().st_size
     if size != shard.size_bytes:
-        raise DataError(f"shard {name} has {size} bytes where its manifest says {shard.size_bytes}", next_step=_REBUILD)
+        raise ShardError(f"shard {name} has {size} bytes where its manifest says {shard.size_bytes}")
 
 
 def _make_durable(path: Path) -> None:

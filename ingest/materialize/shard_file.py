@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import DataError
+from penstock.errors import DataError, ShardError
 from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS, column_view, columns_of, contiguous
 from penstock.ingest.columns.extension_types import (
     Variable,
@@ -145,16 +145,13 @@ def open_shard(path: str | Path) -> ShardReader:
     """Map a local shard file.
 
     Raises:
-        DataError: the file is missing, torn, or no shard.
+        ShardError: the file is missing, torn, or no shard.
     """
     try:
         with pa.memory_map(str(path), "r") as source:
             reader = pa.ipc.open_file(source)
             if reader.num_record_batches != 1:
-                raise DataError(f"shard {path} has {reader.num_record_batches} record batches; a shard has exactly one")
+                raise ShardError(f"shard {path} has {reader.num_record_batches} record batches; a shard has exactly one")
             return ShardReader(path, reader.get_batch(0))
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(
-            f"shard {path} cannot be read: {error}",
-            next_step="run the pipeline again; a damaged shard is rebuilt from its source files",
-        ) from error
+        raise ShardError(f"shard {path} cannot be read: {error}") from error
