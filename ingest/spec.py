@@ -165,9 +165,9 @@ class ImagesOptions(Section):
     mode: Literal["RGB", "L"] = "RGB"
     """Colour (3 channels) or grey (1 channel)."""
     range: ValueRange | None = None
-    """Which values of an image of more than 8 bits (grey of 16 or 32, or floats) become 0 and 255: `[0, 65535]`, or a window
-    such as `[-1000, 400]`. What lies between is scaled and rounded, what lies beyond becomes 0 or 255, and a NaN makes an image
-    a broken one (`data.invalid`). Images of 8 bits stay as they are."""
+    """Which values of an image of more than 8 bits (grey or colours of 16, grey of 32, floats) become 0 and 255: `[0, 65535]`,
+    or a window such as `[-1000, 400]`. What lies between is scaled and rounded, what lies beyond becomes 0 or 255, and a NaN
+    makes an image a broken one (`data.invalid`). Images of 8 bits stay as they are."""
 
 
 class QuarantineSpec(Section):

@@ -14,7 +14,9 @@ import pyarrow as pa
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps
 
-__all__ = ["DeepImage", "Fit", "ImageMode", "decode_image", "holds_images", "jpeg_size", "pixel_bytes"]
+from penstock.ingest.columns.deep_images import DeepImage, deep_values, in_8_bits, is_deep
+
+__all__ = ["Fit", "ImageMode", "decode_image", "holds_images", "jpeg_size", "pixel_bytes"]
 
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "JPEG2000", "PPM")
@@ -46,12 +48,8 @@ _PLAIN_COLORS = {"RGB": "YCbCr", "L": "Gray"}
 _MANY_PIXELS = Image.MAX_IMAGE_PIXELS or 0
 """From here on Pillow warns, and then refuses."""
 
-_DEEP_MODES = ("I", "F")
-"""Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
-
-
-class DeepImage(ValueError):
-    """An image with more than 8 bits a channel, whose values would not survive."""
+_DEEP_TIMES = 4
+"""So many times the memory of other images one with more than 8 bits a channel takes while it is decoded."""
 
 
 def holds_images(kind: pa.DataType) -> bool:
@@ -92,11 +90,10 @@ def decode_image(
             # Of mode 1, whose white is 255, the two classes are 0 and 1.
             classes = Image.fromarray(np.asarray(image).astype(np.uint8))
             return np.asarray(classes if size is None else _fitted(classes, size, fit, Image.Resampling.NEAREST))
-        if image.mode.startswith(_DEEP_MODES):
+        if is_deep(image, content):
             if value_range is None:
-                raise DeepImage(f"Pillow's mode {image.mode}: its pixels have more than 8 bits, or are floats")
-            ImageOps.exif_transpose(image, in_place=True)
-            upright = _in_8_bits(image, *value_range).convert(mode)
+                raise DeepImage(f"Pillow's mode {image.mode}: its pixels have more than 8 bits a channel, or are floats")
+            upright = in_8_bits(deep_values(image, content), *value_range).convert(mode)
         else:
             if size is not None:
                 _decode_smaller(image, *size)
@@ -155,7 +152,7 @@ def pixel_bytes(content: bytes | memoryview) -> int:
         return 4 * size[0] * size[1]
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            return 4 * image.width * image.height
+            return 4 * image.width * image.height * (_DEEP_TIMES if is_deep(image, content) else 1)
     except Exception:  # Pillow lets the errors of its decoders out; who decodes it tells of them
         return 0
 
@@ -199,12 +196,3 @@ def _refuse_stack(image: Image.Image) -> None:
         image.seek(0)
         if same:
             raise ValueError(f"a TIFF of {pages} pages of one size: write each as a file of its own")
-
-
-def _in_8_bits(image: Image.Image, low: float, high: float) -> Image.Image:
-    """A grey image of 8 bits: `low` and less is black, `high` and more is white."""
-    values = np.asarray(image, np.float64)
-    if np.isnan(values).any():
-        raise ValueError("a pixel is NaN")
-    scaled = (np.clip(values, low, high) - low) * (255.0 / (high - low))
-    return Image.fromarray(np.rint(scaled).astype(np.uint8))

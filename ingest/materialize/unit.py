@@ -162,11 +162,12 @@ def unit_key(job: UnitJob) -> str:
 
 
 def _image_libraries(decodes: bool) -> dict[str, str]:
-    """Version of what decodes images and resizes them. torch's builds (`+cpu`) resize alike."""
+    """Version of what decodes images and resizes them. torch's builds (`+cpu`) resize alike; `colors` is our own reading."""
     if not decodes:
         return {"pillow": ""}
     torch = importlib.metadata.version("torch").split("+")[0]
-    return {"pillow": PIL.__version__, "simplejpeg": importlib.metadata.version("simplejpeg"), "torch": torch}
+    jpeg = importlib.metadata.version("simplejpeg")
+    return {"pillow": PIL.__version__, "simplejpeg": jpeg, "torch": torch, "colors": "of 16 bits"}
 
 
 def hashes_path(key: str, split: Split) -> str:

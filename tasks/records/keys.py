@@ -26,7 +26,7 @@ from penstock.training.spec import TrackingSpec
 
 __all__ = ["StageKey", "changed_inputs", "framework_versions", "stage_keys"]
 
-OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 2, "shuffle": 1, "train": 2, "evaluate": 4, "register": 3}
+OUTPUT_FORMATS = {"read": 2, "preprocess": 4, "materialize": 3, "shuffle": 1, "train": 2, "evaluate": 4, "register": 3}
 """Raised by one when a stage's own code changes what it writes, so that outputs of an older penstock are not reused."""
 
 # Fields that change how training is run, not what comes out of it.

@@ -1,0 +1,124 @@
+"""How do the values of an image with more than 8 bits a channel come to 8 bits?
+
+Of colours of 16 bits Pillow keeps the high byte of each only. A second reading, told that the bytes lie the other way round,
+keeps the low ones.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFile, ImageOps
+
+__all__ = ["DeepImage", "deep_values", "in_8_bits", "is_deep"]
+
+
+_DEEP_MODES = ("I", "F")
+"""Pillow's modes of more than 8 bits a channel begin so; it cuts their values off at 0 and 255 when it converts them."""
+
+_PNG_BITS_AT = 24
+"""Where a PNG says how many bits a channel has."""
+
+_TIFF_BITS, _TIFF_PLANES = 258, 284
+"""Tags of a TIFF: the bits of each channel; whether channels lie pixel by pixel (1) or one after the other (2)."""
+
+_JPEG2000_SIZES = b"\xff\x4f\xff\x51"
+"""Begins the picture of a JPEG 2000; the number of channels lies 40 bytes on, 3 bytes about each behind it."""
+
+_OTHER_BYTES = {
+    "LA;16B": "RGBA",  # the four bytes of a pixel as they are: the low one of grey is the second
+    **{
+        f"{colors};16{order}": f"{colors};16{other}"
+        for colors in ("RGB", "RGBX", "RGBA")
+        for order, other in (("B", "L"), ("L", "B"), ("N", "B" if sys.byteorder == "little" else "L"))
+    },
+}
+"""Pillow's names for how the bytes of deep colours lie, and those under which it keeps the bytes that it leaves out."""
+
+
+class DeepImage(ValueError):
+    """An image with more than 8 bits a channel, whose values would not survive."""
+
+
+def is_deep(image: ImageFile.ImageFile, content: bytes | memoryview) -> bool:
+    """Whether an image that is open, and not loaded, has more than 8 bits a channel by the header of its file.
+
+    Raises:
+        ValueError: it has, and Pillow's numbers are not those in the file.
+    """
+    if image.format == "JPEG2000":
+        return _is_deep_jpeg2000(content)
+    if image.format == "PPM":
+        args: Any = image.tile[0].args
+        highest = 1 if image.tile[0].codec_name == "raw" else args[-1]
+        if highest > 255 and (image.mode, highest) != ("I", 65535):
+            raise ValueError(f"a PPM whose highest value is {highest}: write it as PNG or TIFF")
+    if image.mode.startswith(_DEEP_MODES):
+        return True
+    if image.format == "PNG":
+        return content[_PNG_BITS_AT] > 8
+    bits: Any = getattr(image, "tag_v2", {}).get(_TIFF_BITS, (1,))
+    return max(bits) > 8
+
+
+def deep_values(image: ImageFile.ImageFile, content: bytes | memoryview) -> np.ndarray:
+    """The numbers in the file of a deep image, upright and without alpha: [height, width], of colours [height, width, 3].
+
+    uint16 of an image of 16 bits, else int32 or float32.
+
+    Raises:
+        ValueError: they lie as Pillow does not read them.
+    """
+    if image.mode.startswith(_DEEP_MODES):
+        ImageOps.exif_transpose(image, in_place=True)
+        return np.asarray(image)
+    lies = _how_bytes_lie(image)
+    planes: Any = getattr(image, "tag_v2", {}).get(_TIFF_PLANES, 1)
+    if lies not in _OTHER_BYTES or planes != 1:
+        raise ValueError(f"colours of 16 bits of the kind {lies}{', in planes' if planes != 1 else ''}: write them as RGB")
+    with Image.open(io.BytesIO(content), formats=(str(image.format),)) as again:
+        again.tile = [
+            tile._replace(args=(_OTHER_BYTES[lies], *tile.args[1:]) if isinstance(tile.args, tuple) else _OTHER_BYTES[lies])
+            for tile in again.tile
+        ]
+        ImageOps.exif_transpose(again, in_place=True)
+        low = np.asarray(again)
+    ImageOps.exif_transpose(image, in_place=True)
+    is_grey = lies.startswith("LA")
+    values = np.asarray(image)[..., 0 if is_grey else slice(3)].astype(np.uint16)
+    values <<= 8
+    values |= low[..., 1 if is_grey else slice(3)]
+    return values
+
+
+def in_8_bits(values: np.ndarray, low: float, high: float) -> Image.Image:
+    """Grey or colour of 8 bits: `low` and less is 0, `high` and more is 255."""
+    if values.dtype == np.uint16:
+        return Image.fromarray(_scaled(np.arange(2**16), low, high)[values])
+    if np.isnan(values).any():
+        raise ValueError("a pixel is NaN")
+    return Image.fromarray(_scaled(values, low, high))
+
+
+def _scaled(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    scaled = (np.clip(values.astype(np.float64), low, high) - low) * (255.0 / (high - low))
+    return np.rint(scaled).astype(np.uint8)
+
+
+def _how_bytes_lie(image: ImageFile.ImageFile) -> str:
+    args = image.tile[0].args
+    return str(args[0] if isinstance(args, tuple) else args)
+
+
+def _is_deep_jpeg2000(content: bytes | memoryview) -> bool:
+    """Of grey of 16 bits; all else of more than 8 bits is scaled by Pillow, to 16 bits or to 8."""
+    data = bytes(content)
+    at = data.find(_JPEG2000_SIZES) + 40
+    channels = int.from_bytes(data[at : at + 2])
+    bits = [(each & 0x7F) + 1 for each in data[at + 2 : at + 2 + 3 * channels : 3]]
+    if max(bits, default=0) > 8 and bits != [16]:
+        raise ValueError(f"a JPEG 2000 of {max(bits)} bits a channel: write it as PNG or TIFF")
+    return bits == [16]
