@@ -124,6 +124,8 @@ class SourceFile(Section):
     """Where it can be read from besides its beginning, which is the first of them; empty of most files."""
     lacks: tuple[str, ...] = ()
     """Columns of the source that this file does not have, and that are null in its rows (`data.missing_columns`)."""
+    row_bytes: int | None = None
+    """Of a file that is one row, about what the row takes in memory, if that is another size than the file's."""
 
     @property
     def content(self) -> str | None:

@@ -67,6 +67,8 @@ class FileFacts(NamedTuple):
     """Only of text columns of formats that have no types of their own."""
     cuts: tuple[Cut, ...] = ()
     """Where the file can be read from, if that is known."""
+    row_bytes: int | None = None
+    """Of a file that is one row, about what the row takes in memory, if that is another size than the file's."""
 
 
 class PartFacts(NamedTuple):

@@ -53,6 +53,8 @@ class TextReader(Reader):
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Decode the whole file and count its rows."""
+        if self.one_row_per_file:
+            return FileFacts({"text": pa.string()}, 1, row_bytes=sum(map(len, self._texts(file))))
         rows = sum(len(texts) for texts in self._rows(file))
         if rows == 0 and self._options.rows == "chunk":
             raise DataError(

@@ -151,6 +151,7 @@ def read_source(
                     "rows": fact.rows,
                     "cuts": fact.cuts,
                     "lacks": tuple(name for name in in_files if name not in fact.columns),
+                    "row_bytes": fact.row_bytes,
                 }
             )
             for file, fact in zip(files, facts, strict=True)
@@ -319,12 +320,13 @@ def _grouped(
         group: list[SourceFile] = []
         num_bytes = 0
         for file in files:
-            full = len(group) >= batch_rows or num_bytes + file.size_bytes > _GROUP_BYTES
+            row_bytes = file.row_bytes or file.size_bytes
+            full = len(group) >= batch_rows or num_bytes + row_bytes > _GROUP_BYTES
             if group and (full or group[0].location != file.location):
                 yield _batch_of(data, reader, snapshot, group, pool)
                 group, num_bytes = [], 0
             group.append(file)
-            num_bytes += file.size_bytes
+            num_bytes += row_bytes
         if group:
             yield _batch_of(data, reader, snapshot, group, pool)
 

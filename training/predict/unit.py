@@ -209,7 +209,11 @@ class _Source:
         self._text = [name for name in found if name in columns and columns[name] == pa.string() and not self._is_text(name)]
         self._snapshot = SourceSnapshot(
             format=job.data.format,
-            files=tuple(file.model_copy(update={"rows": facts[file.uri].rows}) for file in job.files if file.uri in facts),
+            files=tuple(
+                file.model_copy(update={"rows": facts[file.uri].rows, "row_bytes": facts[file.uri].row_bytes})
+                for file in job.files
+                if file.uri in facts
+            ),
             columns=tuple(
                 SourceColumn(name=name, type=type_text(kind), from_folder=name in folders and name not in found)
                 for name, kind in columns.items()

@@ -63,13 +63,13 @@ class AudioReader(Reader):
 
     def inspect(self, file: SourceFile) -> FileFacts:
         """Decode the file, which alone shows that it is whole."""
-        self._samples(file)
+        samples, _ = self._samples(file)
         if self._needs_class and class_of(file) is None:
             raise DataError(
                 f"{file.uri}: lies in no class folder, so it has no label",
                 next_step="move it to a folder named after its class",
             )
-        return FileFacts(_COLUMNS, 1)
+        return FileFacts(_COLUMNS, 1, row_bytes=samples.nbytes)
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the one row."""

@@ -25,7 +25,8 @@ def kilobytes(name):
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1])
 
-source = Source.of(Path(sys.argv[1]), steps=[{"drop": ["label"]}] if sys.argv[2] == "images" else [], format=sys.argv[2])
+steps = [{"drop": ["label"]}] if sys.argv[2] in ("audio", "images") else []
+source = Source.of(Path(sys.argv[1]), steps=steps, format=sys.argv[2])
 before = kilobytes("VmRSS")
 rows = source.materialize(spec=MaterializeSpec()).rows["train"]
 print(rows, (kilobytes("VmHWM") - before) // 1000)
@@ -61,11 +62,21 @@ def photos(folder: Path, rows: int) -> str:
     return "images"
 
 
+def sounds(folder: Path, rows: int) -> str:
+    """A minute of two channels each: 10.6 MB of samples, in 90 kB."""
+    soundfile = pytest.importorskip("soundfile")
+    (folder / "a").mkdir()
+    for row in range(rows):
+        soundfile.write(folder / "a" / f"{row}.flac", np.full((60 * 44_100, 2), row, np.int16), 44_100)
+    return "audio"
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
 @pytest.mark.parametrize(
     ("write", "rows", "bound_mb"),
     [
         pytest.param(photos, 24, 500, id="864 MB of photos"),
+        pytest.param(sounds, 40, 500, id="420 MB of sounds", marks=pytest.mark.drill),
         pytest.param(blobs, 1600, 768, id="420 MB of blobs of 256 KB", marks=pytest.mark.drill),
         pytest.param(numbers, 3_000_000, 500, id="one Parquet file of 340 MB", marks=pytest.mark.drill),
         pytest.param(text, 500_000, 500, id="one CSV file", marks=pytest.mark.drill),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import fsspec
@@ -51,6 +52,25 @@ def test_the_digest_follows_files_types_and_places_but_not_the_root(tmp_path: Pa
     _, rewritten = read_snapshot(tmp_path / "a", "parquet")
     assert rewritten.digest == snapshot.digest, "the same bytes are the same source, whenever they were written"
     assert len({each.digest for each in (snapshot, typed, fewer, placed)}) == 4
+
+
+@pytest.mark.parametrize("format", ["audio", "text"])
+def test_compressed_files_of_a_row_each_are_read_together_by_what_they_become(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ingest.read.snapshot._GROUP_BYTES", 1 << 20)
+    if format == "audio":
+        soundfile = pytest.importorskip("soundfile")
+        soundfile.write(tmp_path / "0.flac", np.zeros(80 << 10, np.int16), 48_000)  # of 320 kB, in 2
+    else:
+        (tmp_path / "0.txt.gz").write_bytes(gzip.compress(b"a" * (320 << 10)))
+    first = next(tmp_path.iterdir())
+    for row in range(1, 5):
+        (tmp_path / first.name.replace("0", str(row), 1)).write_bytes(first.read_bytes())
+    data, snapshot = read_snapshot(tmp_path, format, **({"text": {"rows": "file"}} if format == "text" else {}))
+    batches = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files)]
+    assert [table.num_rows for table in batches] == [3, 2]
+    assert batches[0].nbytes > 900 << 10
 
 
 @pytest.mark.parametrize("test", ["copied", "linked"])
