@@ -36,6 +36,7 @@ __all__ = [
     "probe_endpoint",
     "read_blocks",
     "read_bytes",
+    "read_characters",
     "read_problem",
 ]
 
@@ -48,6 +49,9 @@ _STREAM_BYTES = 1 << 20
 
 _WINDOW_BYTES = 1 << 20
 """A longer line is not begun within."""
+
+_LINE_BYTES = 256 << 20
+"""A longer line is refused: it is held whole, a few times while its row is made."""
 
 _AWS_ENDPOINTS = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}
 
@@ -131,22 +135,45 @@ def read_bytes(uri: str) -> bytes:
         return bytes(stream.read())
 
 
-def read_blocks(stream: pa.NativeFile, block_bytes: int, head: bytes = b"") -> Iterator[bytes]:
+def read_blocks(uri: str, stream: pa.NativeFile, block_bytes: int, head: bytes = b"") -> Iterator[bytes]:
     """Yield blocks of at least `block_bytes` that end with a line; the last one may be smaller and end anywhere.
 
     Args:
+        uri: of the file, for the error.
         head: what was read of the stream already.
+
+    Raises:
+        DataError: a line is of more than `_LINE_BYTES`.
     """
     parts: list[bytes] = []
+    held = 0
     while block := head + stream.read(block_bytes):
         head = b""
         cut = block.rfind(b"\n") + 1
         if cut:
             yield b"".join([*parts, block[:cut]])
-            parts = [block[cut:]]
-        else:
-            parts.append(block)
+            parts, held = [], 0
+        parts.append(block[cut:])
+        held += len(block) - cut
+        if held > _LINE_BYTES:
+            raise DataError(
+                f"{uri}: has a line of more than {_LINE_BYTES >> 20} MB, which is held whole",
+                next_step="write a row a line, with line ends; a long text is read in parts with data.text: {rows: chunk}",
+            )
     if rest := b"".join(parts):
+        yield rest
+
+
+def read_characters(stream: pa.NativeFile, block_bytes: int) -> Iterator[bytes]:
+    """Yield blocks of about `block_bytes` of UTF-8 that end with a whole character; the last one may end anywhere."""
+    rest = b""
+    while block := stream.read(block_bytes):
+        block = rest + block
+        # Where the last character begins, which is four bytes at most.
+        cut = next((at for at in range(len(block) - 1, max(0, len(block) - 5), -1) if block[at] & 0xC0 != 0x80), 0)
+        block, rest = (block[:cut], block[cut:]) if cut else (block, b"")
+        yield block
+    if rest:
         yield rest
 
 

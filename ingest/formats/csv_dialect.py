@@ -88,7 +88,7 @@ class Dialect:
             stream = pa.transcoding_input_stream(stream, self.options.encoding, "utf8")
         if self.options.comment is None and not self.options.skip_rows:
             return stream
-        return io.BufferedReader(_OnlyRows(stream, self.options), _BLOCK_BYTES)
+        return io.BufferedReader(_OnlyRows(file.uri, stream, self.options), _BLOCK_BYTES)
 
     def records(self, file: SourceFile) -> Iterator[tuple[int, list[str], str]]:
         """(first line of the record from 1, its fields, what is wrong with it) for every record, the header included."""
@@ -132,9 +132,9 @@ class Dialect:
 class _OnlyRows(io.RawIOBase):
     """A stream whose comments and first lines are made empty."""
 
-    def __init__(self, stream: pa.NativeFile, options: CsvOptions) -> None:
+    def __init__(self, uri: str, stream: pa.NativeFile, options: CsvOptions) -> None:
         self._stream = stream
-        self._blocks = read_blocks(stream, _BLOCK_BYTES)
+        self._blocks = read_blocks(uri, stream, _BLOCK_BYTES)
         self._skip = options.skip_rows
         self._comment = (options.comment or "").encode()
         self._quote = options.quote.encode()

@@ -230,7 +230,7 @@ class JsonReader(Reader):
 
 def _line_blocks(file: SourceFile, stream: pa.NativeFile, head: bytes = b"", line: int = 1, offset: int = 0) -> Iterator[Block]:
     """The rest of a file of lines, whose next line is `line` and begins at byte `offset`."""
-    for block in read_blocks(stream, _BLOCK_BYTES, head):
+    for block in read_blocks(file.uri, stream, _BLOCK_BYTES, head):
         _, problem = decode_block(block, line, offset)
         if problem:
             raise DataError(f"{file.uri}: {problem}")

@@ -11,7 +11,15 @@ from pydantic import PositiveInt
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, open_stream, read_blocks, read_problem
+from penstock.ingest.files.opening import (
+    can_be_cut,
+    line_starts,
+    open_span,
+    open_stream,
+    read_blocks,
+    read_characters,
+    read_problem,
+)
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block
@@ -109,7 +117,7 @@ class TextReader(Reader):
     def _texts(self, file: SourceFile) -> Iterator[str]:
         try:
             with open_stream(file.uri) as stream:
-                yield from _blocks(file, stream, 1, 0)
+                yield from _blocks(file, stream, 1, 0, in_lines=self._options.rows == "line")
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
 
@@ -128,9 +136,13 @@ def _lines(texts: Iterator[str]) -> Iterator[list[str]]:
         yield [line.removesuffix("\r") for line in lines]
 
 
-def _blocks(file: SourceFile, stream: pa.NativeFile, line: int, offset: int) -> Iterator[str]:
-    """The rest of a file, whose next line is `line` and begins at byte `offset`."""
-    for block in read_blocks(stream, _BLOCK_BYTES):
+def _blocks(file: SourceFile, stream: pa.NativeFile, line: int, offset: int, *, in_lines: bool = True) -> Iterator[str]:
+    """The rest of a file, whose next line is `line` and begins at byte `offset`.
+
+    Args:
+        in_lines: whether a block ends with a line.
+    """
+    for block in read_blocks(file.uri, stream, _BLOCK_BYTES) if in_lines else read_characters(stream, _BLOCK_BYTES):
         if offset == 0 and b"\0" in block[:512]:
             raise DataError(f"{file.uri}: this is {looks_like(file)}, not UTF-8 text")
         text, problem = decode_block(block, line, offset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from penstock.ingest.files.opening import read_blocks
+from penstock.ingest.files.opening import read_characters
 
 __all__ = ["bad_utf8", "decode_block"]
 
@@ -15,7 +15,7 @@ _BLOCK_BYTES = 4 << 20
 def bad_utf8(stream: pa.NativeFile) -> str:
     """Line, byte and likely encoding of the first bytes that are not UTF-8; empty if all is well."""
     line, offset = 1, 0
-    for block in read_blocks(stream, _BLOCK_BYTES):
+    for block in read_characters(stream, _BLOCK_BYTES):
         _, problem = decode_block(block, line, offset)
         if problem:
             return problem

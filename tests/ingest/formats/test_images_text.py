@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from penstock.errors import DataError
-from tests.ingest.reading import read_rows, write_files
+from penstock.ingest.formats.registry import reader_of
+from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 
 def picture(format: str) -> bytes:
@@ -84,6 +85,28 @@ def test_chunks_do_not_hang_on_where_blocks_end(tmp_path: Path) -> None:
     write_files(tmp_path, {"a.txt": content})
     rows = read_rows(tmp_path, "text", text={"rows": "chunk", "chunk_chars": 1000}).column("text").to_pylist()
     assert "".join(rows) == content[: len(content) // 1000 * 1000]
+
+
+def test_chunks_of_a_text_without_line_ends_are_read_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.ingest.formats.text._BLOCK_BYTES", 1 << 10)
+    content = "aé語𝄞" * 2_000  # characters of one to four bytes, which blocks cut everywhere
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    data, snapshot = read_snapshot(tmp_path, "text", text={"rows": "chunk", "chunk_chars": 7})
+    tables = list(reader_of(data).tables(snapshot.files[0], snapshot.arrow_schema(), 4096))
+    assert "".join(text for table in tables for text in table["text"].to_pylist()) == content[: 8_000 // 7 * 7]
+    assert max(table.nbytes for table in tables) < 2 << 10
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_line_that_is_too_long_to_hold_is_refused(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.ingest.files.opening._LINE_BYTES", 5 << 20)
+    line = b"%s\n" % (b'{"x": "' + b"a" * (4 << 20) + b'"}')
+    files = {"a.txt" if format == "text" else "a.json": line * 2}
+    assert read_rows(write_files(tmp_path / "short", files), format).num_rows == 2
+    files = {name: content + b'{"x": "' + b"a" * (6 << 20) for name, content in files.items()}
+    text = refusal(tmp_path / "long", format, files)
+    assert f"{tmp_path / 'long' / next(iter(files))}: has a line of more than 5 MB" in text
+    assert "write a row a line" in text
 
 
 @pytest.mark.parametrize(
