@@ -103,7 +103,7 @@ def _quarantined(manifest: DatasetManifest) -> str:
 def _listed(manifest: DatasetManifest) -> str:
     if not manifest.rows_quarantined:
         return ""
-    return f"{_quarantined(manifest)}, listed in {dataset_quarantine_path(manifest.key)} of the storage"
+    return f"{_quarantined(manifest)}, listed in {dataset_quarantine_path(manifest.key)} in the storage"
 
 
 def _shared(manifest: DatasetManifest) -> list[SharedRows]:
@@ -140,16 +140,7 @@ def _facts(output: dict[str, Any]) -> Facts:
     return (
         ("rows", ", ".join(f"{split} {manifest.rows[split]:,}" for split in SPLITS if manifest.rows.get(split))),
         *((("rows left out", manifest.rows_left_out),) if manifest.rows_left_out else ()),
-        *(
-            (
-                (
-                    "rows in quarantine",
-                    f"{_quarantined(manifest)}, listed in {dataset_quarantine_path(manifest.key)} in the storage",
-                ),
-            )
-            if manifest.rows_quarantined
-            else ()
-        ),
+        *((("rows in quarantine", listed),) if (listed := _listed(manifest)) else ()),
         *(("rows in two splits", str(found)) for found in _shared(manifest)),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),

@@ -1,4 +1,7 @@
-"""A small project that gets a file a night: breast cancer diagnoses, and on the second night a file with flipped labels."""
+"""A small project that gets a file a night: breast cancer diagnoses.
+
+The file of the second night has flipped labels, and a row without its area.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ data:
   validation: {fraction: 0.25}
   test: data/test.csv
   label: diagnosis
+  invalid: quarantine
 preprocess:
   - standard_scaler: {columns: [mean radius, mean texture, mean area, worst concavity]}
   - label_encoder: {column: diagnosis}
@@ -63,10 +67,11 @@ def make_nights(folder: Path) -> Path:
 
 
 def add_flipped_night(file: Path) -> None:
-    """The second night's file: its rows are as good as the others, and each has the other label."""
+    """The second night's file: its rows are as good as the others but for the last, and each has the other label."""
     table = _table().iloc[250:400].copy()
     table["diagnosis"] = table["diagnosis"].map({"benign": "malignant", "malignant": "benign"})
-    table.to_csv(file.parent / "data" / "train" / ADDED, index=False)
+    added = file.parent / "data" / "train" / ADDED
+    added.write_text(table.to_csv(index=False) + "14.5,19.0,,0.2,benign\n")
 
 
 def run_nights(prefect_url: str, folder: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_a_night_of_flipped_labels_is_explained(nights_file: Path, nights: dict[
     drop = nights["second"]["metrics"]["test/accuracy"] - nights["first"]["metrics"]["test/accuracy"]
     assert f"test/accuracy is worse: {nights['first']['metrics']['test/accuracy']:.4f}" in worse and f"{drop:+.4f}" in worse
     assert "on the 169 rows that both judged" in worse
-    assert added.startswith(f"train/{ADDED} was added, 150 rows") and "of class 'benign', where the rows before had" in added
+    assert added.startswith(f"train/{ADDED} was added, 151 rows") and "of class 'benign', where the rows before had" in added
     assert contradicted.startswith(f"The model contradicts the labels of train/{ADDED}")
     (test,) = (entry for entry in compared["same_rows"] if entry["split"] == "test")
     accuracy = test["metrics"][0]
@@ -162,13 +162,15 @@ def test_mlflow_shows_the_rows_by_split_and_what_is_new_of_them(
         return [*csv.DictReader(Path(client.download_artifacts(run_id, f"data/{name}.csv", str(tmp_path))).open())]
 
     files = {row["file"]: row for row in table("files")}
-    assert files.keys() == {FIRST, ADDED, "test.csv"} and (files[ADDED]["rows"], len(files[ADDED]["digest"])) == ("150", 32)
+    counts = [client.get_run(nights[night]["mlflow_run_id"]).data.metrics["data/rows_quarantined"] for night in nights]
+    assert counts == [0, 1]
+    assert files.keys() == {FIRST, ADDED, "test.csv"} and (files[ADDED]["rows"], len(files[ADDED]["digest"])) == ("151", 32)
     assert {(row["split"], row["class"]) for row in table("rows")} >= {("train", "(all)"), ("test", "benign")}
     assert {row["column"] for row in table("columns")} >= {"mean radius", "diagnosis"}
     scaled = [row for row in table("fitted") if (row["column"], row["statistic"]) == ("mean radius", "center")]
     assert len(scaled) == 1 and float(scaled[0]["value"]) > 0
     new = table("new_since_last_run")
-    assert (new[0]["what"], new[0]["name"], new[0]["now"]) == ("file added", f"train/{ADDED}", "150 rows")
+    assert (new[0]["what"], new[0]["name"], new[0]["now"]) == ("file added", f"train/{ADDED}", "151 rows")
     assert {"what": "rows", "name": "train", "before": "172 rows", "now": "281 rows", "notable": ""} in new
     assert "data/new_since_last_run.csv" not in {
         item.path for item in client.list_artifacts(nights["first"]["mlflow_run_id"], "data")
@@ -184,6 +186,9 @@ def test_prefects_list_of_flow_runs_says_what_ran_when_and_how_it_ended(
     flow_run = httpx.get(f"{prefect_url}/flow_runs/{json.loads(record.read_text())['prefect_flow_run_id']}").json()
     accuracy = nights["second"]["metrics"]["test/accuracy"]
     assert flow_run["name"] == f"{nights['second']['run']} attempt 1: done, test/accuracy {accuracy:.4f}"
+    wanted = {"key": {"any_": ["nightly-materialize"]}, "flow_run_id": {"any_": [flow_run["id"]]}}
+    (artifact,) = httpx.post(f"{prefect_url}/artifacts/filter", json={"artifacts": wanted}).json()
+    assert '"rows in quarantine", "value": "1 of 570 rows, listed in datasets/' in artifact["data"]
 
 
 def test_the_speed_is_a_sentence() -> None:
