@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.errors import DataError, ServiceError, SpecError
 from penstock.ingest.files.listing import list_source
+from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec
 from tests.ingest.reading import listed, write_files
@@ -115,6 +119,39 @@ def test_a_link_to_nothing_is_named_unless_it_is_clutter(tmp_path: Path, train: 
 def test_any_fsspec_url_is_listed(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe("/listing/a.csv", b"x\n1\n")
     assert names(tmp_path, train="memory://listing/") == ["a.csv"]
+
+
+class Hub(MemoryFileSystem):
+    """Says of its files what Hugging Face's hub does: no time, and the digest of git's blob."""
+
+    protocol = "hub"
+    store: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("hub://", "memory://")))
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        of = super().info(path, **options)
+        blob = hashlib.sha1(self.cat_file(path)).hexdigest() if of["type"] == "file" else None
+        return {"name": of["name"], "type": of["type"], "size": of["size"], "blob_id": blob}
+
+    def find(self, path: str, **options: Any) -> dict[str, dict[str, Any]]:  # type: ignore[override]
+        return {name: self.info(name) for name in super().find(path, **{**options, "detail": False})}
+
+
+def test_a_file_of_a_hub_is_known_by_its_blob() -> None:
+    fsspec.register_implementation("hub", Hub, clobber=True)
+    data = DataSpec.model_validate({"format": "csv", "train": "hub://datasets/flowers/"})
+    found = []
+    for content in (b"x\n1\n", b"x\n2\n"):  # of equal size
+        Hub().pipe("/datasets/flowers/a.csv", content)
+        (file,) = listed(data, Path())
+        assert file.fingerprint == hashlib.sha1(content).hexdigest()
+        with unchanged((file,)):
+            found.append(file)
+    with pytest.raises(DataError, match=r"a\.csv: was replaced"), unchanged((found[0],)):
+        pass
 
 
 @pytest.mark.parametrize("train", ["nowhere", "nowhere.csv", "*.csv"])

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pyarrow import fs as arrow_fs
 
 from penstock.errors import PenstockError, PreflightError, ServiceError, SpecError
 from penstock.flows.servers.nodes import NodeNeeds, what_is_missing
@@ -136,6 +137,26 @@ def test_the_longest_address_counts_and_amazon_is_meant_without_an_endpoint(monk
     ]
     assert filesystem_of("s3://a/x")[0].config_kwargs == {"ignore_configured_endpoint_urls": True}
     assert _arrow_filesystem("s3://a/x")[0].region == "eu-west-1"
+
+
+def test_the_region_of_a_bucket_is_asked_once_where_nothing_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def amazon(bucket: str) -> str:
+        asked.append(bucket)
+        if bucket == "unreached":
+            raise OSError("no route to host")
+        return "eu-north-1"
+
+    monkeypatch.setattr(arrow_fs, "resolve_s3_region", amazon)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    use_stores({"s3://named": StoreSpec(region="ap-south-1"), "s3://other": StoreSpec(endpoint="http://127.0.0.1:9")})
+    places = ("s3://elsewhere/a", "s3://elsewhere/b", "s3://unreached/a", "s3://unreached/b", "s3://named/a", "s3://other/a")
+    regions = [_arrow_filesystem(place)[0].region for place in places]
+    assert regions == ["eu-north-1", "eu-north-1", "us-west-2", "us-west-2", "ap-south-1", "us-west-2"]
+    assert asked == ["elsewhere", "unreached"]
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
