@@ -1,19 +1,23 @@
 """What must not be seen in a log, an error or a record, and how is it hidden?
 
-Texts of our own are redacted where they are made. Those of other libraries pass one of two places: a log record, or an
-exception that leaves a block of `hiding_secrets`. A secret is known by its form (`user:password@` in a URL, an AWS key, a
-signature, a login's header) or, wherever it turns up, because this environment holds it.
+Texts of our own are redacted where they are made. Those of other libraries and of user code pass one of three places: a log
+record, an exception that leaves a block of `hiding_secrets`, or a line that is printed in one. A secret is known by its form
+(`user:password@` in a URL, an AWS key, a signature, a login's header) or, wherever it turns up, because this environment holds
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
+import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TextIO
 from urllib.parse import quote, unquote
 
 __all__ = ["first_line", "hiding_secrets", "holds_secret", "redact", "redact_text"]
@@ -35,6 +39,8 @@ _AWS_KEY_ID = re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b")
 _SIGNATURE = re.compile(r"(?i)\b(X-Amz-Signature|X-Amz-Credential|X-Amz-Security-Token|sig|signature|token)=[^&\s\"']+")
 _LOGIN = re.compile(r"(?i)\b(basic|bearer)\s+[a-z0-9+/=._~-]{16,}")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?-----END [A-Z ]*PRIVATE KEY-----")
+_PART = 8192
+"""Characters of a printed line that are kept back until its end comes."""
 _TELLING = 8
 """Characters of a secret from the environment; a shorter one is found in harmless words."""
 
@@ -76,13 +82,15 @@ def redact(value: Any, name: str = "") -> Any:
 
 @contextlib.contextmanager
 def hiding_secrets() -> Iterator[None]:
-    """Let no exception leave the block with a secret in its texts or its causes', and no log record this process.
+    """Let no exception and no printed line leave the block with a secret, and no log record this process.
 
-    What takes exceptions from here on (Prefect, Ray, a traceback on stderr) writes them down as they are.
+    What takes exceptions from here on (Prefect, Ray, a traceback on stderr) writes them down as they are, with their causes;
+    Ray keeps what its workers print.
     """
     _redact_logs()
     try:
-        yield
+        with _printing_no_secrets():
+            yield
     except BaseException as error:
         clean = _without_secrets(error, set())
         if clean is not error:
@@ -92,8 +100,13 @@ def hiding_secrets() -> Iterator[None]:
 
 def _secrets_of_environment() -> set[str]:
     """Values of variables with telling names, and passwords in values that are URLs; as they are, and as a URL has them."""
+    return _secrets_of(tuple(os.environ.items()))
+
+
+@functools.lru_cache(maxsize=1)  # each printed line asks, and the environment rarely changes
+def _secrets_of(environment: tuple[tuple[str, str], ...]) -> set[str]:
     found: list[str] = []
-    for name, value in os.environ.items():
+    for name, value in environment:
         if _SECRET_VARIABLE.search(name):
             # `PREFECT_API_AUTH_STRING` is user:password
             found += [value, value.partition(":")[2]] if name.upper().endswith("AUTH_STRING") else [value]
@@ -140,6 +153,64 @@ def _redact_logs() -> None:
 
     logging.setLogRecordFactory(make)
     warnings.formatwarning = lambda *args, **kwargs: redact_text(format_before(*args, **kwargs))
+
+
+@contextlib.contextmanager
+def _printing_no_secrets() -> Iterator[None]:
+    """Redact what Python code writes to stdout and stderr, in any thread of this process, until the outermost block ends."""
+    replaced = {
+        name: stream for name in ("stdout", "stderr") if (stream := getattr(sys, name)) and not isinstance(stream, _Lines)
+    }
+    for name, before in replaced.items():
+        setattr(sys, name, _Lines(before))
+    try:
+        yield
+    finally:
+        for name, before in replaced.items():
+            if isinstance(lines := getattr(sys, name), _Lines):
+                lines.end()
+                setattr(sys, name, before)
+
+
+class _Lines:
+    """A stdout that hides secrets in each line; all else is asked of the stream below."""
+
+    def __init__(self, below: TextIO) -> None:
+        self._below = below
+        self._begun: dict[int, str] = {}
+        """Thread -> its line that has not ended yet: `print` writes a line in pieces. A lock would outlive a fork."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._below, name)
+
+    def write(self, text: str) -> int:
+        """Write the lines that end in the text."""
+        thread = threading.get_ident()
+        begun = self._begun.pop(thread, "") + text
+        if "\n" in text or len(begun) > _PART:
+            begun = redact_text(begun)
+            end = len(begun) if len(begun) > _PART else begun.rfind("\n") + 1
+            self._below.write(begun[:end])
+            begun = begun[end:]
+        if begun:
+            self._begun[thread] = begun
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write one after the other."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Write this thread's line as far as it is."""
+        if begun := self._begun.pop(threading.get_ident(), ""):
+            self._below.write(redact_text(begun))
+        self._below.flush()
+
+    def end(self) -> None:
+        """Write what all threads have begun."""
+        while self._begun:
+            self._below.write(redact_text(self._begun.popitem()[1]))
 
 
 def _without_secrets(error: BaseException, seen: set[int]) -> BaseException:

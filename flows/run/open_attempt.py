@@ -82,7 +82,16 @@ def open_attempt(
     run = _chosen_run(ledger, loaded, keys, request, current, reporter)
     will_train = not _is_trained(ledger, project, run)
     on_cluster = ray_address() is not None
-    needs = check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=will_train, until=request.until)
+    needs = check_needs(
+        ledger,
+        project,
+        run,
+        need_ray,
+        on_cluster=on_cluster,
+        will_train=will_train,
+        until=request.until,
+        say=reporter.say,
+    )
     for warning in needs:
         reporter.warn(warning)
     held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up))
@@ -258,11 +267,13 @@ def check_needs(
     on_cluster: bool,
     will_train: bool,
     until: str | None,
+    say: Callable[[str], None],
 ) -> list[str]:
     """Compare what is left to do with what is there for it. Returns warnings; raises PreflightError if it cannot succeed.
 
     Args:
         on_cluster: whether RAY_ADDRESS names a cluster.
+        say: hears what is waited for there.
     """
     warnings: list[str] = []
     key = run.keys["materialize"].key
@@ -279,7 +290,7 @@ def check_needs(
     if will_train and not CheckpointStore(ledger.run_storage(run.run)).committed():
         if on_cluster:
             need_ray()
-        tried = try_one_batch(project, on_cluster=on_cluster)
+        tried = try_one_batch(project, on_cluster=on_cluster, say=say)
         warnings += check_room(project, tried["parameters"], tried["weights_bytes"], tried["checkpoint_bytes"])
     return warnings
 

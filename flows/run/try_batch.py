@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -49,12 +49,19 @@ SAMPLE_FILES = 8
 """Rows come from so many files, since one file may hold one class only."""
 
 
-def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None, *, on_cluster: bool = False) -> dict[str, Any]:
+def try_one_batch(
+    project: Project,
+    snapshot: SourceSnapshot | None = None,
+    *,
+    on_cluster: bool = False,
+    say: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any]:
     """Send one batch of real rows through the transforms and the framework, which does with it what training will do.
 
     Args:
         snapshot: the source if it was read already; without it only the first train file is read, the beginning of a large one.
         on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
+        say: hears what is waited for there.
 
     Returns:
         `rows`, `columns`, and what the framework's `TriedBatch` holds.
@@ -64,7 +71,7 @@ def try_one_batch(project: Project, snapshot: SourceSnapshot | None = None, *, o
     """
     with tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder:
         storage, manifest = _prepare(project, snapshot, Path(folder))
-        return _try_framework(project, storage, manifest, on_cluster)
+        return _try_framework(project, storage, manifest, on_cluster, say)
 
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
@@ -143,7 +150,9 @@ def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) 
     return max(feed.batches(0), key=lambda batch: batch.rows) if order.by_length is not None else next(feed.batches(0))
 
 
-def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest, on_cluster: bool) -> dict[str, Any]:
+def _try_framework(
+    project: Project, storage: Storage, manifest: DatasetManifest, on_cluster: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
     train, sample = project.spec.train, project.spec.shuffle.sample
     batch = _first_batch(project, storage, manifest)
     if sample is not None:
@@ -158,7 +167,7 @@ def _try_framework(project: Project, storage: Storage, manifest: DatasetManifest
     if on_cluster:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
 
-        tried = on_one_worker(train, "the first batch", there)
+        tried = on_one_worker(train, "the first batch", there, say)
     else:
         tried = there()
     columns = {c.name: c.type_text for c in schema.columns}

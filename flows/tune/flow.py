@@ -130,7 +130,8 @@ def _open_sweep(
         save_sweep(project.storage, loaded.spec.name, SweepRecord(sweep=run.run, identity=identity))
     going_on = {"spec": spec, "origins": loaded.origins, "keys": keys, "status": "running", "sweep": run.run}
     run = run.model_copy(update=going_on)
-    needs = check_needs(ledger, project, run, need_ray, on_cluster=ray_address() is not None, will_train=True, until=None)
+    on_cluster = ray_address() is not None
+    needs = check_needs(ledger, project, run, need_ray, on_cluster=on_cluster, will_train=True, until=None, say=reporter.say)
     for warning in needs:
         reporter.warn(warning)
     tags = {"penstock.sweep": run.run}

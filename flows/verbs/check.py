@@ -74,7 +74,7 @@ def _check_the_rest(
     for code in project.codes:
         ships |= code.shipped
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
-    batch = try_one_batch(project, snapshot, on_cluster=on_cluster)
+    batch = try_one_batch(project, snapshot, on_cluster=on_cluster, say=say)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
     for warning in warnings:

@@ -48,6 +48,21 @@ def test_a_full_disk_of_a_worker_is_told_as_one() -> None:
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/the/shard")
 
 
+def test_what_a_task_prints_is_written_without_secrets() -> None:
+    def tell(item: int) -> str:
+        print("connected with", f"http://alice:canary@host/{item}")
+        return os.readlink("/proc/self/fd/1")
+
+    def stream(item: int) -> Iterator[str]:
+        yield tell(item)
+
+    files = {1: next(ray_map(tell, [1])), 2: next(ray_pool(lambda: tell, [2], processes=1))}
+    files[3] = ray.get(next(next(ray_streams(stream, [3]))))
+    for item, file in files.items():
+        text = Path(file).read_text()
+        assert f"connected with http://***@host/{item}\n" in text and "canary" not in text
+
+
 def test_an_unexpected_error_keeps_its_message() -> None:
     with pytest.raises(Exception, match="surprise"):
         list(ray_map(lambda item: {}["surprise"], [1]))

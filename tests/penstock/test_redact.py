@@ -4,6 +4,7 @@ import io
 import logging
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -96,6 +97,29 @@ def test_a_log_record_of_any_library_is_written_without_secrets(written: io.Stri
 def test_a_warning_is_written_without_secrets() -> None:
     with hiding_secrets():
         assert "canary" not in warnings.formatwarning(f"unverified {SECRET}", UserWarning, "x.py", 1)
+
+
+def test_what_is_printed_in_the_block_holds_no_secrets_and_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout
+    with hiding_secrets():
+        print("Bearer", SECRET, "with", "Bearer", "canary-0123456789abcdef")
+        with hiding_secrets():
+            print(f"part of a line {SECRET[:9]}", end="")
+        print(f"{SECRET[9:]} and its end\nnext", end="", flush=True)
+        other = threading.Thread(target=print, args=["in another thread", SECRET], kwargs={"end": ""})
+        other.start()
+        other.join()
+        print(*["x"] * 9000, sep="")
+        sys.stderr.writelines([f"refused {SECRET}\n", "second\n"])
+        print("-----BEGIN KEY PRIVATE KEY-----\ncanary\n-----END KEY PRIVATE KEY-----", file=sys.stderr)
+        assert not sys.stdout.isatty(), "what is no text is asked of the stream below"
+    assert sys.stdout is before
+    print("outside")
+    out, err = capsys.readouterr()
+    first, second, *rest = out.splitlines()
+    assert (first, second) == ("Bearer *** with Bearer ***", "part of a line *** and its end")
+    assert rest == [f"next{'x' * 9000}", "in another thread ***outside"]
+    assert err == "refused ***\nsecond\n***\n"
 
 
 def test_an_error_leaves_the_block_as_it_was_but_without_secrets() -> None:

@@ -16,7 +16,8 @@ class Asked(Exception):
 
 
 def test_on_a_cluster_the_command_s_machine_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_one_worker(spec: TrainSpec, what: str, work: Any) -> Any:
+    def on_one_worker(spec: TrainSpec, what: str, work: Any, say: Any) -> Any:
+        say("waits")
         raise Asked(what, spec.cpus_per_worker, work.func)
 
     for name in ("trusted_checkpoint", "model_checkpoint", "held_out_of", "make_job", "model_spec"):
@@ -26,13 +27,15 @@ def test_on_a_cluster_the_command_s_machine_measures_nothing(monkeypatch: pytest
         train=TrainSpec(recipe="m.py:M", cpus_per_worker=3), evaluate=SimpleNamespace(slices=(), metrics=None, figures=False)
     )
     connected: list[bool] = []
+    said: list[str] = []
     ctx: Any = SimpleNamespace(
         project=SimpleNamespace(spec=spec),
         manifest=SimpleNamespace(rows={"test": 4}),
         work_storage=None,
         on_cluster=True,
+        reporter=SimpleNamespace(say=said.append),
         need_ray=lambda: connected.append(True),
     )
     with pytest.raises(Asked) as asked:
         evaluate.STAGE.run(ctx)
-    assert asked.value.args == ("evaluate", 3, evaluate.measure_held_out) and connected
+    assert asked.value.args == ("evaluate", 3, evaluate.measure_held_out) and connected and said == ["waits"]

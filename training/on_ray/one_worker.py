@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import ray
@@ -10,16 +10,18 @@ from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from penstock.errors import TrainingError
 from penstock.ingest.ray_tasks import raising_ours
-from penstock.redact import first_line
+from penstock.redact import first_line, hiding_secrets
 from penstock.training.events import Event, Notice, Warned
 from penstock.training.on_ray.resources import gpus_of_auto
-from penstock.training.on_ray.silence import Cluster
+from penstock.training.on_ray.silence import Cluster, Silence
 from penstock.training.spec import TrainSpec
 
 __all__ = ["needs_of_one_worker", "on_one_worker"]
 
 
 T = TypeVar("T")
+
+POLL_S = 0.3
 
 
 def needs_of_one_worker(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
@@ -35,23 +37,29 @@ def needs_of_one_worker(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]
     return {"CPU": spec.cpus_per_worker} | ({"GPU": gpus} if gpus else {}), chosen
 
 
-def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T]) -> T:
+def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T], say: Callable[[str], None]) -> T:
     """Call `work` in a Ray task and wait for it. Runs in the driver.
 
     Args:
-        spec: how many CPUs and GPUs a worker has.
-        what: is done, for an error.
+        spec: how many CPUs and GPUs a worker has, and how long they are waited for.
+        what: is done, for an error and what is said.
         work: pickles; it sees the worker's GPUs and no others.
+        say: hears that it is done on CPUs where `gpus: auto` found no GPUs, and what is waited for.
 
     Raises:
-        TrainingError: the task's process died.
+        TrainingError: the task's process died, or could not be placed for `train.wait_s`.
         ServiceError: Ray lost it in another way.
     """
-    need, _ = needs_of_one_worker(spec)
-    task: Any = ray.remote(max_retries=1)(_call).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0))
+    need, chosen = needs_of_one_worker(spec)
+    if "GPU" not in need:
+        _tell(chosen, what, say)
+    task: Any = ray.remote(max_retries=1, num_returns="streaming")(_call)
+    parts = task.options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0.0)).remote(work)
     with raising_ours():
+        _wait_for_start(parts, Silence(spec.model_copy(update={"workers": 1}), need), what, say)
         try:
-            result: T = ray.get(task.remote(work))
+            ray.get(next(parts))
+            result: T = ray.get(next(parts))
         except (OutOfMemoryError, WorkerCrashedError) as error:
             raise TrainingError(
                 f"{what}: the process on the cluster died: {first_line(error)}",
@@ -60,5 +68,25 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T]) -> T:
     return result
 
 
-def _call(work: Callable[[], T]) -> T:
-    return work()
+def _wait_for_start(parts: Any, silence: Silence, what: str, say: Callable[[str], None]) -> None:
+    while not ray.wait([parts], timeout=POLL_S)[0]:
+        try:
+            told = silence.tell()
+        except TrainingError:
+            ray.cancel(parts)  # nothing is to begin that nobody waits for
+            raise
+        _tell(told, what, say)
+
+
+def _tell(events: list[Event], what: str, say: Callable[[str], None]) -> None:
+    for event in events:
+        if isinstance(event, Notice | Warned):
+            say(f"{what}: {event.message}")
+
+
+def _call(work: Callable[[], T]) -> Iterator[T | None]:
+    """Yields nothing when it has begun, and what was done."""
+    yield None
+    with hiding_secrets():
+        result = work()
+    yield result

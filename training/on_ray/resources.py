@@ -60,11 +60,9 @@ def missing_for_workers(workers: int, need: Resources, nodes: Sequence[Resources
         there, needed = sum(node.get(name, 0.0) for node in nodes), workers * amount
         if there < needed:
             more = needed - there
+            of = f"train.workers: {workers}" if workers > 1 else "1 worker"
             each = "" if amount == 1 else f" with {_SETTING[name]}: {amount:g}"
-            return (
-                f"{more:g} more {name}{'s' if more > 1 else ''}: the cluster has {there:g}, "
-                f"train.workers: {workers}{each} needs {needed:g}"
-            )
+            return f"{more:g} more {name}{'s' if more > 1 else ''}: the cluster has {there:g}, {of}{each} needs {needed:g}"
     plural = "s" if workers > 1 else ""
     one = " and ".join(f"{amount:g} {name}" for name, amount in need.items() if amount)
     has = "; ".join(", ".join(f"{node.get(name, 0.0):g} {name}" for name in need) for node in nodes)

@@ -44,14 +44,16 @@ def test_a_good_batch_is_described(tmp_path: Path) -> None:
 
 def test_on_a_cluster_a_training_worker_tries_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float | str, str]] = []
+    said: list[str] = []
 
-    def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], Any]) -> Any:
+    def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], Any], say: Callable[[str], None]) -> Any:
+        say("waits")
         asked.append((spec.cpus_per_worker, what))
         return pickle.loads(pickle.dumps(work))()
 
     monkeypatch.setattr("penstock.training.on_ray.one_worker.on_one_worker", on_one_worker)
-    assert try_one_batch(project(tmp_path), on_cluster=True)["rows"] == 2
-    assert asked == [(0.5, "the first batch")]
+    assert try_one_batch(project(tmp_path), on_cluster=True, say=said.append)["rows"] == 2
+    assert asked == [(0.5, "the first batch")] and said == ["waits"]
 
 
 def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_a_node_whose_port_is_closed_or_never_answers_is_silent(full_port: int, 
             [{"CPU": 2.0}, {"CPU": 2.0}],
             "2 more CPUs: the cluster has 4, train.workers: 2 with train.cpus_per_worker: 3 needs 6",
         ),
+        (1, {"CPU": 3.0}, [{"CPU": 2.0}], "1 more CPU: the cluster has 2, 1 worker with train.cpus_per_worker: 3 needs 3"),
         (
             1,
             {"CPU": 3.0},

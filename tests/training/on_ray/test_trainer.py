@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +23,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import CheckpointCommitted, Event, Printed, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.model import ModelSpec
-from penstock.training.on_ray import trainer
+from penstock.training.on_ray import silence, trainer
 from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
@@ -218,7 +220,9 @@ def test_evaluation_on_the_cluster_gives_the_numbers_of_this_process_to_the_bit(
     loader = TORCH.loader
     model = ModelSpec(code=job.code, params=job.spec.params, feed_schema=job.manifest.feed_schema, loader=loader)
     measure = partial(measure_checkpoint, job, model, checkpoint.storage, splits=["validation", "test"])
-    here, there = measure(), on_one_worker(job.spec, "evaluate", measure)
+    said: list[str] = []
+    here, there = measure(), on_one_worker(job.spec, "evaluate", measure, said.append)
+    assert said == ["evaluate: on CPUs: there is no GPU now (train.gpus: auto)"]
     assert there.metrics == here.metrics and len(here.metrics) == 6
     assert (there.figures, there.tables) == (here.figures, here.tables)
 
@@ -226,6 +230,44 @@ def test_evaluation_on_the_cluster_gives_the_numbers_of_this_process_to_the_bit(
 def test_a_process_that_dies_on_the_cluster_is_told_and_what_is_raised_there_is_raised_here() -> None:
     spec = TrainSpec(recipe="model.py:Net")
     with pytest.raises(TrainingError, match="the first batch: the process on the cluster died"):
-        on_one_worker(spec, "the first batch", partial(os._exit, 3))
+        on_one_worker(spec, "the first batch", partial(os._exit, 3), print)
     with pytest.raises(FileNotFoundError):
-        on_one_worker(spec, "the first batch", partial(os.stat, "/nowhere"))
+        on_one_worker(spec, "the first batch", partial(os.stat, "/nowhere"), print)
+
+
+def loud(words: str) -> None:
+    print("printed", words)
+    print("printed", words, file=sys.stderr)
+    raise ConnectionError(f"refused {words}")
+
+
+def test_what_is_printed_or_raised_on_one_worker_is_written_without_secrets() -> None:
+    spec = TrainSpec(recipe="model.py:Net")
+    logs = Path(on_one_worker(spec, "the first batch", partial(os.readlink, "/proc/self/fd/1"), print)).parent
+    with pytest.raises(Exception, match=r"refused http://\*\*\*@host"):
+        on_one_worker(spec, "the first batch", partial(loud, "http://alice:canary@host"), print)
+    written = [file.read_text() for file in logs.glob("worker-*")]
+    assert sum("printed http://***@host" in text for text in written) == 2
+    assert not any("canary" in text for text in written)
+
+
+@ray.remote(num_cpus=2)
+class Others:
+    """Somebody else's work, on all CPUs."""
+
+
+def test_what_a_full_cluster_has_no_room_for_is_waited_for_with_a_word_and_not_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "SHORT_S", 0.1)
+    monkeypatch.setattr(silence, "FIRST_S", 0.1)
+    others = Others.remote()
+    ray.get(others.__ray_ready__.remote())
+    spec = TrainSpec(recipe="model.py:Net", workers=2, gpus=0, wait_s=3)
+    said: list[str] = []
+    with pytest.raises(TrainingError, match=r"the workers could not start within 3 s \(train.wait_s\): 0 of 1 have"):
+        on_one_worker(spec, "evaluate", (tmp_path / "late").touch, said.append)
+    assert re.fullmatch(r"evaluate: waiting for the workers for [0-3] s; 0 of 1 have started", said[0])
+    ray.kill(others)
+    on_one_worker(spec.model_copy(update={"wait_s": 60}), "evaluate", (tmp_path / "next").touch, said.append)
+    assert [path.name for path in tmp_path.iterdir()] == ["next"]
