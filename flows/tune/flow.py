@@ -199,11 +199,12 @@ def _keep_best(
 def _concurrent(ctx: RunContext, spec: PipelineSpec, section: TuneSpec, need_ray: RayOnDemand) -> int:
     """How many trials run at once; says so."""
     assert need_ray.cluster is not None
-    nodes = need_ray.cluster.nodes
+    nodes, most = need_ray.cluster.nodes, need_ray.cluster.most
     if need_ray.cluster.embedded:  # it may have been given more CPUs than there are, for the tasks that prepare rows
-        nodes = ({"CPU": machine_cpus(), "GPU": float(torch.cuda.device_count())},)
-    concurrent, lowered = trials_at_once(spec, section, nodes)
-    ctx.reporter.say(lowered or f"{spec.name}: {section.limit} trials, {concurrent} at once")
+        nodes, most = ({"CPU": machine_cpus(), "GPU": float(torch.cuda.device_count())},), None
+    concurrent, said = trials_at_once(spec, section, nodes, most)
+    for line in (*said, f"{section.limit} trials, {concurrent} at once"):
+        ctx.reporter.say(f"{spec.name}: {line}")
     return concurrent
 
 
