@@ -45,12 +45,30 @@ LOUD = """
         import warnings
         told = f"{os.environ['SHOP_DB_PASSWORD']} at {os.environ['DATABASE_URL']}"
         self.steps += 1
+        print("recipe connects with", told)
         if self.steps == 3:
             logging.getLogger("my.recipe").warning("connecting with %s", told)
             warnings.warn(f"insecure: {told}")
         if self.steps == 8 and os.environ.get("DRILL_FAILS"):
             raise ConnectionError(f"cannot connect with {told}") from ValueError(told)
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+"""
+
+LOUD_TRANSFORM = """
+import os
+import sys
+
+
+def tell(batch):
+    told = os.environ["SHOP_DB_PASSWORD"], os.environ["DATABASE_URL"]
+    print("transform connects with", *told)
+    print("transform is refused with", *told, file=sys.stderr)
+    return scale(batch)
+"""
+
+TUNE = """
+tune:
+  space: {train.learning_rate: {choice: [0.001]}}
 """
 
 
@@ -103,6 +121,9 @@ def test_no_secret_is_written_by_runs_that_fail_and_one_that_succeeds(tmp_path: 
     file = make_project(tmp_path / "p", epochs=1, files=2)
     with (file.parent / "model.py").open("a") as model:
         model.write(LOUD)
+    with (file.parent / "transforms.py").open("a") as transforms:
+        transforms.write(LOUD_TRANSFORM)
+    file.write_text(file.read_text().replace("py:scale", "py:tell") + TUNE)
     said = tmp_path / "said"
     said.mkdir()
     state = tmp_path / "servers"
@@ -131,7 +152,13 @@ def test_no_secret_is_written_by_runs_that_fail_and_one_that_succeeds(tmp_path: 
             answer = run("passing", 0, MLFLOW_TRACKING_URI=f"http://alice:{IN_ADDRESS}@{address}")
             scored = ("predict", answer["model_uri"], str(file.parent / "data/train"), "--output", str(tmp_path / "scores"))
             run("scoring", 0, verb=(*scored, "--file"), MLFLOW_TRACKING_URI=f"http://alice:{IN_ADDRESS}@{address}")
-            run("cleaning", 0, ("--keep-runs", "1"), ("clean",), MLFLOW_TRACKING_URI=f"http://alice:{IN_ADDRESS}@{address}")
+            tracked = {"MLFLOW_TRACKING_URI": f"http://alice:{IN_ADDRESS}@{address}"}
+            page = ("report", answer["run"], "--output", str(tmp_path / "page.html"), "--file")
+            run("reporting", 0, verb=page, **tracked)
+            run("checking", 0, verb=("check",), **tracked)
+            run("probing", 0, ("--budget-s", "0"), ("probe",), **tracked)
+            run("tuning", 0, verb=("tune",), **tracked)
+            run("cleaning", 0, ("--keep-runs", "1"), ("clean",), **tracked)
         assert answer["model_uri"] and (tmp_path / "scores").is_dir()
         away = {"MLFLOW_TRACKING_URI": f"http://alice:{IN_ADDRESS}@127.0.0.1:{closed}"}
         run("scoring-away", 3, verb=(*scored, "--file"), **away)
@@ -142,4 +169,7 @@ def test_no_secret_is_written_by_runs_that_fail_and_one_that_succeeds(tmp_path: 
         run("dotenv", 2)
     (file.parent / ".env").unlink()
     assert "connecting with *** at" in (said / "passing").read_text()
+    for name in ("passing", "checking", "tuning"):
+        assert "recipe connects with *** at postgresql://***@" in (said / name).read_text(), name
+        assert "transform connects with *** postgresql://***@" in (said / name).read_text(), name
     assert not places_of_secrets(tmp_path)
