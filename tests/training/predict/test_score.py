@@ -44,7 +44,7 @@ class Net:
         torch.manual_seed(0)
         self.names = [info.name for info in schema.features]
         width = sum(int(torch.tensor(info.shape).prod()) if info.shape else 1 for info in schema.features)
-        return torch.nn.Linear(width, schema.num_classes)
+        return torch.nn.Linear(width, schema.num_classes or 2)
 
     def loss(self, model, batch):
         return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
