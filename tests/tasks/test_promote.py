@@ -3,6 +3,7 @@ runs it for classes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from penstock.training.registry import held_against
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.registry.raw_rows import raw_form
-from penstock.training.registry.registry import Registered
+from penstock.training.registry.registry import WEIGHTS_TAG, Registered
 from penstock.training.spec import EvaluateSpec, PromoteSpec
 from penstock.usercode.capture import capture
 from tests.ingest.preparing import Source
@@ -257,8 +258,10 @@ class House:
         number = str(self.client.create_model_version("line", place.as_uri(), self.run_id).version)
         return Registered(name="line", version=number, uri=f"models:/line/{number}", alias="live", run_id=self.run_id)
 
-    def promote(self, new: Registered, slices: list[dict[str, Any]] | None = None, **policy: Any) -> Promotion:
-        """What the register stage decides about `new`."""
+    def promote(
+        self, new: Registered, slices: list[dict[str, Any]] | None = None, weights: str = "", **policy: Any
+    ) -> Promotion:
+        """What the register stage decides about `new`, whose weights are of the digest `weights`."""
         spec = PipelineSpec.model_validate(
             {
                 "name": "house",
@@ -280,7 +283,7 @@ class House:
             tracker=SimpleNamespace(set_tags=lambda _tags: None),
             reporter=SimpleNamespace(say=lambda _line: None),
         )
-        return promote(cast("RunContext", context), self.uri, new, f"weights of {new.version}")
+        return promote(cast("RunContext", context), self.uri, new, weights or f"weights of {new.version}")
 
     def holder(self) -> str:
         return MLFLOW.aliases(self.uri, "line")["live"]
@@ -319,6 +322,26 @@ def test_a_version_that_got_the_alias_during_the_comparison_is_compared_with_too
     monkeypatch.setattr(held_against, "compare_models", beside_another)
     found = house.promote(house.version(1.5))
     assert not found.moved and found.holder == best.version == house.holder()
+
+
+def test_weights_that_were_rolled_back_do_not_get_the_alias_again_however_good_they_are(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    first = house.version(1.0)
+    experiment = house.client.get_run(house.run_id).info.experiment_id
+    model = house.client.create_logged_model(experiment, "line", house.run_id, tags={WEIGHTS_TAG: "of 2"})
+    lost = str(house.client.create_model_version("line", model.artifact_location, house.run_id).version)
+    for version in (first.version, lost):
+        MLFLOW.give_alias(house.uri, "line", "live", version)
+    assert MLFLOW.roll_back(house.uri, "line", "live") == (first.version, lost)
+    again = house.version(2.0)
+    refused = house.promote(again, weights="of 2")
+    assert (refused.moved, refused.holder, refused.metric) == (False, first.version, None)
+    said = (
+        r"alias 'live' is not given to version 3: its weights were rolled back at 20\d\d-.*; `penstock rollback line` once more"
+    )
+    assert re.match(said, refused.reason) and house.holder() == first.version
+    assert house.client.get_model_version("line", again.version).tags["penstock.promotion"] == refused.reason
+    assert house.promote(again, weights="of 3").moved and house.holder() == again.version
 
 
 def test_of_very_many_rows_the_first_are_compared_and_the_reason_says_so(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.errors import ServiceError
 from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
+from penstock.temporary import own_folder, user_folder
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.tracking.mlflow_backend import connect
 from penstock.training.tracking.mlflow_files import CLEANED_TAG
@@ -55,6 +57,22 @@ def test_a_dry_run_says_what_a_cleaning_frees_and_changes_nothing(file: Path) ->
     assert told["freed"] == result["freed"] and told["freed_bytes"] == result["freed_bytes"] > 5000
     assert names(result, "run") == ["r01", "r02"] and told["kept"] == [{"run": "r03", "why": "the newest run"}]
     assert "goes   r01: last worked on " in "\n".join(said) and said[-1].startswith("would free 0.0 MB: 2 runs")
+
+
+def test_code_folders_of_processes_that_are_gone_go_and_that_of_a_living_one_stays(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    old, living = user_folder() / "penstock_user_1", user_folder() / "penstock_user_2"
+    own_folder(old).close()
+    (old / "model.py").write_text("x = 1\n")
+    with own_folder(living):
+        told, said = cleaned(file, dry_run=True)
+        assert told["code_folders"] == [str(old)] and old.exists()
+        assert f"goes   {old}: code of a process that is gone" in said
+        assert cleaned(file)[0]["code_folders"] == [str(old)]
+        assert [*user_folder().iterdir()] == [living]
 
 
 def test_the_file_says_what_is_kept_unless_the_command_does(file: Path) -> None:
