@@ -4,16 +4,19 @@
 
 Real runs, one a night: a file of 100 rows is added, all rows are prepared again since the scaler is fitted again, one epoch is
 trained, evaluated and registered, and `retention: {keep_runs: 5}` is applied. After each night the bytes of penstock's own
-storage are noted, of the source files, and of MLflow's folder, which penstock never cleans. Without retention there would lie
-what was freed, too. Nights that are noted in FOLDER are not run again.
+storage are noted, of the source files, and of the folders of MLflow and Prefect. Without retention there would lie what was
+freed, too. Nights that are noted in FOLDER are not run again. Prefect deletes events after seven days; so that nights which
+follow each other at once show it, an event is old here after EVENTS_S seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,10 @@ import numpy as np
 
 from benchmarks.machine import describe
 from benchmarks.outcome import save
+from penstock.flows.servers.prefect_server import LINGER_ENV, ServerFiles
 from penstock.storage import Storage
 
+EVENTS_S = 120
 OWN = ("runs", "datasets", "units", "stages", "profiles", "pipelines", "room")
 ROWS_A_NIGHT = 100
 PIPELINE = """\
@@ -97,15 +102,26 @@ def run_night(file: Path, number: int) -> dict[str, Any]:
     """Add a file, run the pipeline, and note what lies on the disk."""
     state, train = Storage(str(file.parent / ".penstock")), file.parent / "data" / "train"
     write_rows(train / f"night-{number:03d}.csv", number)
-    done = subprocess.run([sys.executable, "-m", "penstock", "run", str(file), "--json"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "penstock", "run", str(file), "--json"]
+    environment = {**os.environ, LINGER_ENV: "0.5", "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": f"PT{EVENTS_S}S"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return {
         "night": number,
         "source": sum(each.stat().st_size for each in train.iterdir()),
         "storage": {name: sum(state.tree(name).values()) for name in OWN},
         "mlflow": sum(state.tree("mlflow").values()),
+        "prefect": prefect_bytes(file.parent / ".penstock"),
         "freed": json.loads(done.stdout.splitlines()[-1])["freed_bytes"],
     }
+
+
+def prefect_bytes(state_dir: Path) -> int:
+    """Of Prefect's database, once its server has ended and all of it is in one file."""
+    files = ServerFiles(state_dir)
+    while not files.is_free("server"):
+        time.sleep(0.1)  # until the lock of another program is free
+    return files.database.stat().st_size
 
 
 def plot(nights: list[dict[str, Any]], target: Path) -> None:

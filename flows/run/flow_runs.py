@@ -105,8 +105,7 @@ def name_at_begin() -> str:
 
 def flow_run_page(identity: str, state_dir: Path) -> tuple[str | None, bool]:
     """Address of a flow run's page, and whether it is at an embedded server, so there while one is at work or `ui` is open."""
-    own = ServerFiles(state_dir).read_info()
-    return url_for("flow-run", obj_id=identity), own is not None and own.url == os.environ.get("PREFECT_API_URL")
+    return url_for("flow-run", obj_id=identity), ServerFiles(state_dir).is_used_here
 
 
 def name_flow_run(name: str, tags: list[str]) -> None:

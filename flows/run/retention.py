@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
+from penstock.flows.servers.prefect_server import ServerFiles
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
 from penstock.tasks.records.ledger import Ledger, Run
@@ -25,6 +26,7 @@ __all__ = [
     "aliased_models",
     "apply_retention",
     "cleaned_by",
+    "free_flow_runs",
     "free_tracked",
     "going_text",
     "tracked_files",
@@ -91,6 +93,22 @@ def free_tracked(state_dir: Path, old: Sequence[OldRun]) -> int:
     return remove_files(mlflow_uri(state_dir), old)
 
 
+def free_flow_runs(ledger: Ledger, pipeline: str, state_dir: Path) -> int:
+    """Delete what the embedded Prefect server, if this process uses it, keeps of runs that are cleaned; returns how many.
+
+    Raises:
+        ServiceError: it does not answer.
+    """
+    if not ServerFiles(state_dir).is_used_here:
+        return 0
+    gone = {run.run for run in ledger.runs() if run.pipeline == pipeline and run.cleaned is not None}
+    if not gone:
+        return 0
+    from penstock.tasks.room.flow_runs import remove_flow_runs  # it loads Prefect, which `penstock clean` has not yet
+
+    return remove_flow_runs(pipeline, gone)
+
+
 def tracked_text(old: Sequence[OldRun]) -> str:
     """`MLflow's files of 3 runs, 2 versions: 1.2 MB`."""
     versions = sum(len(run.versions) for run in old)
@@ -128,7 +146,7 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
             ctx.reporter.say(f"retention: frees {going_text(plan.going)}")
 
     gone: tuple[Going, ...] = ()
-    tracked = 0
+    tracked = flow_runs = 0
     try:
         cleaning = Cleaning(
             ledger=ctx.ledger,
@@ -142,6 +160,8 @@ def apply_retention(ctx: RunContext) -> dict[str, int]:
         if old:
             ctx.reporter.say(f"retention: frees {tracked_text(old)}")
         tracked = free_tracked(ctx.state_dir, old)
+        flow_runs = free_flow_runs(ctx.ledger, ctx.run.pipeline, ctx.state_dir)
     except (PenstockError, OSError) as error:
         ctx.reporter.warn(f"retention: nothing more is freed: {error}")
-    return {"freed_bytes": sum(each.size_bytes for each in gone), "freed_mlflow_bytes": tracked}
+    freed = sum(each.size_bytes for each in gone)
+    return {"freed_bytes": freed, "freed_mlflow_bytes": tracked, "freed_flow_runs": flow_runs}

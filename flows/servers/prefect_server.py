@@ -100,6 +100,17 @@ class ServerFiles:
         except (FileNotFoundError, ValidationError):
             return None
 
+    @property
+    def database(self) -> Path:
+        """Where its flow runs are kept."""
+        return self.home / "prefect.db"
+
+    @property
+    def is_used_here(self) -> bool:
+        """Whether the server that this process talks to is the running one."""
+        own = self.read_info()
+        return own is not None and own.url == os.environ.get("PREFECT_API_URL")
+
     def write_info(self, info: ServerInfo) -> None:
         """Announce the server, all at once."""
         temporary = self._info.with_suffix(".tmp")
@@ -176,9 +187,8 @@ async def _run(files: ServerFiles, info: ServerInfo, listener: socket.socket, li
     import uvicorn
     from prefect.server.api.server import create_app
 
-    database = files.home / "prefect.db"
-    if not database.exists():
-        await _make_database(database)
+    if not files.database.exists():
+        await _make_database(files.database)
     config = uvicorn.Config(create_app(), log_level="error", lifespan="on", timeout_keep_alive=5, timeout_graceful_shutdown=3)
     server = uvicorn.Server(config)
     watching = asyncio.create_task(_watch(files, info, server, linger_s))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.run.retention import aliased_models, cleaned_by, free_tracked, going_text, tracked_files, tracked_text
+from penstock.flows.run.retention import (
+    aliased_models,
+    cleaned_by,
+    free_flow_runs,
+    free_tracked,
+    going_text,
+    tracked_files,
+    tracked_text,
+)
+from penstock.flows.servers.prefect_server import ServerFiles
+from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
@@ -70,6 +82,7 @@ def clean_pipeline(
     if tracked:
         say(f"{'would free' if dry_run else 'frees'} {tracked_text(tracked)}")
     freed_mlflow = sum(run.size_bytes for run in tracked) if dry_run else free_tracked(loaded.state_dir, tracked)
+    flow_runs = 0 if dry_run else _free_flow_runs(cleaning, loaded.state_dir, going, say)
     for line in _left(loaded):
         say(line)
     if not dry_run:
@@ -84,8 +97,21 @@ def clean_pipeline(
         "freed": [_described(each) for each in going],
         "freed_bytes": sum(each.size_bytes for each in going),
         "freed_mlflow_bytes": freed_mlflow,
+        "freed_flow_runs": flow_runs,
         "code_folders": [str(folder) for folder in folders],
     }
+
+
+def _free_flow_runs(cleaning: Cleaning, state_dir: Path, going: Iterable[Going], say: Callable[[str], None]) -> int:
+    """Delete what the embedded Prefect server keeps of runs that are cleaned. It is started for it, so only where runs go."""
+    runs = [each for each in going if each.kind == "run"]
+    if not runs or os.environ.get("PREFECT_API_URL") or not ServerFiles(state_dir).database.exists():
+        return 0
+    with prefect_api(state_dir):
+        freed = free_flow_runs(cleaning.ledger, cleaning.pipeline, state_dir)
+    if freed:
+        say(f"freed {counted(freed, 'flow run')} of Prefect's")
+    return freed
 
 
 def _lines(plan: RoomPlan, folders: Iterable[Path], loaded: LoadedSpec, dry_run: bool) -> Iterable[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.spec_file import load_spec
 from penstock.storage import Storage
+from penstock.tasks.records.ledger import Ledger
 from tests.runs.forked import Command
 from tests.runs.nights import ADDED, add_flipped_night, make_nights
 
@@ -27,6 +31,9 @@ def test_the_run_before_goes_and_one_that_goes_back_beside_a_cleaning_comes_to_t
     text = file.read_text().replace("{name: nightly}", "{name: nightly, alias: null}")
     file.write_text(f"{text}retention: {{keep_runs: 1}}\n")
     state = Storage(load_spec(file).spec.storage)
+    own = ServerFiles(load_spec(file).state_dir)
+    own.prepare()
+    own.write_info(ServerInfo(pid=os.getpid(), port=1, url=shared_prefect))  # as if it were the project's own
 
     def said(*words: str, code: int = 0) -> Any:
         return Command(*words, "--json").finish(code)
@@ -36,6 +43,9 @@ def test_the_run_before_goes_and_one_that_goes_back_beside_a_cleaning_comes_to_t
     second = said("run", str(file))
     assert first["freed_bytes"] == 0 and second["freed_bytes"] > 300_000
     assert with_checkpoints(state) == {second["run"]}
+    assert (first["freed_flow_runs"], second["freed_flow_runs"]) == (0, 1)
+    pages = [Ledger(state).attempts(each["run"])[0].prefect_flow_run_id for each in (first, second)]
+    assert [httpx.get(f"{shared_prefect}/flow_runs/{page}").status_code for page in pages] == [404, 200]
 
     here = ("--file", str(file))
     assert [entry["cleaned"] is not None for entry in said("log", str(file))["attempts"]] == [True, False]

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from prefect import flow
+from prefect.client.orchestration import get_client
 
 from penstock.errors import ServiceError
+from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
@@ -194,6 +197,24 @@ def test_nights_with_retention_take_the_room_of_those_that_are_kept_in_mlflow_to
     assert rooms == [3 * 8000] * len(rooms) and len(tracked.versions()) == 3
     file.write_text(PIPELINE + "retention: {keep_runs: 1, mlflow: false}\n")
     assert cleaned(file)[0]["freed_mlflow_bytes"] == 0 and tracked.size_bytes() == 3 * 8000
+
+
+@flow
+def attempt() -> None:
+    """Of the pipeline."""
+
+
+@pytest.mark.drill  # it starts the project's Prefect server
+def test_flow_runs_of_cleaned_runs_go_from_the_projects_own_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = file.parent / ".penstock"
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with prefect_api(state), get_client(sync_client=True) as client:
+        made = {name: client.create_flow_run(attempt, tags=["p", name]).id for name in ("r01", "r02", "r03")}
+    assert cleaned(file, 1, None, dry_run=True)[0]["freed_flow_runs"] == 0
+    result, said = cleaned(file, 1, None)
+    assert result["freed_flow_runs"] == 2 and "freed 2 flow runs of Prefect's" in said
+    with prefect_api(state), get_client(sync_client=True) as client:
+        assert [each.id for each in client.read_flow_runs()] == [made["r03"]]
 
 
 @pytest.mark.drill  # the registry is asked for ten seconds
