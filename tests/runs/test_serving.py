@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from tests import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -77,23 +78,29 @@ def test_raw_rows_are_answered_over_http_as_they_are_in_a_program(calm: dict[str
     assert "mean" in refused.value.read().decode()
 
 
-LIGHT = """
-import json, sys
-import penstock
-model = penstock.load_model("models:/drill@candidate")
-print(json.dumps({"inputs": model.inputs.names, "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
+SAID = """
+answered = len(model.predict(rows))
+heavy = sorted({"ray", "prefect"} & set(sys.modules))
+print(json.dumps({"inputs": model.inputs.names, "answered": answered, "heavy": heavy}))
 """
 
 
 @pytest.mark.usefixtures("shared_prefect")
-def test_a_model_is_found_from_inside_the_project_and_loaded_without_prefect_or_ray(
+def test_the_first_lines_of_the_page_find_a_model_from_inside_the_project_without_prefect_or_ray(
     calm: dict[str, Any], calm_file: Path, tmp_path: Path
 ) -> None:
+    page = (ROOT / "docs" / "model.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    rows = pq.read_table(sorted((calm_file.parent / "data" / "train").iterdir())[0]).slice(0, 3).to_pylist()
+    light = f"import json, sys\nrows = {rows}\n{page.replace('digits', 'drill')}{SAID}"
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-    command = [sys.executable, "-c", LIGHT]
+    command = [sys.executable, "-c", light]
     done = subprocess.run(command, cwd=calm_file.parent / "data", env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {"inputs": ["image", "mean", "label"], "heavy": []}
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "inputs": ["image", "mean", "label"],
+        "answered": 3,
+        "heavy": [],
+    }
     lost = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert "no MLflow store was found" in lost.stderr and not list(tmp_path.iterdir())
     store = f"sqlite:///{calm_file.parent}/.penstock/mlflow/mlflow.db"

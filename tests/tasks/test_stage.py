@@ -6,11 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import httpx
 import pytest
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from penstock.tasks import register, stage
+from penstock.tasks.context import RunContext, StageOutcome
 from tests import ROOT
 
 SCRIPT = """
@@ -74,6 +81,32 @@ with prefect_api(folder / "state"):
         ends.append([state.name, ctx.outcomes["read"].outcome if ctx.outcomes else None])
     print(json.dumps({"ends": ends, "calls": len(calls), "told": told}))
 """
+
+
+@pytest.mark.slow
+def test_why_an_alias_moved_is_in_the_table_that_prefect_shows_of_the_stage(shared_prefect: str) -> None:
+    reason = "alias 'live' moves to version 2: test/accuracy 0.9000, where version 1 has 0.8000"
+    output = {"uri": "models:/m/2", "tracking_uri": "sqlite:///mlflow.db", "alias": "live", "promotion": {"reason": reason}}
+    pipeline = f"promoted_{uuid.uuid4().hex[:8]}"
+    context = SimpleNamespace(
+        run=SimpleNamespace(run="r", pipeline=pipeline),
+        tracker=SimpleNamespace(url="http://mlflow/r"),
+        attempt=SimpleNamespace(changed=()),
+        warn=pytest.fail,
+    )
+    outcome = StageOutcome("register", "k" * 32, "ran", 1.5, output, register.STAGE.facts(output), ("no such key",))
+
+    @flow
+    def attempt() -> None:
+        stage._publish(cast("RunContext", context), outcome)
+
+    with temporary_settings({PREFECT_API_URL: shared_prefect}):
+        attempt()
+    key = f"{pipeline.replace('_', '-')}-register"
+    shown = httpx.get(f"{shared_prefect}/artifacts/{key}/latest").json()
+    rows = {row[""]: row["value"] for row in json.loads(shown["data"])}
+    assert (rows["promotion"], rows["alias"], rows["model"], rows["outcome"]) == (reason, "live", "models:/m/2", "ran")
+    assert "of run [r](http://mlflow/r)" in shown["description"]
 
 
 def perform(folder: Path, error: str, failures: int) -> dict[str, Any]:
