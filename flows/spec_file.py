@@ -21,7 +21,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.redact import holds_secret
 from penstock.store_settings import StoreSpec, use_stores
 from penstock.stores import is_local
-from penstock.tasks.spec import NAMED, PipelineSpec, cross_check
+from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
 from penstock.tasks.tune.spec import TuneSpec
 
 __all__ = ["LoadedSpec", "as_override", "load_spec", "schema_json", "state_named_in", "with_values"]
@@ -53,7 +53,7 @@ class LoadedSpec:
     @property
     def state_dir(self) -> Path:
         """Where embedded servers keep their files, whatever the storage is."""
-        return self.base_dir / ".penstock"
+        return self.base_dir / STATE_FOLDER
 
 
 def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
@@ -126,7 +126,7 @@ def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path
     if not isinstance(name, str) or not isinstance(storage, str):
         raise SpecError(f"{path.name} says no name of a pipeline", next_step=f"penstock check {file}")
     use_stores(TypeAdapter(dict[str, StoreSpec]).validate_python(data.get("stores", {})))
-    return _absolute(storage, path.parent), path.parent / ".penstock", name
+    return _absolute(storage, path.parent), path.parent / STATE_FOLDER, name
 
 
 def _absolute(storage: str, base_dir: Path) -> str:

@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import DataSpec, split_rules
 from penstock.storage import Storage
 from penstock.stores import is_local
-from penstock.tasks.spec import PipelineSpec
+from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
 from penstock.training.callback_code import CallbackCode
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
@@ -143,12 +144,26 @@ class Project:
 
     @cached_property
     def start_from(self) -> StartWeights | None:
-        """What `train.start_from` names. Raises SpecError if it is not there."""
-        if self.spec.train.start_from is None:
+        """What `train.start_from` names. Raises SpecError if it is not there, ServiceError if the registry does not answer."""
+        name = self.spec.train.start_from
+        if name is None:
             return None
+        if name.startswith("models:/"):
+            return self._registered_start(name)
         from penstock.training.checkpoint.start_from import find_start  # loads torch
 
-        return find_start(self.spec.train.start_from, self.base_dir, self.storage)
+        return find_start(name, self.base_dir, self.storage)
+
+    def _registered_start(self, model: str) -> StartWeights:
+        from penstock.training.registry.registry import GivesWeights  # loads torch
+
+        registry = self.registry
+        if not isinstance(registry, GivesWeights):
+            raise SpecError(
+                f"train.start_from: {model!r}: registry {self.spec.tracking.registry!r} gives no weights of its models",
+                next_step="name a file of weights, or run:<run>",
+            )
+        return registry.weights(registry.default_uri(self.base_dir / STATE_FOLDER), model)
 
     @property
     def codes(self) -> tuple[UserCode, ...]:

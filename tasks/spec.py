@@ -21,7 +21,10 @@ from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
 from penstock.training.tracking.registry import TRACKERS
 
-__all__ = ["NAMED", "PipelineSpec", "cross_check"]
+__all__ = ["NAMED", "STATE_FOLDER", "PipelineSpec", "cross_check"]
+
+STATE_FOLDER = ".penstock"
+"""Beside the pipeline file: what embedded servers keep, whatever the storage is, and the storage unless another is named."""
 
 
 class PipelineSpec(Section):
@@ -29,7 +32,7 @@ class PipelineSpec(Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
     """Name of the pipeline: lower-case letters, digits, `-` and `_`. Runs, the experiment and the model carry it."""
-    storage: str = ".penstock"
+    storage: str = STATE_FOLDER
     """Where state, cached data and checkpoints live: a directory beside the pipeline file, or a URL such as s3://bucket/prefix."""
     stores: Annotated[dict[StoreAddress, StoreSpec], OnResume.FREE] = Field(default_factory=dict)
     """`s3://bucket`, or `s3://bucket/prefix`, to how it is reached, for data and for `storage`. Of other buckets the

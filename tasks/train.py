@@ -91,10 +91,12 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     if not committed and ctx.ledger.has_trained(ctx.run.run):
         ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
 
-    if not committed and ctx.project.start_from is not None:
+    if not committed and (start := ctx.project.start_from) is not None:
         from penstock.training.checkpoint.start_from import START  # loads torch
 
-        ctx.work_storage.write_bytes(START, ctx.project.start_from.read())
+        ctx.work_storage.write_bytes(START, start.read())
+        if start.name != job.spec.start_from:
+            ctx.reporter.say(f"train: train.start_from is {start.name}")
 
     def listen(events: Sequence[Event]) -> None:
         if ctx.stopping.lost is not None:

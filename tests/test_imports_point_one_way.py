@@ -56,7 +56,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "training/on_ray",
     ),
     "training/tracking": ("training", "training/checkpoint"),
-    "training/registry": ("training", "training/tracking", "training/evaluation"),
+    "training/registry": ("training", "training/checkpoint", "training/tracking", "training/evaluation"),
     "training/predict": ("training", "training/registry"),
     "tasks/stages.py": (),
     "tasks/tune": (),

@@ -81,8 +81,9 @@ class TrainSpec(Section):
     validate_every_steps: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Validate also every so many steps; the end of each epoch always does."""
     start_from: str | None = None
-    """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, or `run:<run>`. Those that fit by
-    name and shape are taken, and a line says which are new or left. The content is part of the key."""
+    """Weights to begin with: a file (`base.safetensors`, `.pt`) beside the pipeline file, `run:<run>`, or a registered model,
+    `models:/name@alias` or `models:/name/3`. Those that fit by name and shape are taken, and a line says which are new or left.
+    The content is part of the key."""
     datasets: dict[Literal["train", "validation", "test"], Literal["split", "whole"]] | str = Field(default_factory=dict)
     """For `loop`: whether `get_dataset_shard` cuts a dataset over the workers (`split`, the default) or gives each all of it
     (`whole`). Or `file.py:Name` of a `ray.train.DataConfig`."""

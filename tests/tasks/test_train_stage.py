@@ -17,6 +17,7 @@ from penstock.tasks.stage import VerifyContext
 from penstock.tasks.train import STAGE
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints, outcome_of
+from penstock.training.checkpoint.start_from import START, StartWeights
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.job import TrainJob, TrainOutcome
 from tests.drills.project import make_project
@@ -36,25 +37,28 @@ class Trains:
         return outcome_of(job, self.status)  # type: ignore[arg-type]
 
 
-def context(folder: Path, framework: Trains, *, stopped: bool = False) -> Any:
+def context(folder: Path, framework: Trains, *, stopped: bool = False, start: StartWeights | None = None) -> Any:
     job = make_job(folder, run="runs/run")
     loaded = load_spec(make_project(folder / "project", files=1), [])
     stop = threading.Event()
+    said: list[str] = []
+    attempt = SimpleNamespace(number=1, model_copy=lambda update: attempt)
     if stopped:
         stop.set()
     return SimpleNamespace(
         project=SimpleNamespace(
-            spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=None, data_config=None
+            spec=loaded.spec, recipe=job.code, framework=framework, callbacks=(), start_from=start, data_config=None
         ),
         manifest=job.manifest,
         order=job.order,
         storage=job.data_storage,
         work_storage=job.run_storage,
-        attempt=SimpleNamespace(number=1, model_copy=lambda update: None),
+        attempt=attempt,
         run=SimpleNamespace(run="run", sweep=None),
         ledger=SimpleNamespace(has_trained=lambda run: False),
         tracker=SimpleNamespace(checkpoints=lambda committed: None),
-        reporter=SimpleNamespace(progress=lambda stage: silent),
+        reporter=SimpleNamespace(progress=lambda stage: silent, say=said.append),
+        said=said,
         stopping=SimpleNamespace(stop=stop, signum=15, graceful=False),
         need_ray=lambda: True,
     )
@@ -74,6 +78,16 @@ def test_training_that_did_not_end_well_is_not_recorded_as_done(
 ) -> None:
     with pytest.raises(raised, match=said):
         STAGE.run(context(tmp_path, framework, stopped=stopped))
+
+
+def test_the_workers_find_the_weights_to_begin_with_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+    start = StartWeights("models:/m/3", "digest", lambda: b"weights")
+    begun = context(tmp_path, Trains("finished", saves=True), start=start)
+    STAGE.run(begun)
+    assert begun.work_storage.read_bytes(START) == b"weights" and begun.said == ["train: train.start_from is models:/m/3"]
+    begun.work_storage.delete(START)
+    STAGE.run(begun)
+    assert not begun.work_storage.exists(START), "what continues has weights of its own"
 
 
 def test_a_record_whose_checkpoint_is_gone_is_doubted_and_the_reason_is_told(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Which weights does a training begin with, if not with fresh ones? Those of a file, or of an earlier run."""
+"""Which weights does a training begin with, if not with fresh ones? Those of a file, an earlier run, or a registered model."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import safetensors.torch
@@ -29,22 +30,16 @@ _SHOWN = 6
 class StartWeights:
     """What `train.start_from` names."""
 
-    file: Path | None
-    run: Storage | None
-    """The checkpoint's folder, of a run."""
+    name: str
+    """As it is written, or `models:/name/3` where an alias is."""
     digest: str
     """Of the content: the train stage's key holds it, not the name."""
-
-    def read(self) -> bytes:
-        """The file's bytes."""
-        if self.file is not None:
-            return self.file.read_bytes()
-        assert self.run is not None
-        return self.run.read_bytes(MODEL)
+    read: Callable[[], bytes]
+    """Fetches the file."""
 
 
 def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
-    """Look up what `train.start_from` names; nothing is loaded.
+    """Look up the file or run that `train.start_from` names; nothing is loaded.
 
     Args:
         name: a file (`.safetensors`, `.pt`, `.pth`) relative to `base_dir`, or `run:<run>` of `storage`.
@@ -59,17 +54,16 @@ def find_start(name: str, base_dir: Path, storage: Storage) -> StartWeights:
             raise SpecError(
                 f"train.start_from: {name!r} is no run with a torch model in {storage.uri('')}",
                 next_step="penstock status lists the runs (a cleaned one has no weights any more); a registered model is "
-                "downloaded first, then named as a file",
+                "models:/NAME@ALIAS or models:/NAME/VERSION",
             )
-        return StartWeights(None, newest.storage, newest.manifest.weights_digest)
+        return StartWeights(name, newest.manifest.weights_digest, partial(newest.storage.read_bytes, MODEL))
     file = base_dir / name
     if not file.is_file() or file.suffix not in (".safetensors", ".pt", ".pth"):
         raise SpecError(
             f"train.start_from: {name!r} is no file of weights in {base_dir}",
-            next_step="name a .safetensors, .pt or .pth file, or run:<run>; a registered model is downloaded first: "
-            "mlflow artifacts download",
+            next_step="name a .safetensors, .pt or .pth file, run:<run>, or a registered model as models:/NAME@ALIAS",
         )
-    return StartWeights(file, None, file_digest(file))
+    return StartWeights(name, file_digest(file), file.read_bytes)
 
 
 def start_weights(run_storage: Storage) -> dict[str, Tensor]:

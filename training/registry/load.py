@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import DataError, ServiceError
+import safetensors.torch
+
+from penstock.errors import DataError, ServiceError, SpecError
 from penstock.redact import redact_text
+from penstock.training.checkpoint.start_from import StartWeights
+from penstock.training.checkpoint.state_files import MODEL
+from penstock.training.checkpoint.weights import weights_digest
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
+from penstock.training.registry.registry import WEIGHTS_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
-__all__ = ["FetchedModel", "fetch_model", "load_model"]
+__all__ = ["FetchedModel", "fetch_model", "load_model", "registered_weights"]
 
 
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -68,6 +77,53 @@ def fetch_model(model: str | Path, tracking_uri: str | None = None) -> FetchedMo
     return _fetched(str(model), tracking_uri or _found_uri())
 
 
+def registered_weights(model: str, uri: str) -> StartWeights:
+    """See `GivesWeights.weights`."""
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    from penstock.training.tracking.mlflow_versions import tags_behind
+
+    if (parts := _ADDRESS.fullmatch(model)) is None:
+        raise SpecError(
+            f"train.start_from: {model!r} is no address of a registered model",
+            next_step="write models:/NAME@ALIAS or models:/NAME/VERSION",
+        )
+    client = _client(uri)
+    try:
+        version = _version(client, parts)
+        folder = f"{version.source}/artifacts"
+        files = mlflow.artifacts.list_artifacts(artifact_uri=folder, tracking_uri=uri)
+        digest = tags_behind(client, version).get(WEIGHTS_TAG)
+    except MlflowException as error:
+        problem, there = f"train.start_from: {model} at {redact_text(uri)}: {error.message}", _there(client)
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # the second of an alias
+            raise SpecError(problem, next_step=f"{there}name the registry that has it: MLFLOW_TRACKING_URI") from error
+        raise ServiceError(problem, next_step="when it answers again, run the same command") from error
+    found = f"models:/{version.name}/{version.version}"
+    if MODEL not in {Path(file.path).name for file in files}:
+        raise SpecError(
+            f"train.start_from: {found} has no {MODEL}, so it is no torch model that penstock has registered",
+            next_step="download its weights, and name the file: a .safetensors, or what torch.save made of a state_dict",
+        )
+    read = partial(_content, f"{folder}/{MODEL}", uri)
+    return StartWeights(found, digest or weights_digest(safetensors.torch.load(read())), read)
+
+
+def _content(artifact: str, uri: str) -> bytes:
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="penstock-weights-") as folder:
+            return Path(mlflow.artifacts.download_artifacts(artifact, dst_path=folder, tracking_uri=uri)).read_bytes()
+    except MlflowException as error:
+        raise ServiceError(
+            f"train.start_from: {redact_text(artifact)} cannot be downloaded: {error.message}",
+            next_step="when MLflow and its artifact store answer again, run the same command",
+        ) from error
+
+
 def _model_folder(folder: Path) -> Path:
     """Where the model's files lie: in the folder, or in the `artifacts` of a folder that MLflow has written."""
     for place in (folder, folder / "artifacts"):
@@ -110,25 +166,33 @@ def _there(client: MlflowClient) -> str:
     return f"give one that is there ({', '.join(names[:_MOST_TOLD])}), or " if names else ""
 
 
-def _fetched(model: str, uri: str) -> FetchedModel:
-    import mlflow.artifacts
-    from mlflow.exceptions import MlflowException
-
+def _client(uri: str) -> MlflowClient:
     from penstock.training.tracking.mlflow_backend import open_client
-    from penstock.training.tracking.mlflow_versions import model_behind
     from penstock.training.tracking.relocate_mlflow import database_of, follow_its_folder
 
     if (database := database_of(uri)) is not None:
         if not database.is_file():  # MLflow would make one
-            raise ServiceError(f"there is no MLflow store {database}", next_step="correct the address")
+            raise ServiceError(f"there is no MLflow store {database}", next_step="correct the address: MLFLOW_TRACKING_URI")
         follow_its_folder(database)
-    client = open_client(uri)
+    return open_client(uri)
+
+
+def _version(client: MlflowClient, address: re.Match[str]) -> ModelVersion:
+    if address["alias"]:
+        return client.get_model_version_by_alias(address["name"], address["alias"])
+    return client.get_model_version(address["name"], address["version"])
+
+
+def _fetched(model: str, uri: str) -> FetchedModel:
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    from penstock.training.tracking.mlflow_versions import model_behind
+
+    client = _client(uri)
     try:
         if (parts := _ADDRESS.fullmatch(model)) is not None:
-            name, alias = parts["name"], parts["alias"]
-            version = (
-                client.get_model_version_by_alias(name, alias) if alias else client.get_model_version(name, parts["version"])
-            )
+            version = _version(client, parts)
         else:
             run = model.removeprefix("runs:/")
             found = [*client.search_model_versions(f"run_id = '{run}'")]

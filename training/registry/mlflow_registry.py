@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.redact import redact_text
 from penstock.training.registry.aliases import aliases_of, give_alias, roll_back, rolled_back
@@ -14,6 +14,9 @@ from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import version_exists, version_of_alias
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from penstock.training.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from penstock.training.checkpoint.start_from import StartWeights
 
 __all__ = ["MLFLOW", "MlflowRegistry"]
 
@@ -82,6 +85,12 @@ class MlflowRegistry:
         from penstock.training.registry.load import load_model
 
         return load_model(f"models:/{name}/{version}", uri)
+
+    def weights(self, uri: str, model: str) -> StartWeights:
+        """See `GivesWeights`."""
+        from penstock.training.registry.load import registered_weights
+
+        return registered_weights(model, uri)
 
     def aliased(self, uri: str, name: str, alias: str) -> str | None:
         """Looked up at the server or in the database."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -14,7 +14,19 @@ from penstock.config import Section
 from penstock.training.model import ModelSpec
 from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["PREVIOUS", "WEIGHTS_TAG", "KeepsAliases", "ModelRegistry", "Registered", "TrainedVersion", "alias_lease"]
+if TYPE_CHECKING:
+    from penstock.training.checkpoint.start_from import StartWeights
+
+__all__ = [
+    "PREVIOUS",
+    "WEIGHTS_TAG",
+    "GivesWeights",
+    "KeepsAliases",
+    "ModelRegistry",
+    "Registered",
+    "TrainedVersion",
+    "alias_lease",
+]
 
 WEIGHTS_TAG = "penstock.weights_digest"
 """Tag of `TrainedVersion.tags`: by it `rolled_back` knows a model again."""
@@ -145,4 +157,22 @@ class KeepsAliases(Protocol):
 
     def load(self, uri: str, name: str, version: str) -> Any:
         """The model of a version, as `penstock.load_model` returns it."""
+        ...
+
+
+@runtime_checkable
+class GivesWeights(Protocol):
+    """What a registry can besides, for `train.start_from: models:/...`. Runs in the driver."""
+
+    def weights(self, uri: str, model: str) -> StartWeights:
+        """Look up the weights of a version; they are fetched when they are read.
+
+        Args:
+            uri: the registry, as `default_uri` says.
+            model: `models:/name@alias` or `models:/name/version`.
+
+        Raises:
+            SpecError: there is no such version, or it has no torch weights.
+            ServiceError: the registry does not answer.
+        """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import FeedSchema
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import StageKey, changed_inputs, stage_keys
+from penstock.training.checkpoint.state_files import MODEL as WEIGHTS
+from penstock.training.registry.registry import WEIGHTS_TAG
+from penstock.training.tracking.mlflow_backend import connect
 
 PIPELINE = """\
 name: keys
@@ -84,6 +88,28 @@ def test_what_a_loops_own_data_config_says_is_of_the_key_of_training(tmp_path: P
     after = keys_of(file)
     assert "train" in changed(before, after) and "shuffle" not in changed(before, after)
     assert changed_inputs(before["train"].inputs, after["train"].inputs) == ["code.loop.py:shares: changed loop.py"]
+
+
+def test_a_registered_model_to_begin_with_counts_by_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, database = make(tmp_path), f"sqlite:///{tmp_path}/secret-of-the-store.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    client, experiment = connect(database, "p")
+    client.create_registered_model("m")
+    (weights := tmp_path / "logged" / "artifacts" / WEIGHTS).parent.mkdir(parents=True)
+    weights.touch()
+    for number, digest in enumerate(("a", "b", "a"), 1):
+        model = client.create_logged_model(experiment, "m", tags={WEIGHTS_TAG: digest})
+        client.log_model_artifacts(model.model_id, str(tmp_path / "logged"))
+        client.create_model_version("m", model.artifact_location)
+        client.set_registered_model_alias("m", "champion", str(number))
+    found = {model: keys_of(file, f"train.start_from=models:/m{model}") for model in ("/1", "/2", "/3", "@champion")}
+    assert changed(found["/1"], found["/3"]) == changed(found["@champion"], found["/3"]) == set()
+    assert changed(found["/1"], found["/2"]) == {"train", "evaluate", "register"}
+    assert changed_inputs(found["/1"]["train"].inputs, found["/2"]["train"].inputs) == ["start_from: a -> b"]
+    assert "secret" not in json.dumps(found["/1"]["train"].inputs)
+    monkeypatch.setattr(Project, "registry", "of a package that cannot give weights")
+    with pytest.raises(SpecError, match="registry 'mlflow' gives no weights of its models"):
+        keys_of(file, "train.start_from=models:/m/1")
 
 
 def test_code_that_one_of_two_keys_has_is_told_by_its_files() -> None:

@@ -16,20 +16,22 @@ import pyarrow as pa
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from penstock.errors import ServiceError
+from penstock.errors import ServiceError, SpecError
 from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import DataSpec
+from penstock.training.checkpoint.weights import weights_digest
 from penstock.training.frameworks.torch.framework import TorchFramework
 from penstock.training.model import ModelSpec
 from penstock.training.registry import register
+from penstock.training.registry.mlflow_registry import MLFLOW
 from penstock.training.registry.raw_rows import raw_form
 from penstock.training.registry.register import register_model
-from penstock.training.registry.registry import Registered, TrainedVersion
+from penstock.training.registry.registry import WEIGHTS_TAG, Registered, TrainedVersion
 from penstock.training.tracking.mlflow_backend import connect
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import version_exists
@@ -162,8 +164,6 @@ def load_elsewhere(uri: str, model: str, folder: Path) -> dict[str, Any]:
 
 
 def expected(arguments: dict[str, Any]) -> torch.Tensor:
-    from safetensors.torch import load_file
-
     model = arguments["model"].code.load()(hidden=5).build_model(arguments["model"].feed_schema)
     model.load_state_dict(load_file(arguments["files"][0]))
     images = torch.arange(27, dtype=torch.uint8).reshape(3, 9).float()
@@ -231,11 +231,31 @@ def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
 def test_registering_again_with_the_same_key_gives_the_same_version_and_another_key_a_new_one(
     uri: str, arguments: dict[str, Any]
 ) -> None:
-    first = run_register(uri, arguments)
-    assert run_register(uri, arguments, first.run_id) == first
-    other = run_register(uri, {**arguments, "key": "m" * 32}, first.run_id)
+    name, file = arguments["name"], arguments["files"][0]
+    digest = weights_digest(load_file(file))
+    tagged = {**arguments, "tags": {WEIGHTS_TAG: digest}}
+    first = run_register(uri, tagged)
+    assert run_register(uri, tagged, first.run_id) == first
+    other = run_register(uri, {**arguments, "key": "m" * 32, "alias": "champion"}, first.run_id)
     assert other.version == "2" and other.model_id != first.model_id
-    assert str(MlflowClient(uri).get_model_version_by_alias(arguments["name"], "candidate").version) == "2"
+    assert MLFLOW.aliases(uri, name) == {"candidate": "1", "champion": "2"}
+    found = [MLFLOW.weights(uri, f"models:/{name}{model}") for model in ("@candidate", "/1", "@champion")]
+    assert [each.name for each in found] == [f"models:/{name}/{number}" for number in (1, 1, 2)]
+    assert {each.digest for each in found} == {digest} and {each.read() for each in found} == {file.read_bytes()}
+
+
+def test_a_version_that_no_training_can_begin_with_is_refused(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+    name = arguments["name"]
+    client, experiment = connect(uri, "demo")
+    client.create_registered_model(name)
+    model = client.create_logged_model(experiment, name)
+    client.log_model_artifacts(model.model_id, str(tmp_path / "project"))
+    client.create_model_version(name, model.artifact_location)
+    for given, said in (("@none", "alias none not found"), ("", "no address of a registered"), ("/1", "1 has no model.saf")):
+        with pytest.raises(SpecError, match=rf"train\.start_from: .*{said}"):
+            MLFLOW.weights(uri, f"models:/{name}{given}")
+    with pytest.raises(ServiceError, match="there is no MLflow store"):
+        MLFLOW.weights(f"sqlite:///{tmp_path}/none.db", f"models:/{name}/1")
 
 
 class Killed(BaseException):
