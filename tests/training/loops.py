@@ -106,6 +106,26 @@ def predict(model, batch):
     return model(batch["image"])
 
 
+def forgetful(config):
+    """Restores of its checkpoint what `config["restores"]` names."""
+    model = nn.Linear(64, 10)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters(), lr=0.1)]
+    checkpoint = ray.train.get_checkpoint() if config["restores"] else None
+    if checkpoint and "model" in config["restores"]:
+        with checkpoint.as_directory() as folder:
+            state = torch.load(os.path.join(folder, "state.pt"))
+        model.load_state_dict(state["model"])
+        if "optimizer" in config["restores"]:
+            optimizers[1].load_state_dict(state["optimizer"])
+    for batch in ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=111):
+        nn.functional.cross_entropy(model(batch["image"].flatten(1)), batch["label"]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        report(model, optimizers[1], 0, {}, 0)
+        if config.get("dies"):
+            raise RuntimeError("killed in the middle of an epoch")
+
+
 def linear_on_items():
     """No config, its own items and its own loader; the pipeline's rows are not used."""
     from torch.utils.data import DataLoader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -130,6 +131,28 @@ def test_a_loop_that_cannot_bear_an_empty_pass_is_told_of_it_where_there_is_no_o
         run_alone(loop_job(tmp_path, every=11, dies_after=11))
     with pytest.raises(TrainingError, match=r"UnboundLocalError(?s:.)*after its last batch(?s:.)*--fresh"):
         run_alone(loop_job(tmp_path, attempt=2, every=11))
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize(
+    ("restores", "missing"),
+    [
+        ([], r"did not ask for its checkpoint: .*`checkpoint = ray.train.get_checkpoint\(\)` and `if checkpoint: .*/state.pt"),
+        (["nothing"], r"did not open the checkpoint .* `state = torch.load\(checkpoint.path .*` and `model.load_state_dict"),
+        (["model"], r"affair, Adam began without its state: .*`optimizer.load_state_dict\(state\['optimizer'\]\)`"),
+        (["model", "optimizer"], r"\(dies\), what train_func restores of a checkpoint is its own affair$"),
+    ],
+)
+def test_what_a_loop_is_seen_not_to_restore_is_said_with_the_lines_to_add(
+    tmp_path: Path, restores: list[str], missing: str
+) -> None:
+    with pytest.raises(TrainingError, match="killed"):
+        run_alone(loop_job(tmp_path, "forgetful", restores=restores, dies=True))
+    continued = run_alone(loop_job(tmp_path, "forgetful", restores=restores, attempt=2))
+    assert re.search(missing, continued.exactness), continued.exactness
+    assert newest(tmp_path).manifest.exactness == continued.exactness, "so that it is said of what goes on from there"
+    again = run_alone(loop_job(tmp_path, "forgetful", restores=restores, attempt=3))
+    assert again.exactness == continued.exactness
 
 
 @pytest.mark.usefixtures("without_ray")

@@ -46,7 +46,6 @@ EMPTY_PASS = (
     "pass is empty, and there was no checkpoint before it; if the loop cannot bear that, report it behind the pass, or begin "
     "anew with `penstock run FILE --fresh`"
 )
-ASKED_FOR_NONE = "train_func did not call ray.train.get_checkpoint()"
 
 
 def run_loop_rank(job: TrainJob, group: Group, client: MailboxClient, *, stop: bool = False, restart: int = 0) -> RankResult:
@@ -135,13 +134,11 @@ def run_session(
             f"{job.code.target} came to its end and has reported no checkpoint, so there is nothing to keep of it",
             next_step="ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder)), once at least",
         )
-    if checkpoint is not None and not session.asked_for_checkpoint:
-        exactness = with_reason(exactness, ASKED_FOR_NONE)
     return replace(
         result,
         status="finished" if finished else "interrupted",
         state=session.state,
-        exactness=exactness,
+        exactness=session.exactness,
         checkpoint=name,
     )
 

@@ -5,6 +5,7 @@ Ray Train asks one object of the process for all of them; on penstock's workers 
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import tempfile
@@ -23,12 +24,14 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch, Feed
 from penstock.ingest.schema import SPLITS, Split
+from penstock.training.checkpoint.exactness import with_reason
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.store import SavedBytes, Snapshot
 from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Saving, TrainProgress, now_ms
 from penstock.training.frameworks.ray_train.data_config import whole_datasets
 from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
+from penstock.training.frameworks.ray_train.restored import Restored
 from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier
@@ -85,8 +88,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._knows_epochs = knows_epochs
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """Where the newest checkpoint stands."""
-        self.asked_for_checkpoint = False
-        """Whether the function has called `get_checkpoint`."""
         self.first_pass_is_empty = at_last_batch(job, facts.position)
         """Whether the checkpoint was reported inside a pass, after its last batch."""
         self._epoch, self._position = facts.epoch, facts.position
@@ -98,6 +99,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._shards: dict[str, Shard] = {}
         self._temporary = tempfile.TemporaryDirectory(prefix="penstock-loop-")
         self._newest: ray.train.Checkpoint | None = None
+        self._restored: Restored | None = None
+        """Looks on what a user's loop restores of `checkpoint`; a framework's restores all."""
         self._generators: torch.Tensor | None = None
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """What a look at the batch taken last has to put back; None once something was reported since."""
@@ -106,7 +109,11 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
             for name in set(apart) & checkpoint.manifest.files.keys():
                 (folder / name).write_bytes(checkpoint.storage.read_bytes(name))
-            self._newest = ray.train.Checkpoint.from_directory(str(folder))
+            if knows_epochs:
+                self._newest = ray.train.Checkpoint.from_directory(str(folder))
+            else:
+                self._restored = Restored(folder)
+                self._newest = self._restored.checkpoint
             there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
             self._step = int(there["batches"])
             if checkpoint.manifest.world_size == group.world_size:
@@ -114,11 +121,20 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def close(self) -> None:
         """Remove what was unpacked."""
+        if self._restored is not None:
+            self._restored.close()
         self._temporary.cleanup()
+
+    @property
+    def exactness(self) -> str:
+        """What can be claimed so far, with what the loop has not restored."""
+        missing = self._restored.missing() if self._restored is not None else []
+        return functools.reduce(with_reason, missing, self._facts.exactness)
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
         """The newest that was reported; at a start the newest valid one of the run."""
-        self.asked_for_checkpoint = True
+        if self._restored is not None:
+            self._restored.asked = True
         return self._newest
 
     def get_all_reported_checkpoints(self, *given: Any, **options: Any) -> Any:
@@ -304,6 +320,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             "step": self.state.step,
             "epoch": self.state.epoch,
             "position": self.state.position,
+            "exactness": self.exactness,
             "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
         }
         facts = self._facts.model_copy(update=update)
