@@ -6,6 +6,7 @@ that went to a server from here would come twice after a kill.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,16 +28,27 @@ def take_over_mlflow(code: UserCode) -> None:
         return
     import mlflow
 
-    def log_metric(key: str, value: Any, *_more: Any, **_options: Any) -> None:
+    def log_metric(key: str, value: Any, step: int | None = None, *_more: Any, **_options: Any) -> None:
+        _say_where(step)
         record(key, value, as_named=True)
 
-    def log_metrics(metrics: Mapping[str, Any], *_more: Any, **_options: Any) -> None:
+    def log_metrics(metrics: Mapping[str, Any], step: int | None = None, *_more: Any, **_options: Any) -> None:
+        _say_where(step)
         for key, value in metrics.items():
             record(key, value, as_named=True)
 
     mlflow.log_metric, mlflow.log_metrics = log_metric, log_metrics
     for name in _REFUSED:
         setattr(mlflow, name, _refusing(name))
+
+
+def _say_where(step: int | None) -> None:
+    if step is not None:
+        warnings.warn(
+            "mlflow is given a step for a metric: on a training worker it is charted at the step of the training (said once)",
+            stacklevel=3,
+            category=UserWarning,
+        )
 
 
 def _refusing(name: str) -> Any:

@@ -48,6 +48,8 @@ def train_func(config):
         optimizer.load_state_dict(state["optimizer"])
         first_epoch = state["epoch"]
     shard = ray.train.get_dataset_shard("train")
+    if config.get("keeps"):
+        shard = shard.materialize()
     rank = ray.train.get_context().get_world_rank()
     if config.get("looks"):
         shape = next(iter(shard.iter_torch_batches(batch_size=2)))["image"].shape

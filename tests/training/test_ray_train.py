@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 import ray
 import torch
+from ray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn
 from ray.train.v2.api.context import LocalTrainContext
 from sklearn.datasets import load_digits
 
@@ -28,8 +30,9 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.exactness import BIT_EXACT
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
+from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.events import Printed
+from penstock.training.events import Point, Printed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
 from penstock.training.frameworks.ray_train.rank import run_loop_rank
@@ -37,6 +40,7 @@ from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
+from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
@@ -49,10 +53,12 @@ from tests.training.on_ray.test_trainer import Watcher
 PARAMS = {"lr": 0.02, "epochs": 3, "batch_size": 32}
 
 
-def loop_job(folder: Path, function: str = "train_func", run: str = "run", attempt: int = 1, **more: Any) -> TrainJob:
-    """A job whose loop is a function of loops.py; `more` are its params and fields of the train section."""
+def loop_job(
+    folder: Path, function: str = "train_func", run: str = "run", attempt: int = 1, file: str = "loops.py", **more: Any
+) -> TrainJob:
+    """A job whose loop is a function of `file`; `more` are its params and fields of the train section."""
     fields = {name: more.pop(name) for name in [*more] if name in TrainSpec.model_fields}
-    spec = TrainSpec(loop=f"loops.py:{function}", params={**PARAMS, **more}, **fields)
+    spec = TrainSpec(loop=f"{file}:{function}", params={**PARAMS, **more}, **fields)
     code = capture(spec.recipe, Path(__file__).parent, spec.params)
     return replace(make_job(folder, run=run, attempt=attempt), spec=spec, code=code)
 
@@ -61,6 +67,14 @@ def newest(folder: Path, run: str = "run") -> Checkpoint:
     checkpoint, _ = CheckpointStore(Storage(str(folder / run))).newest_valid()
     assert checkpoint is not None
     return checkpoint
+
+
+def session_of(job: TrainJob, rank: int) -> Session:
+    """One of two ranks', at the beginning."""
+    facts = CheckpointFacts.at(
+        TrainState(), world_size=2, identity={}, settings=job.settings, environment={}, exactness=BIT_EXACT
+    )
+    return Session(job, Group(rank, 2, CPU), facts, None, OwnValues(None, "train"), None, None)
 
 
 @pytest.fixture
@@ -109,6 +123,7 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
         ({"every": 11}, {"dies_before_validation_of": 1}, 12),  # reported after an epoch's last batch, in the loop over them
         ({"every": 5, "drop_last": True}, {"dies_before_validation_of": 1}, 15),
         ({"every": 5, "drop_last": True}, {"dies_after": 13}, 11),  # from the end of an epoch whose last rows are left out
+        ({"every": 4, "keeps": True}, {"dies_after": 15}, 12),  # of rows that it keeps in memory, in the second epoch
         ({"every": 4, "looks": True}, {"dies_after": 10}, 8),  # and it looks at a batch before its first epoch
         ({"every": 4, "batches_an_epoch": 6}, {"dies_after": 7}, 7),  # from the end of one that the loop left
     ],
@@ -185,6 +200,31 @@ def test_a_residual_network_learns_28_by_28_grey_images_from_parquet(
     assert f"epoch 2 rows {manifest.rows['validation']}" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("mlflow_as_it_was")
+def test_what_a_loop_logs_itself_is_charted_with_its_reports_and_the_best_of_its_checkpoints_stays(tmp_path: Path) -> None:
+    client, more = ListClient(), {"scores": [3, 9, 1, 5, 2]}
+    job = loop_job(
+        tmp_path, "logs", file="mlflow_loop.py", checkpoint={"keep": 2, "best": {"metric": "score", "mode": "max"}}, **more
+    )
+    with pytest.warns(UserWarning, match="given a step for a metric: .* charted at the step of the training"):
+        run_alone(job, client)
+    wanted = {
+        number + 1: {
+            "score": score,
+            "from_mlflow": number,
+            "more/from_mlflow": 2 * number,
+            "train/from_penstock": number + 1,
+        }
+        for number, score in enumerate(more["scores"])
+    }
+    assert {event.step: dict(event.values) for event in client.events if isinstance(event, Point)} == wanted
+    assert {point.step: dict(point.values) for point in read_journal(job.run_storage, 99)} == wanted
+    store = job_checkpoints(job)
+    assert [(each.state.step, each.manifest.metrics["score"]) for each in store.committed()] == [(5, 2), (4, 5), (2, 9)]
+    best = store.best()
+    assert best is not None and best.state.step == 2
+
+
 @pytest.mark.usefixtures("without_ray")
 def test_a_loop_over_its_own_items_needs_no_rows_and_no_config(tmp_path: Path) -> None:
     result = run_alone(loop_job(tmp_path, "linear_on_items"))
@@ -197,19 +237,80 @@ def test_a_loop_over_its_own_items_needs_no_rows_and_no_config(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"asks": "to_tf"}, "has no to_tf"),
-        ({"asks": "materialize"}, "has no materialize"),
+        ({"asks": "to_tf", "arguments": {"feature_columns": "image", "label_columns": "label"}}, "to_tf() needs tensorflow"),
+        ({"asks": "iter_epochs"}, "has no iter_epochs"),
         ({"asks": "iter_batches", "arguments": {"local_shuffle_buffer_size": 9}}, "local_shuffle_buffer_size=9"),
     ],
 )
 def test_the_shard_has_rays_methods_and_refuses_the_others_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, Any], problem: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, Any],
+    problem: str,
 ) -> None:
-    with pytest.raises(SpecError, match=problem):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(SpecError, match=re.escape(problem)):
         run_alone(loop_job(tmp_path, "every_format", **more))
     rows = ROWS["train"]
     wanted = f"forms ['dict', 'DataFrame', 'Table'] True 5 {rows} {rows // 50 * 50} (8, 8) {rows} ['image', 'label']"
     assert wanted in capsys.readouterr().out
+
+
+def test_the_shards_rows_come_in_the_order_of_the_feed_each_rank_its_share(tmp_path: Path) -> None:
+    job = loop_job(tmp_path)
+    rows = replace(job, spec=job.spec.model_copy(update={"batch_rows": 100}))
+    epochs = []
+    for rank in (0, 1):
+        shard, feed = session_of(job, rank).shard("train"), open_job_feed(rows, "train", rank, 2, CPU)
+        for epoch in (0, 1):
+            given = [batch["image"] for batch in shard.iter_torch_batches(batch_size=50)]
+            wanted = [batch.columns["image"] for batch in feed.batches(epoch)]
+            assert len(given) == len(wanted) == 4 and all(map(torch.equal, given, wanted))
+            epochs.append(torch.cat(given))
+    assert shard.stats() == "train: 333 rows, prepared by penstock, shared by 2 workers"
+    assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0][:160], epochs[2][:160])
+
+
+def test_batches_go_to_the_device_and_through_the_collate_function_that_are_named(tmp_path: Path) -> None:
+    class Kind:
+        def __call__(self, batch: Any) -> dict[str, Any]:
+            return {"kind": type(batch).__name__, "labels": [torch.as_tensor(batch["label"].to_numpy().copy())]}
+
+    class OfArrow(Kind, ArrowBatchCollateFn):
+        pass
+
+    class OfPandas(Kind, PandasBatchCollateFn):
+        pass
+
+    shard = session_of(loop_job(tmp_path), 0).shard("validation")
+    wanted = torch.cat([batch["label"] for batch in shard.iter_torch_batches(batch_size=20)])
+    for collate_fn, kind in ((OfArrow(), "Table"), (OfPandas(), "DataFrame")):
+        given = [*shard.iter_torch_batches(batch_size=20, collate_fn=collate_fn)]
+        assert {batch["kind"] for batch in given} == {kind}
+        assert torch.equal(torch.cat([batch["labels"][0] for batch in given]), wanted)
+    (batch, *_) = shard.iter_torch_batches(device="meta", collate_fn=OfArrow())
+    assert batch["labels"][0].device.type == "meta"
+    (batch, *_) = shard.iter_torch_batches(device="meta")
+    assert batch["image"].device.type == "meta"
+
+
+def test_materialized_rows_are_those_of_the_first_epoch_in_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for rank in (0, 1):
+        shard = session_of(loop_job(tmp_path), rank).shard("train")
+        kept = shard.materialize()
+        assert (kept.count(), kept.schema(), kept.stats()) == (shard.count(), shard.schema(), shard.stats())
+        epochs = [[batch["image"] for batch in kept.iter_torch_batches(batch_size=60)] for _ in range(2)]
+        assert [len(batch) for batch in epochs[0]] == [60, 60, 46 + rank] and all(map(torch.equal, *epochs))
+        epochs[0][0].zero_()  # a loop may change what it gets
+        assert torch.equal(next(iter(kept.iter_torch_batches(batch_size=60)))["image"], epochs[1][0])
+        seen += [row.numpy().tobytes() for batch in epochs[1] for row in batch]
+    whole = session_of(loop_job(tmp_path, datasets={"train": "whole"}), 0).shard("train")
+    assert sorted(seen) == sorted(row["image"].tobytes() for row in whole.iter_rows())
+    monkeypatch.setattr("penstock.training.frameworks.ray_train.kept_rows.free_memory", lambda: 80_000)
+    with pytest.raises(SpecError, match=r"'train': materialize\(\) would keep 167 rows of 264 bytes, 0\.0 GB"):
+        shard.materialize()
 
 
 def test_a_data_config_says_which_datasets_are_cut_and_what_the_feed_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
@@ -217,11 +318,7 @@ def test_a_data_config_says_which_datasets_are_cut_and_what_the_feed_cannot_do_i
         job = loop_job(tmp_path, datasets=datasets)
         if isinstance(datasets, str):
             job = replace(job, data_config=capture(datasets, Path(__file__).parent))
-        facts = CheckpointFacts.at(
-            TrainState(), world_size=2, identity={}, settings=job.settings, environment={}, exactness=BIT_EXACT
-        )
-        session = Session(job, Group(0, 2, CPU), facts, None, OwnValues(None, "train"), None, None)
-        return sum(len(batch["label"]) for batch in session.shard(name).iter_batches(batch_size=16))
+        return sum(len(batch["label"]) for batch in session_of(job, 0).shard(name).iter_batches(batch_size=16))
 
     for datasets in ("loops.py:data_config", {"validation": "whole"}):
         assert rows(datasets, "validation") == ROWS["validation"] and rows(datasets, "train") <= ROWS["train"] // 2 + 1

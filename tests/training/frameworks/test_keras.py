@@ -21,6 +21,7 @@ from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.keras.framework import KERAS, run_keras_rank
 from penstock.training.frameworks.own_trainer import installed
+from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.ranks import Group
@@ -28,6 +29,7 @@ from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
 from tests.training.digits import CPU, ROWS, SCHEMA, ListClient, make_job
+from tests.training.test_ray_train import loop_job, session_of
 
 if not installed("keras"):  # to import it would choose its backend
     pytest.skip('pip install "penstock[keras]"', allow_module_level=True)
@@ -84,6 +86,32 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
         assert newest.manifest.weights_digest == there[0].manifest.weights_digest
         assert newest.manifest.metrics == there[0].manifest.metrics
     assert there[0].manifest.metrics["val/accuracy"] > 0.5, "a guess is right in a tenth"
+
+
+def test_a_loops_shard_becomes_a_dataset_of_tensorflow_that_begins_an_epoch_with_each_pass(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is 600 MB; `make frameworks` installs it")
+
+    def shard() -> Shard:
+        return session_of(loop_job(tmp_path), 0).shard("train")
+
+    rows = shard()
+    pairs = rows.to_tf("image", ["label"], batch_size=50)
+    assert pairs.element_spec == (
+        tf.TensorSpec((None, 8, 8), tf.float32),
+        {"label": tf.TensorSpec((None,), tf.int64)},
+    )
+    wanted = shard()
+    for _ in range(2):
+        given = [(image.numpy(), label["label"].numpy()) for image, label in pairs]
+        expected = [(batch["image"], batch["label"]) for batch in wanted.iter_batches(batch_size=50)]
+        assert len(given) == len(expected) == 4
+        assert all(
+            np.array_equal(a, b) for one, two in zip(given, expected, strict=True) for a, b in zip(one, two, strict=True)
+        )
+    with pytest.raises(SpecError, match="no column 'pixels'"):
+        rows.to_tf("pixels", "label")
+    with pytest.raises(SpecError, match="feature_type_spec"):
+        rows.to_tf("image", "label", feature_type_spec=tf.TensorSpec((None,)))
 
 
 def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(

@@ -20,13 +20,7 @@ from tests.training.ranks import run_ranks, train_ranks
 
 STEPS = 14
 
-
-@pytest.fixture(autouse=True)
-def mlflow_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's process ends with its training; this one goes on."""
-    for name, value in vars(mlflow).items():
-        if callable(value):
-            monkeypatch.setattr(mlflow, name, value)
+pytestmark = pytest.mark.usefixtures("mlflow_as_it_was")
 
 
 def charts(folder: Path, run: str) -> dict[str, dict[int, float]]:

@@ -53,7 +53,7 @@ class Restored:
             ]
         return [
             f"{name} began without its state: add `state['optimizer'] = optimizer.state_dict()` where it reports and "
-            " `optimizer.load_state_dict(state['optimizer'])` where it restores"
+            "`optimizer.load_state_dict(state['optimizer'])` where it restores"
             for name in self._anew
         ]
 

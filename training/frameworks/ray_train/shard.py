@@ -16,21 +16,18 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.ingest.columns.arrays import tensor_array
-from penstock.ingest.feed.batch import Batch, Feed
+from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
+from penstock.training.frameworks.ray_train.kept_rows import OpenFeed, kept_rows
+from penstock.training.frameworks.ray_train.tf_dataset import tf_dataset
 
 __all__ = ["Shard"]
-
-OpenFeed = Callable[[int, torch.device], Feed]
-"""(rows of a global batch, device) -> this rank's feed."""
 
 _ELSEWHERE = {
     "local_shuffle_buffer_size": "shuffle: {mode: global} mixes all rows, and windowed mixes within shuffle.window_rows",
     "local_shuffle_seed": "shuffle.seed in the pipeline file is the seed",
 }
 _NOT_THERE = {
-    "to_tf": "take iter_batches(batch_format='numpy'), whose arrays TensorFlow reads",
-    "materialize": "the rows are prepared and kept by the pipeline already: iterate over the shard itself",
     "iter_epochs": "call iter_torch_batches() or iter_batches() once in each epoch",
     "to_torch": "take iter_torch_batches()",
 }
@@ -124,6 +121,53 @@ class Shard:
             arrays = _arrays(batch.columns)
             for row in range(batch.rows):
                 yield {name: values[row] if values.ndim > 1 else values[row].item() for name, values in arrays.items()}
+
+    def to_tf(
+        self,
+        feature_columns: str | list[str],
+        label_columns: str | list[str],
+        *,
+        additional_columns: str | list[str] | None = None,
+        prefetch_batches: int = 1,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        **refused: Any,
+    ) -> Any:
+        """A `tf.data.Dataset` of features and labels; each pass over it is an epoch.
+
+        Args:
+            feature_columns, label_columns, additional_columns: one name gives a tensor, a list of names a dict of them.
+            prefetch_batches: taken; the feed reads ahead by itself.
+
+        Raises:
+            SpecError: TensorFlow is not installed, or the rows have no such column.
+        """
+        _refuse(self._name, refused)
+        chosen = [columns for columns in (feature_columns, label_columns, additional_columns) if columns is not None]
+        return tf_dataset(
+            self._name, self._schema, chosen, lambda: self.iter_batches(batch_size=batch_size, drop_last=drop_last)
+        )
+
+    def materialize(self) -> Shard:
+        """A shard whose epochs all have this rank's rows of the first one, in the same order, from memory.
+
+        Its epochs are those of the training, as the shard's own are, so that a loop continues in the middle of one.
+
+        Raises:
+            SpecError: the rows take more than half of the memory that is free, or a column packs rows of several lengths.
+        """
+        return Shard(
+            self._name,
+            self._schema,
+            self._rows,
+            self._shares,
+            kept_rows(self._name, self._schema, self._rows, self._shares, self._open_feed),
+            self._device,
+            self._passed,
+            self._done,
+            self._ended,
+            self._next,
+        )
 
     def schema(self) -> pa.Schema:
         """Names and types of the columns."""
