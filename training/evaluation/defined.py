@@ -24,7 +24,10 @@ Needs = Literal["two values", "class 1"]
 
 
 def metric_library() -> Any:
-    """torchmetrics, loaded when the first metric is made: it brings scipy and matplotlib, which cost every process 2 s."""
+    """torchmetrics, loaded when the first metric is made: it brings scipy and matplotlib, which cost every process 2 s.
+
+    Where transformers is installed it brings that too, from whichever of its modules is imported, and has no switch for it.
+    """
     import torchmetrics.classification
 
     return torchmetrics

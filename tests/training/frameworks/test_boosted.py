@@ -228,11 +228,14 @@ def test_a_library_that_is_not_installed_is_one_clear_line_and_none_is_loaded_un
     script = (
         "import sys; from penstock.training.frameworks.registry import FRAMEWORKS; import penstock.training.on_ray.worker;"
         "import penstock.flows.cli, penstock.flows.pipeline; FRAMEWORKS.get('torch').libraries;"
-        "print({'xgboost', 'lightgbm'} & sys.modules.keys()); FRAMEWORKS.get('lightgbm');"
-        "print({'xgboost', 'lightgbm'} & sys.modules.keys())"
+        "theirs = {'xgboost', 'lightgbm', 'lightning', 'pytorch_lightning', 'keras', 'tensorflow', 'transformers'};"
+        "print(theirs & sys.modules.keys());"
+        "from penstock.training.evaluation.defined import new_metric; new_metric('MulticlassAccuracy', 3);"
+        "print(theirs & sys.modules.keys() - {'transformers'}); FRAMEWORKS.get('lightgbm');"
+        "print(theirs & sys.modules.keys() - {'transformers'})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["set()", "{'lightgbm'}"]
+    assert done.stdout.splitlines() == ["set()", "set()", "{'lightgbm'}"]
 
 
 def model_spec(name: str, job: TrainJob) -> ModelSpec:
