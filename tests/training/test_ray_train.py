@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import ray
 import torch
+import yaml
 from ray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn
 from ray.train.v2.api.context import LocalTrainContext
 from sklearn.datasets import load_digits
@@ -32,6 +33,7 @@ from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.events import Point, Printed
 from penstock.training.frameworks.ray_train.framework import RAY_TRAIN
 from penstock.training.frameworks.ray_train.old_names import refuse_old_names
@@ -46,6 +48,7 @@ from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.training.state import TrainState
 from penstock.usercode.capture import capture
+from tests import ROOT
 from tests.ingest.preparing import Source
 from tests.training.digits import CPU, ROWS, ListClient, make_job
 from tests.training.on_ray.test_trainer import Watcher
@@ -223,6 +226,37 @@ def test_what_a_loop_logs_itself_is_charted_with_its_reports_and_the_best_of_its
     assert [(each.state.step, each.manifest.metrics["score"]) for each in store.committed()] == [(5, 2), (4, 5), (2, 9)]
     best = store.best()
     assert best is not None and best.state.step == 2
+
+
+BEFORE_THE_PAGE = """
+import tempfile
+
+import ray.train
+import ray.train.torch
+import torch
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+"""
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_the_loop_of_the_page_trains_and_its_functions_give_the_model_of_it(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "ray-train.md").read_text(encoding="utf-8")
+    train_func, model_of_it = (part.split("```")[0] for part in page.split("```python\n")[1:])
+    (tmp_path / "loop.py").write_text(f"{BEFORE_THE_PAGE}{train_func}\n\n{model_of_it}")
+    spec = TrainSpec.model_validate(yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["train"])
+    job = replace(make_job(tmp_path), spec=spec, code=capture(spec.recipe, tmp_path, spec.params))
+    RAY_TRAIN.check(job.code, spec)
+    ended = run_alone(job)
+    assert (ended.status, ended.state.epoch, ended.state.step) == ("finished", 5, 30)
+    loader = ModelSpec(code=job.code, params=spec.params, feed_schema=job.manifest.feed_schema, loader=RAY_TRAIN.loader)
+    found = evaluate(job, load_model(loader, newest(tmp_path).storage), splits=["validation"], figures=False)
+    assert found.metrics["val/loss"] < 2.25 and found.metrics["val/accuracy"] > 0.2, "a guess is right in a tenth"
 
 
 @pytest.mark.usefixtures("without_ray")

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from penstock.errors import SpecError
+from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.init import create_project
+from penstock.tasks.project import Project
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
@@ -20,6 +24,7 @@ from penstock.training.on_ray.worker import RankResult
 from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
+from tests import ROOT
 from tests.training.digits import ROWS, SCHEMA, ListClient, make_job
 from tests.training.ranks import run_ranks
 
@@ -69,6 +74,30 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     # Lightning's sync_dist divides by the mean number of rows of a rank, rounded down: 50 of 101 / 2.
     logged = there[0].manifest.metrics["val/loss"]
     assert found.metrics["val/loss"] == pytest.approx(logged * 50 / 50.5, rel=1e-5)
+
+
+def test_the_page_fits_the_module_of_the_template_and_names_what_is_not_read(tmp_path: Path) -> None:
+    file = create_project(tmp_path / "project", "lightning")[0]
+    page = (ROOT / "docs" / "lightning.md").read_text(encoding="utf-8")
+    written = yaml.safe_load(file.read_text()) | yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    file.write_text(yaml.safe_dump(written))
+    loaded = load_spec(file)
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    assert LIGHTNING.check(project.recipe, loaded.spec.train).can_predict
+    ends = page.split("These are not read, and refused by name:")[1]
+    refused: dict[str, Any] = {
+        "learning_rate": 0.5,
+        "accumulate": 2,
+        "compile": True,
+        "callbacks": ["ema"],
+        "validate_every_steps": 3,
+        "last_batch": "drop",
+        "start_from": "a.pt",
+    }
+    assert set(ends.split("`")[1::2]) == refused.keys()
+    with pytest.raises(SpecError) as told:
+        LIGHTNING.check(project.recipe, loaded.spec.train.model_copy(update=refused))
+    assert [name for name in refused if f"train.{name}" not in str(told.value)] == []
 
 
 def test_what_lightning_does_not_read_is_refused_by_name(tmp_path: Path) -> None:
