@@ -89,10 +89,25 @@ _FLAVORS: dict[str, tuple[str, dict[str, Any]]] = {
         {"data": "artifacts/model.txt", "model_class": "lightgbm.basic.Booster"},
     ),
     f"{_FRAMEWORKS}.keras.loading:load": ("keras", {"data": "artifacts/model", "save_exported_model": False}),
+    f"{_FRAMEWORKS}.transformers.loading:load": ("transformers", {"model_binary": "artifacts"}),
 }
 """Loader of the model -> name of the flavour, and what MLflow's loader of it reads."""
 
-_VERSIONS = {"xgboost": "xgb_version", "lightgbm": "lgb_version", "keras": "keras_version"}
+_VERSIONS = {
+    "xgboost": "xgb_version",
+    "lightgbm": "lgb_version",
+    "keras": "keras_version",
+    "transformers": "transformers_version",
+}
+
+_TASKS = {
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForAudioClassification": "audio-classification",
+    "ForVideoClassification": "video-classification",
+}
+"""What the names of transformers' classes end with -> their task, without which MLflow's loader takes none."""
 
 
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
@@ -260,10 +275,24 @@ def add_flavors(model: ModelSpec, folder: Path) -> None:
     if model.loader not in _FLAVORS:
         return
     name, configuration = _FLAVORS[model.loader]
+    if name == "transformers":
+        named = _architecture(folder / "artifacts")
+        if named is None:
+            return
+        configuration = configuration | named
     versions = {_VERSIONS[name]: next((version for own, version in model.requires.items() if own.startswith(name)), "")}
     description = Model.load(str(folder))
     description.add_flavor(name, **versions, **configuration)
     description.save(str(folder / "MLmodel"))
+
+
+def _architecture(folder: Path) -> dict[str, Any] | None:
+    """Class and task of a model of transformers' own; None for a class of the user's, which MLflow's loader cannot find."""
+    import transformers
+
+    name = (json.loads((folder / "config.json").read_text()).get("architectures") or [""])[0]
+    task = next((task for end, task in _TASKS.items() if name.endswith(end)), None)
+    return {"pipeline_model_type": name, "task": task} if task is not None and hasattr(transformers, name) else None
 
 
 def few_rows(example: pa.Table) -> pa.Table:
