@@ -8,18 +8,22 @@ import tempfile
 from pathlib import Path
 
 import psutil
-import torch
+import pyarrow as pa
 
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import gpus_refused, held_by_workers
 from penstock.flows.servers.probes import StorageFailure, existing_folder, storage_failure
+from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.preprocess.named_columns import check_named_columns
+from penstock.ingest.read.inspection import glance
+from penstock.ingest.read.unify import columns_in
 from penstock.machine.cache_dir import cache_folder, configured_budget
 from penstock.messages import said_of
 from penstock.storage import NO_ROOM, Storage
 from penstock.tasks.project import Project
 from penstock.tasks.spec import PipelineSpec
 
-__all__ = ["check_machine", "check_recipe", "check_resources", "check_room", "check_storage", "machine_cpus"]
+__all__ = ["check_columns", "check_machine", "check_recipe", "check_resources", "check_room", "check_storage", "machine_cpus"]
 
 
 PREPARED_TO_SOURCE = 3.0
@@ -67,6 +71,28 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
         f"storage {storage.root} cannot be {verb}: {getattr(error, 'strerror', None) or reason}",
         next_step=f"{correct}, then: penstock doctor --storage {storage.root}",
     )
+
+
+def check_columns(project: Project) -> None:
+    """Compare the columns that the pipeline file names with those of one file, if its beginning tells which it has.
+
+    Raises:
+        SpecError: listing every column that is not there, or holds text where a step takes none.
+    """
+    data, reader = project.source, reader_of(project.spec.data)
+    files = [file for file in project.files if file.location == "train"]
+    if len(files) > 1 and (reader.missing_is_null or data.missing_columns == "null"):
+        return  # another file may have what this one lacks
+    # Spark and Dask write parts without rows; one of half the mean size or more has some.
+    half = sum(file.size_bytes for file in files) / len(files) / 2
+    file = next(file for file in files if file.size_bytes >= half)
+    facts = glance(reader, file)
+    if facts is not None and facts.rows:
+        columns = columns_in(data, file, facts)
+        # A stray word makes text of numbers, and looking through all files tells where it is.
+        strays = {name for name, seen in facts.mostly_numbers.items() if seen is not None and name not in data.types}
+        sure = {name: pa.null() if name in strays else kind for name, kind in columns.items()}
+        check_named_columns(data, project.spec.preprocess, sure, project.spec.data.label)
 
 
 def check_resources(project: Project) -> list[str]:
@@ -148,6 +174,10 @@ def check_machine(spec: PipelineSpec) -> None:
             f"machine has {len(os.sched_getaffinity(0))}",
             next_step="lower train.workers or train.cpus_per_worker, or set RAY_ADDRESS to a cluster that has as many",
         )
+    if not isinstance(spec.train.gpus, int) or not spec.train.gpus:
+        return
+    import torch  # most commands do without
+
     refusal = gpus_refused(spec, torch.cuda.device_count())
     if refusal is not None:
         raise refusal

@@ -25,6 +25,7 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import materialize
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
+from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.ray_tasks import local_map
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.shuffle.length_pools import find_column
@@ -83,6 +84,8 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
         half = sum(file.size_bytes for file in files) / len(files) / 2
         files = _spread(files, SAMPLE_ROWS) if a_row_each else [next(file for file in files if file.size_bytes >= half)]
         snapshot = read_source(project.source, files, silent, only_heads=True)
+    columns = {field.name: field.type for field in snapshot.arrow_schema()}
+    check_named_columns(project.source, spec.preprocess, columns, spec.data.label)
     filled = [file for file in snapshot.files if file.location == "train" and file.rows]
     files = _spread(filled, SAMPLE_ROWS if a_row_each else SAMPLE_FILES)
     share = max(1, SAMPLE_ROWS // len(files))

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.preflight import (
+    check_columns,
     check_machine,
     check_recipe,
     check_resources,
@@ -67,6 +68,7 @@ def _check_the_rest(
         warnings += [
             f"{limit} is known only when the code runs, so that a change of it is not noticed" for limit in code.limits
         ]
+    check_columns(project)
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)
     say(f"sources    ok   {counted(snapshot.rows, 'row')} in {counted(len(snapshot.files), 'file')}")

@@ -25,7 +25,7 @@ from penstock.messages import said_of
 from penstock.progress import Progress
 from penstock.stores import is_local
 
-__all__ = ["PART_BYTES", "inspect_file", "inspect_files", "inspect_head", "is_much", "threads_for"]
+__all__ = ["PART_BYTES", "glance", "inspect_file", "inspect_files", "inspect_head", "is_much", "threads_for"]
 
 PART_BYTES = 64 << 20
 """Of a file of twice as much or more that can be cut."""
@@ -104,13 +104,25 @@ def inspect_files(
 
 def inspect_head(reader: Reader, file: SourceFile, head_bytes: int = PART_BYTES // 4) -> FileFacts | PenstockError:
     """Look through the beginning of a large file only, where that can be done: `rows` are those of the beginning."""
+    return _head(reader, file, head_bytes) or inspect_file(reader, file)
+
+
+def glance(reader: Reader, file: SourceFile, head_bytes: int = PART_BYTES // 16) -> FileFacts | None:
+    """What the beginning of a file says; None where more has to be looked through to tell, or there is something wrong."""
+    head = None if reader.missing_is_null else _head(reader, file, head_bytes)
+    if head is None and (file.size_bytes < 2 * head_bytes or not reader.inspects_rows):
+        looked = inspect_file(reader, file)
+        head = looked if isinstance(looked, FileFacts) else None
+    return head
+
+
+def _head(reader: Reader, file: SourceFile, head_bytes: int) -> FileFacts | None:
     try:
         starts = reader.part_starts(file, head_bytes) if file.size_bytes >= 2 * head_bytes else []
         part = reader.inspect_part(file, 0, starts[1]) if len(starts) > 1 else None
-        head = reader.joined(file, [part]) if part is not None else None
+        return reader.joined(file, [part]) if part is not None else None
     except Exception:  # the whole file tells more of it
-        head = None
-    return head or inspect_file(reader, file)
+        return None
 
 
 def inspect_file(reader: Reader, file: SourceFile, keep_for: DataSpec | None = None) -> FileFacts | PenstockError:

@@ -18,7 +18,7 @@ from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import PATH, DataSpec, SplitRule
 from penstock.messages import counted
 
-__all__ = ["UnifiedColumn", "given_types", "unify"]
+__all__ = ["UnifiedColumn", "columns_in", "given_types", "misnamed", "refuse_names", "unify"]
 
 
 _NAMED_FILES = 3
@@ -59,7 +59,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         _with_folders(file, fact, in_files) if with_folders else fact.columns for file, fact in zip(files, facts, strict=True)
     ]
     present = dict.fromkeys(name for columns in columns_of for name in columns)
-    _check_names(data, list(present))
+    refuse_names(misnamed(data, list(present)), list(present))
     types = given_types(data)
     problems: list[str] = []
     apart = False
@@ -112,7 +112,14 @@ def _with_folders(file: SourceFile, facts: FileFacts, in_files: set[str]) -> Map
     return {**facts.columns, **added} if added else facts.columns
 
 
-def _check_names(data: DataSpec, present: list[str]) -> None:
+def columns_in(data: DataSpec, file: SourceFile, facts: FileFacts) -> dict[str, pa.DataType]:
+    """The columns of one file, as `unify` would have them if it were the only one."""
+    found = _with_folders(file, facts, set(facts.columns)) if format_of(data).folder_columns else facts.columns
+    return {**found, **{name: kind for name, kind in given_types(data).items() if name in found}}
+
+
+def misnamed(data: DataSpec, present: list[str]) -> list[str]:
+    """Say of every column that the section `data` names and that cannot be used what is wrong; `present` are there."""
     named = [(f"data.columns[{index}]", name) for index, name in enumerate(data.columns or [])]
     named += [(f"data.types.{name}", name) for name in data.types]
     named += [("data.label", data.label)] if data.label else []
@@ -130,6 +137,11 @@ def _check_names(data: DataSpec, present: list[str]) -> None:
             )
         elif data.columns is not None and name not in data.columns and where == "data.label":
             problems.append(f"{where}: column {name!r} is not among data.columns")
+    return problems
+
+
+def refuse_names(problems: list[str], present: list[str]) -> None:
+    """Raise SpecError of all problems with the columns that the pipeline file names, if there are any."""
     if problems:
         raise SpecError(
             f"{counted(len(problems), 'column')} named in the pipeline file cannot be used",

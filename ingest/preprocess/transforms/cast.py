@@ -39,6 +39,9 @@ class Cast(Transform[dict[str, str]]):
 
     Options = Annotated[dict[str, Annotated[str, AfterValidator(_is_type)]], Field(min_length=1)]
 
+    def named(self, label: str | None) -> Sequence[str]:
+        return list(self.options)
+
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, list(self.options))
         for name, text in self.options.items():

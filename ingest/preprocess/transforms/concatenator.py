@@ -48,6 +48,10 @@ class Concatenator(Transform[ConcatenatorOptions]):
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
         return None if is_number(kind) or _is_vector(kind) else "one_hot or ordinal it first, or cast it"
 
+    def names_after(self, names: Sequence[str]) -> list[str]:
+        gone = self.named(None)
+        return [*(name for name in names if name not in gone), self.options.output]
+
     def columns(self, schema: pa.Schema, label: str | None) -> list[str]:
         names, output = super().columns(schema, label), self.options.output
         if output in schema.names and output not in names:

@@ -66,6 +66,12 @@ class DecodeImage(Transform[DecodeImageOptions]):
     def makes_lists(self) -> bool:
         return self.options.keep == "sizes"
 
+    def named(self, label: str | None) -> Sequence[str]:
+        return [self.options.column]
+
+    def names_after(self, names: Sequence[str]) -> list[str]:
+        return [*names, f"{self.options.column}_shape"] if self.makes_lists else list(names)
+
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         options = self.options
         self.require(rows, [options.column])

@@ -25,6 +25,9 @@ class Drop(Transform[list[str]]):
     def drops(self) -> Sequence[str]:
         return self.options
 
+    def named(self, label: str | None) -> Sequence[str]:
+        return self.options
+
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, self.options)
         rows.table = rows.table.drop_columns(self.options)

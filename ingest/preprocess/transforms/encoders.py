@@ -228,6 +228,9 @@ class LabelEncoder(_Encoder[LabelEncoderOptions]):
     Options = LabelEncoderOptions
     names_classes = True
 
+    def named(self, label: str | None) -> Sequence[str]:
+        return [column] if (column := self.options.column or label) else []
+
     def wanted(self, schema: pa.Schema, label: str | None) -> Sequence[str]:
         column = self.options.column or label
         if not column:

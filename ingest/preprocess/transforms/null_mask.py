@@ -33,6 +33,9 @@ class NullMask(Transform[NullMaskOptions]):
     Options = NullMaskOptions
     takes_nulls = True
 
+    def names_after(self, names: Sequence[str]) -> list[str]:
+        return [*names, *(f"{name}_is_null" for name in self.options.columns)]
+
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
         if is_number(kind):
             return None

@@ -27,6 +27,14 @@ class Rename(Transform[dict[str, str]]):
     def renames(self) -> Mapping[str, str]:
         return self.options
 
+    def named(self, label: str | None) -> Sequence[str]:
+        return list(self.options)
+
+    def names_after(self, names: Sequence[str]) -> list[str]:
+        # Where the old name is wrong, the steps after it must not be told of the new one as well.
+        kept = [name for name in names if name not in self.options]
+        return [*kept, *self.options.values()]
+
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, list(self.options))
         renamed = [self.options.get(name, name) for name in rows.table.column_names]

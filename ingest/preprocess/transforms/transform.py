@@ -141,6 +141,17 @@ class Transform(Generic[O]):
         """Target of the user's function that it calls, as `file.py:name`: captured with the code that it reaches."""
         return None
 
+    # What the names of columns alone tell of a pipeline file's mistakes, before a row is read.
+
+    def named(self, label: str | None) -> Sequence[str]:
+        """Columns that its options name and that must be there before it; none for `*`."""
+        names: Any = getattr(self.options, "columns", ALL_COLUMNS)
+        return () if names == ALL_COLUMNS else names
+
+    def names_after(self, names: Sequence[str]) -> list[str] | None:
+        """Names of the columns after it, or more of them, where those before it are `names`; None if only the rows tell."""
+        return None if self.makes_columns else [name for name in names if name not in self.drops]
+
     # What it asks of the data. These defaults are for options with `columns`, of numbers.
 
     def matches(self, kind: pa.DataType) -> bool:

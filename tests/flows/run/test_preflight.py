@@ -86,7 +86,7 @@ def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.flows.run.preflight.os.sched_getaffinity", lambda _pid: range(4))
-    monkeypatch.setattr("penstock.flows.run.preflight.torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
     with pytest.raises(PreflightError, match=r"64 workers of 0\.5 CPUs need 32 CPUs; this machine has 4"):
         check_machine(project(tmp_path / "b", "train.workers=64").spec)

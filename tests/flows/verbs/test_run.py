@@ -1,16 +1,22 @@
-"""Is a signal answered at once, whatever it meets?"""
+"""What does `run` say before a server is there: of a pipeline that cannot run, and of a signal?"""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from penstock.errors import Interrupted
+from penstock.errors import Interrupted, PreflightError, SpecError
+from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs import run
+from penstock.flows.verbs.check import check_pipeline
+from penstock.flows.verbs.init import create_project
 from penstock.machine.stopping import StopRequest
+from tests.drills.project import make_project
 
 
 def test_a_signal_that_meets_no_training_is_answered_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,3 +37,72 @@ def test_a_training_that_is_stopped_says_so_itself(capsys: pytest.CaptureFixture
     stopping.received.append(signal.SIGINT)
     run._tell_that_it_stops(stopping, threading.Event())
     assert not capsys.readouterr().err
+
+
+STEPS = [
+    {"standard_scaler": {"columns": ["mean_radius", "mean_txture"]}},
+    {"rename": {"mean_area": "area"}},
+    {"one_hot": {"columns": ["mean_area"]}},
+    {"min_max_scaler": {"columns": ["area", "diagnosis"]}},
+    {"concatenator": {"columns": ["area", "mean_radius"]}},
+    {"drop": ["mean_radius", "features"]},
+    {"null_mask": {"columns": ["mean_texture"]}},
+    {"cast": {"mean_texture_is_null": "float32", "mean_textur": "float32"}},
+]
+
+
+def test_columns_that_are_not_there_are_refused_all_together_before_a_server_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_project(tmp_path / "p", "tabular")
+    file = tmp_path / "p" / "pipeline.yaml"
+    overrides = [f"preprocess={json.dumps(STEPS)}", "data.types={mean_sth: int8}"]
+    with pytest.raises(SpecError) as refused:
+        run.run(file, overrides)
+    assert refused.value.problems == (
+        "data.types.mean_sth: no file has a column 'mean_sth'; did you mean 'mean_smoothness'?",
+        "preprocess[0].standard_scaler: there is no column 'mean_txture' at this step; did you mean 'mean_texture'?",
+        "preprocess[2].one_hot: there is no column 'mean_area' at this step; did you mean 'mean_radius'?",
+        "preprocess[3].min_max_scaler: it cannot take column 'diagnosis' of text: cast it first (cast: {diagnosis: float64}), "
+        "or use one_hot or ordinal for categories",
+        "preprocess[5].drop: there is no column 'mean_radius' at this step; did you mean 'worst_radius'?",
+        "preprocess[7].cast: there is no column 'mean_textur' at this step; did you mean 'mean_texture'?",
+    )
+    assert not capsys.readouterr().err and not (tmp_path / "p" / ".penstock").exists()
+    with pytest.raises(SpecError) as checked:
+        check_pipeline(file, overrides, lambda _line: None)
+    assert checked.value.problems == refused.value.problems
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "words"),
+    [
+        ("data.label=nothing", SpecError, "data.label: no file has a column 'nothing'"),
+        ("preprocess=[{drop: [label]}]", SpecError, "data.label: there is no column 'label' after the preprocess steps"),
+        ("train.workers=64", PreflightError, "64 workers of 0.5 CPUs need 32 CPUs"),
+        ("storage=/proc/nothing", PreflightError, "storage /proc/nothing cannot be written"),
+    ],
+)
+def test_what_check_refuses_is_refused_before_a_server_starts(
+    tmp_path: Path,
+    override: str,
+    kind: type[SpecError],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = make_project(tmp_path / "p", files=2)
+    with pytest.raises(kind) as refused:
+        run.run(file, ["preprocess=[]", override])
+    assert words in str(refused.value)
+    assert "starting" not in capsys.readouterr().err and not (file.parent / ".penstock").exists()
+
+
+def test_a_column_that_only_another_file_or_the_users_function_has_is_for_the_flow_to_look_for(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=2)
+    steps = "preprocess=[transforms.py:scale, {drop: [made]}]".replace(
+        "transforms.py:scale", "{map_batches: 'transforms.py:scale'}"
+    )
+    for overrides in ([steps], ["data.missing_columns=null", "data.types={later: int64}"]):
+        run._refuse_early(load_spec(file, overrides), None)
