@@ -1,10 +1,16 @@
-"""How does work that takes a while tell how far it is, without knowing who listens?"""
+"""How does work that takes a while tell how far it is, without knowing who listens, and what it waits for?"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["Progress", "silent"]
+__all__ = ["Progress", "saying_what_is_waited_for", "silent"]
+
+_SILENCE_S = 2.0
 
 
 class Progress(Protocol):
@@ -16,3 +22,15 @@ class Progress(Protocol):
 
 def silent(done: float, total: float | None, unit: str, note: str = "") -> None:
     """A `Progress` that says nothing."""
+
+
+@contextlib.contextmanager
+def saying_what_is_waited_for(what: str) -> Iterator[None]:
+    """Print a line to stderr if the block takes more than two seconds: silence looks like a command that hangs."""
+    timer = threading.Timer(_SILENCE_S, lambda: print(f"  waiting for {what}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -25,6 +25,7 @@ from penstock.flows.servers.prefect_server import ServerFiles, ServerInfo
 from penstock.flows.servers.probes import TELEMETRY_OFF, http_get, ray_address, ray_refusal
 from penstock.ingest.ray_tasks import import_ahead
 from penstock.own_code import IMPORT_ROOT
+from penstock.progress import saying_what_is_waited_for
 from penstock.redact import redact_text
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ _QUIET = {
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",  # a server that fails once must not cost a run; 502 and 503 it asks again
 }
+
+_PREFECT = "the Prefect server"
+"""In the line that is printed while it is waited for."""
 
 _LOOK_EVERY_S = 1.0
 
@@ -85,8 +89,9 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     logging.raiseExceptions = False  # else Prefect reports each of its log lines that a server which is away does not take
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
-        _check_api(configured)
-        meanwhile()
+        with saying_what_is_waited_for(_PREFECT):
+            _check_api(configured)
+            meanwhile()
         with _environment(_QUIET):
             ui_url = os.environ.get("PREFECT_UI_URL") or configured.removesuffix("/api")
             try:
@@ -97,7 +102,8 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
     files = ServerFiles(state_dir)
     files.prepare()
     with files.open_lock("clients") as use:
-        server = _use_server(files, use.fileno(), meanwhile)
+        with saying_what_is_waited_for(_PREFECT):
+            server = _use_server(files, use.fileno(), meanwhile)
         quiet = {**_QUIET, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(files.home)}
         with _environment(quiet), _started_again(files):
             try:

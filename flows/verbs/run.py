@@ -33,8 +33,6 @@ from penstock.training.tracking.registry import TRACKERS
 
 __all__ = ["interrupts_once_stopped", "load_ahead", "run"]
 
-_SILENCE_S = 2.0
-
 _STOP_LOOKS_S = 0.3
 """What ends sooner after a signal needs no line."""
 
@@ -80,22 +78,8 @@ def run(
                 start_ray(cpus_needed(loaded.spec))
             stopping.check()  # what was raised inside Ray may have been swallowed there
 
-        with contextlib.ExitStack() as servers:
-            with _saying_what_is_waited_for("the Prefect server"):
-                servers.enter_context(prefect_api(loaded.state_dir, meanwhile))
+        with prefect_api(loaded.state_dir, meanwhile):
             return _call_flow(loaded, list(loaded.overrides), fresh, until, stopping, ahead)
-
-
-@contextlib.contextmanager
-def _saying_what_is_waited_for(what: str) -> Iterator[None]:
-    """Print a line if the block takes more than two seconds: silence looks like a command that hangs."""
-    timer = threading.Timer(_SILENCE_S, lambda: print(f"  waiting for {what}", file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _rows_given(loaded: LoadedSpec, data: Mapping[Split, Any]) -> list[str]:

@@ -19,6 +19,7 @@ import httpx
 from penstock.errors import ServiceError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.status import state_of
+from penstock.progress import saying_what_is_waited_for
 from penstock.redact import redact_text
 from penstock.training.tracking.local_page import page_port
 from penstock.training.tracking.relocate_mlflow import (
@@ -99,7 +100,8 @@ def _mlflow_page(tracking: str, state_dir: Path, port: int, asked: threading.Eve
     server = _start_mlflow(tracking, state_dir, port, log)
     try:
         url = f"http://127.0.0.1:{port}"
-        _wait_ready(server, url, log, asked)
+        with saying_what_is_waited_for("MLflow's page"):
+            _wait_ready(server, url, log, asked)
         yield url if asked.is_set() else _list_of_runs(url, pipeline)
     finally:
         _stop(server)

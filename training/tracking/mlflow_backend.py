@@ -26,6 +26,7 @@ from mlflow.tracking import MlflowClient
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.machine.empty_database import copy_database, keep_database
+from penstock.progress import saying_what_is_waited_for
 from penstock.redact import first_line
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_limits import fit_key, fit_value
@@ -258,21 +259,22 @@ def patiently(what: str, call: Callable[[], T], *, for_s: float = 120.0) -> T:
     """
     deadline = time.monotonic() + for_s
     delay_s = 0.5
-    while True:
-        try:
-            with _long_requests():
-                return call()
-        except PenstockError:
-            raise
-        except Exception as error:  # MLflow and its HTTP library raise many kinds; `_judge` tells them apart
-            if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
-                time.sleep(delay_s)
-                delay_s = min(10.0, 2 * delay_s)
-                continue
-            raise ServiceError(
-                f"MLflow: cannot {what}: {first_line(error)}",
-                next_step="run the same command again, it continues with this step",
-            ) from error
+    with saying_what_is_waited_for(f"MLflow, to {what}"):
+        while True:
+            try:
+                with _long_requests():
+                    return call()
+            except PenstockError:
+                raise
+            except Exception as error:  # MLflow and its HTTP library raise many kinds; `_judge` tells them apart
+                if _judge(error) is Trouble.PASSING and time.monotonic() + delay_s < deadline:
+                    time.sleep(delay_s)
+                    delay_s = min(10.0, 2 * delay_s)
+                    continue
+                raise ServiceError(
+                    f"MLflow: cannot {what}: {first_line(error)}",
+                    next_step="run the same command again, it continues with this step",
+                ) from error
 
 
 @contextlib.contextmanager

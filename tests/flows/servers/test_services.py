@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import ServiceError
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
+from penstock.flows.verbs import ui
+from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.relocate_mlflow import mlflow_uri
 from tests import ROOT
 
@@ -51,6 +57,49 @@ def test_a_configured_prefect_api_that_is_not_there_is_named(tmp_path: Path, mon
     with pytest.raises(ServiceError, match=r"PREFECT_API_URL=http://127\.0\.0\.1:9/api does not answer"), prefect_api(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+WAITS = {"the Prefect server", "MLflow's page", "MLflow, to register the model"}
+
+
+def test_a_wait_of_more_than_two_seconds_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told.wait(30)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    def prefect() -> None:
+        with prefect_api(tmp_path):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server, ThreadPoolExecutor(4) as pool:
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
+        monkeypatch.setattr(
+            ui, "_start_mlflow", lambda *_: subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        )
+        monkeypatch.setattr(ui, "_stop", lambda server: server.communicate(b"\n"))
+        page = ui._mlflow_page("sqlite:///none.db", tmp_path, server.server_port, told, None)
+        pool.submit(server.serve_forever)
+        waits = [pool.submit(prefect), pool.submit(page.__enter__)]
+        waits.append(pool.submit(patiently, "register the model", lambda: told.wait(30)))
+        said, deadline = "", time.monotonic() + 30
+        while not all(f"  waiting for {what}\n" in said for what in WAITS) and time.monotonic() < deadline:
+            said += capsys.readouterr().err
+            time.sleep(0.05)  # the lines come when they come
+        told.set()
+        for wait in waits:
+            wait.result()
+        page.__exit__(None, None, None)
+        server.shutdown()
+    assert sorted(said.splitlines()) == sorted(f"  waiting for {what}" for what in WAITS)
 
 
 def test_a_configured_mlflow_server_that_is_not_there_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
