@@ -21,6 +21,7 @@ from penstock.flows.tune.board import Board, short
 from penstock.flows.tune.trial import Hears, Sweep, close_stopped, perform_trial
 from penstock.machine.stopping import StopRequest
 from penstock.tasks.tune.early_stop import EarlyStop
+from penstock.tasks.tune.population import generation_before
 from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
 from penstock.tasks.tune.search import propose
 from penstock.tasks.tune.spec import TuneSpec
@@ -136,6 +137,8 @@ class Driver:
         return [trial for trial in self.trials if trial.state == "running"]
 
     def _next(self) -> Trial | None:
+        if any(trial.state == "running" for trial in generation_before(self._tune, self.trials)):
+            return None
         values = propose(self._tune, self.trials)
         if values is None:
             return None

@@ -8,7 +8,9 @@ from typing import Any
 from penstock.errors import SpecError
 from penstock.flows.run.preflight import check_recipe
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
+from penstock.messages import counted
 from penstock.tasks.project import Project
+from penstock.tasks.tune.population import START
 from penstock.tasks.tune.search import check_searcher
 from penstock.tasks.tune.spec import TuneSpec
 
@@ -34,20 +36,23 @@ def check_space(loaded: LoadedSpec) -> None:
     """Let the recipe take one value of each key: whether `train.params.hiden` exists, its constructor alone knows.
 
     Raises:
-        SpecError: a key that the recipe does not take; every one is named.
+        SpecError: a key that the recipe does not take, or `pbt` with what takes no weights; every one is named.
         PreflightError: the searcher's package is not installed.
     """
     section, problems = tune_spec(loaded), list[str]()
     check_searcher(section)
-    for key, dimension in section.space.items():
+    tried = {f"tune.space.{key}": {key: dimension.extremes[0]} for key, dimension in section.space.items()}
+    if section.scheduler == "pbt":
+        tried["tune.scheduler: pbt"] = {START: "run:another"}
+    for where, values in tried.items():
         try:
-            trial = load_trial(loaded, {key: dimension.extremes[0]})
+            trial = load_trial(loaded, values)
             check_recipe(Project(trial.spec, trial.base_dir, trial.origins))
         except SpecError as error:
-            problems.append(f"tune.space.{key}: {'; '.join(error.problems) or error.message}")
+            problems.append(f"{where}: {'; '.join(error.problems) or error.message}")
     if problems:
         raise SpecError(
-            f"{loaded.file.name}: {len(problems)} key{'s' * (len(problems) > 1)} of tune.space cannot be used",
+            f"{loaded.file.name}: {counted(len(problems), 'value')} of the section tune cannot be used",
             problems=problems,
             next_step=f"edit {loaded.file.name}, then: penstock check {loaded.file}",
         )

@@ -74,7 +74,7 @@ class EarlyStop:
 
 
 def _scheduler_of(spec: TuneSpec) -> Any:
-    if spec.scheduler == "none":
+    if spec.scheduler in ("none", "pbt"):
         return None
     # Loading Ray Tune takes two seconds.
     from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PreflightError
+from penstock.tasks.tune.population import generation_before, next_member
 from penstock.tasks.tune.record import Trial
 from penstock.tasks.tune.spec import Dimension, TuneSpec
 
@@ -35,9 +36,14 @@ def check_searcher(spec: TuneSpec) -> None:
 
 
 def propose(spec: TuneSpec, trials: Sequence[Trial]) -> dict[str, Any] | None:
-    """Values for the trial after `trials`, other than theirs; None where the space has no others or the limit is reached."""
+    """Values for the trial after `trials`, other than theirs; None where the space has no others or the limit is reached.
+
+    With `scheduler: pbt` the generation before that trial has ended.
+    """
     if len(trials) >= spec.limit:
         return None
+    if generation_before(spec, trials):
+        return next_member(spec, trials, _draw)
     tried = [trial.values for trial in trials]
     if spec.searcher == "grid":
         return _cell(spec.space, len(trials))

@@ -15,9 +15,6 @@ __all__ = ["Dimension", "TuneSpec"]
 _FIXED = ("name", "storage", "tracking", "tune", "register", "evaluate")
 """Sections that change no training, or what a trial belongs to."""
 
-_POPULATION_BASED = ("pbt", "pb2", "population_based_training")
-"""Schedulers that are refused by name."""
-
 
 class Dimension(Section):
     """The values that one key may take: exactly one of these."""
@@ -69,19 +66,23 @@ class TuneSpec(Section):
     mode: Annotated[Literal["min", "max"], OnResume.FREE] = "min"
     """Whether lower or higher is better."""
     trials: Annotated[PositiveInt | None, OnResume.FREE] = None
-    """How many trials; 10 if not given, for `searcher: grid` all. Raise it later, and the sweep goes on."""
+    """How many trials; 10 if not given, for `searcher: grid` all, for `scheduler: pbt` three generations. Raise it, and the
+    sweep goes on."""
     time_s: Annotated[PositiveFloat | None, OnResume.FREE] = None
     """Seconds of one `penstock tune` command after which no further trial begins; those that run come to their end."""
     searcher: Annotated[Literal["random", "grid", "optuna"], OnResume.FREE] = "random"
     """Which values are tried next: drawn at random, all combinations, or what Optuna's TPE makes of the finished trials
     (`pip install 'penstock[optuna]'`)."""
-    scheduler: Annotated[Literal["none", "asha", "median"], OnResume.FREE] = "none"
+    scheduler: Annotated[Literal["none", "asha", "median", "pbt"], OnResume.FREE] = "none"
     """Which trials are ended early, by Ray Tune's rules: none, those outside the best of their rung (`asha`), or those whose
-    best value is worse than the median of the others' means (`median`)."""
+    best value is worse than the median of the others' means (`median`). `pbt`, population based training, ends none: each
+    generation of trials begins with the weights of the one before it, the worst quarter with those of the best."""
     grace: Annotated[PositiveInt, OnResume.FREE] = 1
     """Validations that every trial gets before it may be ended early; the first rung of `asha`."""
     reduction: Annotated[int, OnResume.FREE, Field(ge=2)] = 3
     """`asha`: one in so many goes on from a rung, and the next rung is at so many times the validations."""
+    population: Annotated[int, OnResume.FREE, Field(ge=2)] = 4
+    """`pbt`: trials in a generation, each of them of `train.epochs`."""
     concurrent: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Trials at once; as many as the CPUs and GPUs hold if not given. Lowered, with a line, where they do not fit."""
     seed: Annotated[int, OnResume.FREE, Field(ge=0)] = 0
@@ -97,17 +98,6 @@ class TuneSpec(Section):
             if any(other.startswith(f"{key}.") for other in space):
                 raise ValueError(f"{key} and a key below it are both in the space")
         return space
-
-    @field_validator("scheduler", mode="before")
-    @classmethod
-    def _has_a_spec_for_each_trial(cls, scheduler: Any) -> Any:
-        if str(scheduler).lower() in _POPULATION_BASED:
-            raise ValueError(
-                "population based training copies one trial's weights into another and changes values on the way: no pipeline "
-                "file describes such a training, so it could not continue exactly, be repeated or be registered by its "
-                "settings; use asha or median"
-            )
-        return scheduler
 
     @field_validator("metric")
     @classmethod
@@ -125,10 +115,27 @@ class TuneSpec(Section):
                 raise ValueError(f"`grid` for {key} needs searcher: grid; use `choice`")
         return self
 
+    @model_validator(mode="after")
+    def _has_a_population(self) -> TuneSpec:
+        if self.scheduler != "pbt":
+            return self
+        if self.searcher != "random":
+            raise ValueError(
+                f"scheduler: pbt draws its first generation at random; searcher: {self.searcher} has no part in it"
+            )
+        for key in self.space:
+            if not key.startswith("train.") or key == "train.start_from":
+                raise ValueError(f"scheduler: pbt hands weights on, so that it changes values of `train` alone; {key} is none")
+        listed = [dimension.options for dimension in self.space.values()]
+        cells = math.prod(len(options) for options in listed if options is not None)
+        if None not in listed and cells < self.population:
+            raise ValueError(f"population: {self.population} is more than the {cells} combinations of the space")
+        return self
+
     @property
     def limit(self) -> int:
         """How many trials there are at most."""
         cells = math.prod(len(dimension.options or ()) for dimension in self.space.values())
         if self.searcher == "grid":
             return min(cells, self.trials or cells)
-        return self.trials or 10
+        return self.trials or (3 * self.population if self.scheduler == "pbt" else 10)

@@ -10,6 +10,7 @@ from penstock.errors import SpecError
 from penstock.flows.spec_file import as_override, load_spec
 from penstock.flows.tune.folds import with_folds
 from penstock.flows.tune.space import check_space, load_trial
+from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -31,8 +32,8 @@ def with_space(folder: Path, space: str) -> Path:
         ("preprocess.7.drop: {choice: [1]}", "preprocess.7 is not an index of a list of 2"),
         ("shuffle.seed: {choice: [x]}", "tune.space.shuffle.seed: 'x': input should be a valid integer"),
         (
-            "shuffle.seed: {choice: [1]}\n  scheduler: pbt",
-            "tune.scheduler: 'pbt': population based training copies one trial's weights",
+            "shuffle.seed: {choice: [1, 2, 3, 4]}\n  scheduler: pbt",
+            "scheduler: pbt hands weights on, so that it changes values of `train` alone; shuffle.seed is none",
         ),
     ],
 )
@@ -48,7 +49,17 @@ def test_a_parameter_that_the_recipe_does_not_take_is_named(tmp_path: Path) -> N
     with pytest.raises(SpecError) as refused:
         check_space(loaded)
     assert refused.value.problems[0].startswith("tune.space.train.params.pause: ")
-    check_space(load_spec(with_space(tmp_path / "right", "train.params.pause_s: {range: [0, 0.5]}")))
+    check_space(load_spec(with_space(tmp_path / "right", "train.params.pause_s: {range: [0, 0.5]}\n  scheduler: pbt")))
+
+
+def test_a_framework_that_takes_no_weights_has_no_population(tmp_path: Path) -> None:
+    create_project(tmp_path / "trees", "boosted")
+    file = tmp_path / "trees" / "pipeline.yaml"
+    file.write_text(f"{file.read_text()}tune: {{space: {{train.params.eta: {{range: [0.1, 0.5]}}}}, scheduler: pbt}}\n")
+    with pytest.raises(SpecError) as refused:
+        check_space(load_spec(file))
+    (problem,) = refused.value.problems
+    assert problem.startswith("tune.scheduler: pbt: train.start_from: ") and "does not read it" in problem
 
 
 @pytest.mark.parametrize("value", [1e-05, 3, "1e-3", True, None, {"a": [1, "x: y"]}, "no", "ä"])

@@ -82,6 +82,9 @@ def test_optuna_comes_nearer_to_the_best() -> None:
         ({"space": {"name": {"choice": ["x"]}}}, "name cannot be tuned"),
         ({"space": {"train.params": {"choice": [{}]}, "train.params.x": {"choice": [1]}}}, "are both in the space"),
         ({"space": {"a": {"choice": [1]}}, "metric": "test/loss"}, "no validation metric"),
+        ({"space": {"train.x": {"choice": [1, 2, 3]}}, "scheduler": "pbt"}, "population: 4 is more than the 3 combinations"),
+        ({"space": {"train.start_from": {"choice": [1]}}, "scheduler": "pbt"}, "changes values of `train` alone"),
+        ({"space": {"train.x": {"range": [1, 9]}}, "scheduler": "pbt", "searcher": "optuna"}, "draws its first generation"),
     ],
 )
 def test_a_section_that_means_nothing_is_refused(section: dict[str, Any], says: str) -> None:

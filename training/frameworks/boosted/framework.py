@@ -38,7 +38,7 @@ _DECIDED = {
     "metric": "train.checkpoint.best and `evaluate.metrics` say what is measured",
 }
 
-_OF_OTHERS = ("callbacks", "precision", "compile", "accumulate", "clip_norm", "learning_rate")
+_OF_OTHERS = ("callbacks", "precision", "compile", "accumulate", "clip_norm", "learning_rate", "start_from")
 
 BYTES_PER_LEAF = 120
 """In a file, with the node above it."""
