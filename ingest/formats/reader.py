@@ -252,6 +252,7 @@ _AGAIN = "write or fetch the file again, or leave it out with a glob (data.train
 
 
 def declared_columns(file: SourceFile, schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The columns of a file that declares them, in canonical types. Raises DataError if a name is there twice."""
     repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if repeated:
         raise DataError(f"{file.uri}: column {repeated[0]!r} is there twice")

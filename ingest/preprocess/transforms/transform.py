@@ -166,7 +166,11 @@ class Transform(Generic[O]):
         return None if is_number(kind) else advice
 
     def wanted(self, schema: pa.Schema, label: str | None) -> Sequence[str]:
-        """Names of the columns it takes, `*` resolved; whether they are there is checked by `columns`."""
+        """Names of the columns it takes, `*` resolved; whether they are there is checked by `columns`.
+
+        Raises:
+            DataError: `*` matches no column.
+        """
         names: Any = self.options.columns  # type: ignore[attr-defined]
         if names != ALL_COLUMNS:
             return list(names)

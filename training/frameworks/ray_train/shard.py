@@ -108,7 +108,11 @@ class Shard:
         drop_last: bool = False,
         **refused: Any,
     ) -> Iterator[Any]:
-        """An epoch of batches: dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`)."""
+        """An epoch of batches: dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`).
+
+        Raises:
+            SpecError: an argument that would ask for another order than the pipeline file's, or another format.
+        """
         _refuse(self._name, refused)
         forms = {None: _table, "default": _arrays, "numpy": _arrays, "pandas": _frame, "pyarrow": _table}
         if batch_format not in forms:
