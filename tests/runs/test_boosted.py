@@ -18,6 +18,8 @@ from tests.runs.raw_scores import check_raw_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
+TWO = ("train.workers=2", "train.cpus_per_worker=0.5")
+
 PARAMS = {
     "xgboost": "train.params={max_depth: 3, subsample: 0.7, colsample_bytree: 0.7}",
     "lightgbm": "train.params={num_leaves: 7, feature_fraction: 0.7, learning_rate: 0.02}",
@@ -35,9 +37,9 @@ def test_the_page_of_the_docs_is_a_pipeline_that_passes_its_check(tmp_path: Path
 
 @pytest.mark.drill
 def test_the_tumours_are_told_apart_by_trees_and_a_killed_worker_and_driver_change_none(tmp_path: Path) -> None:
-    """LightGBM loses its worker and goes on; XGBoost loses worker and command, and a second command goes on."""
+    """On two workers each. LightGBM loses one and goes on; XGBoost loses one and the command, and a second command goes on."""
     settings = {
-        name: [f"train.framework={name}", params, "train.workers=1", "train.checkpoint={every_steps: 20}", "train.epochs=600"]
+        name: [f"train.framework={name}", params, *TWO, "train.checkpoint={every_steps: 20}", "train.epochs=600"]
         for name, params in PARAMS.items()
     }
     file = {name: create_project(tmp_path / name, "boosted")[0] for name in ("killed", *PARAMS)}

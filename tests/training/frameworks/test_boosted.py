@@ -16,6 +16,7 @@ import torch
 from penstock.errors import PenstockError, PreflightError, SpecError, TrainingError
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.plugins import Plugins
+from penstock.training.checkpoint.journal import read_journal
 from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.events import Point
@@ -94,6 +95,9 @@ def test_what_goes_on_from_a_checkpoint_ends_with_the_same_trees_and_predictions
         answers = [model.predict(batch.columns, batch.rows) for model in models]
         assert torch.equal(*answers) and answers[0].shape == (batch.rows, 10)
         assert torch.allclose(answers[0].sum(dim=1), torch.ones(batch.rows))
+    for point in read_journal(whole.run_storage, 12):
+        times = [(point.values[f"ranks/{rank}/cpu_s"], point.values[f"ranks/{rank}/step_s"]) for rank in (0, 1)]
+        assert all(cpu_s > 0 and step_s > 0 for cpu_s, step_s in times)
     # Both ranks' rows are in the trees, and they are good for more than one rank's: chance is right in a tenth.
     found = evaluate(pairs[-1][0], models[0], splits=["validation", "test"])
     assert found.metrics["test/accuracy"] > 0.6

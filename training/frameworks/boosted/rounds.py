@@ -90,16 +90,21 @@ def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Lit
         held_out = torch.cat([torch.from_numpy(labels) for _, labels in parts.validation.batches()])
     own = OwnValues(group, "train")
     while not _over(spec, state, progress):
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         with collecting(own):  # of an objective of the user's
             parts.trees.grow(state.step)
+        spent = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         logged = own.totals()
         state = TrainState(step=state.step + 1, epoch=state.epoch + 1)
         sums = [_loss_sum(parts, "train", labels), float(len(labels)), 0.0, 0.0]
         if held_out is not None:
             sums[2:] = [_loss_sum(parts, "validation", held_out, parts.metrics), float(len(held_out))]
         wishes = first.wants() if first is not None else (False, False)
-        train, rows, lost, others, stop, save = group.sum([*sums, *map(float, wishes)])
+        everyones = [each if rank == group.rank else 0.0 for rank in range(group.world_size) for each in spent]
+        train, rows, lost, others, stop, save, *of_ranks = group.sum([*sums, *map(float, wishes), *everyones])
+        if group.world_size > 1:
+            for rank, (step_s, cpu_s) in enumerate(zip(of_ranks[::2], of_ranks[1::2], strict=True)):
+                logged |= {f"ranks/{rank}/step_s": step_s, f"ranks/{rank}/cpu_s": cpu_s}
         values = {"train/loss": train / rows}
         if not math.isfinite(train) and spec.on_nan == "stop":
             raise not_a_number(f"the training loss is {train / rows} at round {state.step:,}")
@@ -178,7 +183,7 @@ class FirstRank:
         rows_per_s: float,
         logged: Mapping[str, float],
     ) -> None:
-        """Take in a round; `logged` is what the user's code has logged in it."""
+        """Take in a round; `logged` is charted with it: what the user's code has logged, and each rank's times."""
         self._now = _Measured(state, progress, values)
         if progress.step == state.step:
             self._best = self._now
