@@ -36,6 +36,7 @@ def test_the_page_of_the_docs_is_a_pipeline_that_passes_its_check(tmp_path: Path
 
 
 @pytest.mark.drill
+@pytest.mark.timeout(1200)
 def test_the_tumours_are_told_apart_by_trees_and_a_killed_worker_and_driver_change_none(tmp_path: Path) -> None:
     """On two workers each. LightGBM loses one and goes on; XGBoost loses one and the command, and a second command goes on."""
     settings = {
