@@ -142,13 +142,18 @@ def probe(
 
 @app.command()
 def plan(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> None:
-    """Say for each stage whether it would be reused, resumed or run, and which input differs."""
+    """Say for each stage whether it would be reused, resumed or run, and which input differs. It ends as `run` would."""
 
     def work() -> dict[str, Any]:
         _read_spec(file, overrides)
         from penstock.flows.verbs.plan import plan_pipeline, show_plan
 
-        result = plan_pipeline(file, overrides or [])
+        try:
+            result = plan_pipeline(file, overrides or [])
+        except PenstockError as error:
+            if error.result:
+                show_plan(error.result, OUT)
+            raise
         show_plan(result, OUT)
         return result
 

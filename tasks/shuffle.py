@@ -32,7 +32,8 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 
 def _facts(output: dict[str, Any]) -> Facts:
     order = Order.model_validate(output["order"])
-    return (("mode", order.mode), ("seed", str(order.seed)), ("fingerprint", output["fingerprint"]))
+    shown = (("mode", order.mode), ("seed", str(order.seed)), ("rows", f"{order.rows:,}"))
+    return (*shown, ("fingerprint", output["fingerprint"]))  # a terminal has three; this is for a comparison
 
 
 STAGE = Stage("shuffle", _run, _verify, _facts)

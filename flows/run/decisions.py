@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import OnResume, resume_rules
+from penstock.errors import ResumeError
 from penstock.lease import refuse_if_held
 from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import StageKey, changed_inputs
@@ -27,6 +28,7 @@ __all__ = [
     "differences",
     "others_at_work",
     "past_of",
+    "refusal",
     "refuse_same_training",
 ]
 
@@ -77,6 +79,15 @@ class Refuse:
 
     run: Run
     changes: tuple[str, ...]
+
+
+def refusal(decision: Refuse, command: str) -> ResumeError:
+    """The error that a `run` command ends with; `command` begins a new run."""
+    return ResumeError(
+        f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
+        problems=decision.changes,
+        next_step=f"undo the change, or begin a new run: {command}",
+    )
 
 
 def decide(

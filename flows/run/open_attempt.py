@@ -15,7 +15,16 @@ from penstock.errors import LeaseHeldError, ResumeError, ServiceError
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.command_line import run_command
 from penstock.flows.run.cpus import cpus_needed
-from penstock.flows.run.decisions import Continue, Refuse, beside, choose_run, decide, others_at_work, refuse_same_training
+from penstock.flows.run.decisions import (
+    Continue,
+    Refuse,
+    beside,
+    choose_run,
+    decide,
+    others_at_work,
+    refusal,
+    refuse_same_training,
+)
 from penstock.flows.run.environment import describe_environment, git_commit
 from penstock.flows.run.flow_runs import name_flow_run
 from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_room
@@ -231,11 +240,7 @@ def _chosen_run(
     fresh = choose_run(None, spec["train"], keys, fresh=True) if request.fresh else None
     decision = fresh or beside(decide(ledger, current, spec["train"], keys), others)
     if isinstance(decision, Refuse):
-        raise ResumeError(
-            f"run {decision.run.run} is not finished, and it cannot continue with what changed since its last attempt",
-            problems=decision.changes,
-            next_step=f"undo the change, or begin a new run: {run_command(request.file, request.overrides, '--fresh')}",
-        )
+        raise refusal(decision, run_command(request.file, request.overrides, "--fresh"))
     if isinstance(decision, Continue):
         for warning in decision.warnings:
             reporter.warn(f"changed since the last attempt: {warning}")

@@ -12,18 +12,32 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import gpus_refused, held_by_workers
-from penstock.flows.servers.probes import StorageFailure, existing_folder, storage_failure
+from penstock.flows.servers.probes import StorageFailure, existing_folder, ray_address, storage_failure
+from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.read.inspection import glance
 from penstock.ingest.read.unify import columns_in
+from penstock.ingest.schema import SPLITS
 from penstock.machine.cache_dir import cache_folder, configured_budget
 from penstock.messages import said_of
 from penstock.storage import NO_ROOM, Storage
+from penstock.stores import is_local
 from penstock.tasks.project import Project
+from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.spec import PipelineSpec
+from penstock.tasks.stages import BEFORE_TRAINING
 
-__all__ = ["check_columns", "check_machine", "check_recipe", "check_resources", "check_room", "check_storage", "machine_cpus"]
+__all__ = [
+    "check_ahead",
+    "check_columns",
+    "check_machine",
+    "check_recipe",
+    "check_resources",
+    "check_room",
+    "check_storage",
+    "machine_cpus",
+]
 
 
 PREPARED_TO_SOURCE = 3.0
@@ -71,6 +85,41 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
         f"storage {storage.root} cannot be {verb}: {getattr(error, 'strerror', None) or reason}",
         next_step=f"{correct}, then: penstock doctor --storage {storage.root}",
     )
+
+
+def check_ahead(loaded: LoadedSpec, until: str | None = None, *, tries_storage: bool = True) -> None:
+    """Say before a server starts what is wrong with the files, their columns, the code and the machine; the flow looks again.
+
+    A listing of a remote store may take long, and is not done twice.
+
+    Args:
+        tries_storage: write a small file to a local storage.
+
+    Raises:
+        PenstockError: what is wrong.
+    """
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    _ = project.recipe, project.row_code
+    places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
+    listed = all(map(is_local, places)) and bool(project.files)
+    if listed:
+        check_columns(project)
+    if is_local(loaded.spec.storage):
+        begins = not _has_begun(project)
+        if begins and ray_address() is None and until not in BEFORE_TRAINING:
+            check_machine(loaded.spec)
+        if tries_storage:
+            check_storage(project.storage)
+        if begins and listed:
+            check_resources(project)
+
+
+def _has_begun(project: Project) -> bool:
+    """Whether part of the work may be done already, and need nothing more."""
+    try:
+        return Ledger(project.storage).current_run(project.spec.name) is not None
+    except PenstockError:  # the flow meets it again, and tells
+        return True
 
 
 def check_columns(project: Project) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow.parquet as pq
 
@@ -65,17 +65,31 @@ def try_one_batch(
         say: hears what is waited for there.
 
     Returns:
-        `rows`, `columns`, and what the framework's `TriedBatch` holds.
+        `rows`, `columns`, what the framework's `TriedBatch` holds, and of the rows that were prepared for it `sample_rows` and
+        `sized_by_sample`, the steps that may find more categories in all rows.
 
     Raises:
         SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder:
-        storage, manifest = _prepare(project, snapshot, Path(folder))
-        return _try_framework(project, storage, manifest, on_cluster, say)
+        sample = _prepare(project, snapshot, Path(folder))
+        tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, say)
+    part = snapshot is not None and sample.rows < snapshot.rows
+    return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_steps if part else []}
 
 
-def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> tuple[Storage, DatasetManifest]:
+class _Sample(NamedTuple):
+    """A few hundred rows, prepared."""
+
+    rows: int
+    """Before they were prepared."""
+    storage: Storage
+    manifest: DatasetManifest
+    sizing_steps: list[str]
+    """Steps that learnt categories, of which all rows may have more: the model may grow with them."""
+
+
+def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> _Sample:
     spec = project.spec
     a_row_each = reader_of(spec.data).one_row_per_file
     if snapshot is None:
@@ -91,18 +105,19 @@ def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) ->
     share = max(1, SAMPLE_ROWS // len(files))
     first = (next(iterate_rows(spec.data, snapshot, [file], share), None) for file in files)
     tables = [batch.table for batch in first if batch is not None]
-    if not sum(table.num_rows for table in tables):
+    rows = sum(table.num_rows for table in tables)
+    if not rows:
         raise DataError(f"{files[0].uri} holds no rows")
     # One file for each of the source's, in its order, so that an error can name the real one and the row in it.
     (folder / "rows").mkdir()
     for number, table in enumerate(tables):
         pq.write_table(table, folder / "rows" / f"{number:06d}.parquet")
     try:
-        return _materialize(project, folder)
+        return _Sample(rows, *_materialize(project, folder))
     except Interrupted:
         raise
     except PenstockError as error:
-        raise _with_real_names(error, folder, files, sum(table.num_rows for table in tables)) from None
+        raise _with_real_names(error, folder, files, rows) from None
 
 
 def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile], rows: int) -> PenstockError:
@@ -117,7 +132,7 @@ def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile]
     return type(error)(lead + real(error.message), problems=[*map(real, error.problems)], next_step=real(error.next_step))
 
 
-def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest]:
+def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManifest, list[str]]:
     spec = project.spec
     # As Parquet the sample keeps the types it was read with, whatever the source's format, which still says what columns mean.
     rows = DataSpec(format="parquet", train=str(folder / "rows"))
@@ -134,7 +149,8 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
         progress=silent,
         parallel=local_map,
     )
-    return storage, manifest
+    sizing = [step.step.kind for step in fitted.steps if any(column.categories is not None for column in step.columns)]
+    return storage, manifest, sizing
 
 
 def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:

@@ -78,11 +78,20 @@ def _check_the_rest(
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
     batch = try_one_batch(project, snapshot, on_cluster=on_cluster, say=say)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
-    say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {batch['parameters']:,} parameters")
+    say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {_said_of_size(batch, snapshot.rows)}")
     for warning in warnings:
         say(f"warning: {warning}")
     counts = {"rows": snapshot.rows, "files": len(snapshot.files)}
     return {"status": "done", **counts, "ships": ships, "batch": batch, "warnings": warnings}
+
+
+def _said_of_size(batch: dict[str, Any], rows: int) -> str:
+    """The number of parameters, and why a run may have more."""
+    said = f"{batch['parameters']:,} parameters"
+    if not batch["sized_by_sample"]:
+        return said
+    steps = " and ".join(dict.fromkeys(batch["sized_by_sample"]))
+    return f"{said} by a sample of {batch['sample_rows']:,} rows; {steps} may find more categories in all {rows:,}"
 
 
 def _check_one_step(project: Project, snapshot: SourceSnapshot) -> None:

@@ -9,7 +9,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock.flows.run.decisions import Continue, NewRun, Refuse, beside, decide, others_at_work, past_of
+from penstock.errors import PenstockError
+from penstock.flows.run.command_line import run_command
+from penstock.flows.run.decisions import (
+    Continue,
+    NewRun,
+    Refuse,
+    beside,
+    decide,
+    others_at_work,
+    past_of,
+    refusal,
+    refuse_same_training,
+)
+from penstock.flows.run.preflight import check_ahead
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
@@ -60,7 +73,7 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     stages[STAGES.index("shuffle")]["mixing"] = describe_mixing(project, upstream["materialize"])
     if "train" in will_run:
         _plan_rows(stages[STAGES.index("materialize")], project, ledger)
-    return {
+    plan = {
         "status": "done",
         "decision": {NewRun: "new run", Continue: "continue", Refuse: "refuse"}[type(decision)],
         "reason": decision.reason if isinstance(decision, NewRun) else "",
@@ -69,9 +82,19 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
             *(f"a process works on run {run}, which is this very training" for run, differs in others.items() if not differs),
         ],
         "refused_because": list(decision.changes) if isinstance(decision, Refuse) else [],
-        "run": continued.run if continued else None,
+        "run": decision.run.run if isinstance(decision, Continue | Refuse) else None,
         "stages": stages,
     }
+    try:
+        refuse_same_training(ledger, others)
+        if isinstance(decision, Refuse):
+            raise refusal(decision, run_command(loaded.file, overrides, "--fresh"))
+        if will_run:
+            check_ahead(loaded, tries_storage=False)
+    except PenstockError as error:
+        error.result = plan
+        raise
+    return plan
 
 
 def show_plan(plan: dict[str, Any], console: Console) -> None:
@@ -80,10 +103,6 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     console.print(plan["decision"] + (f": {about}" if about else ""), markup=False, soft_wrap=True)
     for line in plan["warnings"]:
         console.print(f"  warning: {line}", style="yellow", markup=False, soft_wrap=True)
-    for line in plan["refused_because"]:
-        console.print(f"  not allowed on a run with a checkpoint: {line}", style="red", markup=False, soft_wrap=True)
-    if plan["refused_because"]:
-        console.print("  undo the change, or begin a new run with --fresh", style="red", markup=False, soft_wrap=True)
     table = Table("stage", "action", "key", "because", box=None)
     for entry in plan["stages"]:
         because = "\n".join(_DIGEST.sub(lambda found: found[0][:8], line) for line in entry["because"])

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import Interrupted, PenstockError, SpecError
 from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.run.decisions import others_at_work, refuse_same_training
-from penstock.flows.run.preflight import check_columns, check_machine, check_resources, check_storage
+from penstock.flows.run.preflight import check_ahead
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, ray_ahead, telemetry_off
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
@@ -27,7 +27,7 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.at_work import holders_of_runs
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
-from penstock.tasks.stages import BEFORE_TRAINING, STAGES
+from penstock.tasks.stages import STAGES
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.tracking.registry import TRACKERS
 
@@ -63,7 +63,7 @@ def run(
     loaded = load_spec(Path(file), list(overrides))
     if data is not None:
         loaded = load_spec(Path(file), [*overrides, *_rows_given(loaded, data)])
-    _refuse_early(loaded, until)
+    check_ahead(loaded, until)
     _refuse_if_held(loaded)
     if loaded.spec.tracking.tracker == "mlflow":
         check_mlflow_answers()
@@ -151,34 +151,6 @@ def _will_need_ray(loaded: LoadedSpec, fresh: bool, until: str | None) -> bool:
         current = Ledger(Storage(spec.storage)).current_run(spec.name)
         return fresh or current is None or current.status != "done"
     return False
-
-
-def _refuse_early(loaded: LoadedSpec, until: str | None) -> None:
-    """Say before a server starts what is wrong with the files, their columns, the code and the machine; the flow looks again.
-
-    A listing of a remote store may take long, and is not done twice.
-    """
-    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    _ = project.recipe, project.row_code
-    places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
-    listed = all(map(is_local, places)) and bool(project.files)
-    if listed:
-        check_columns(project)
-    if is_local(loaded.spec.storage):
-        begins = not _has_begun(project)
-        if begins and ray_address() is None and until not in BEFORE_TRAINING:
-            check_machine(loaded.spec)
-        check_storage(project.storage)
-        if begins and listed:
-            check_resources(project)
-
-
-def _has_begun(project: Project) -> bool:
-    """Whether part of the work may be done already, and need nothing more."""
-    try:
-        return Ledger(project.storage).current_run(project.spec.name) is not None
-    except PenstockError:  # the flow meets it again, and tells
-        return True
 
 
 def load_ahead(loaded: LoadedSpec) -> threading.Thread:

@@ -71,6 +71,17 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     assert "words.txt (3 bytes)" in said[4] and ".parquet" not in said[4]
     assert (result["status"], result["rows"], result["files"]) == ("done", 1797, 2)
     assert not made.storage.list("stages")
+    assert said[5].endswith(" 2,442 parameters"), "nothing that is learnt makes the model larger"
+
+
+def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = project(tmp_path).base_dir / "pipeline.yaml"
+    result = check_pipeline(
+        file, ["preprocess=[{map_batches: 'transforms.py:scale'}, {ordinal: {columns: [label]}}]"], said.append
+    )
+    assert said[5].endswith(" 2,442 parameters by a sample of 512 rows; ordinal may find more categories in all 1,797")
+    assert result["batch"]["sized_by_sample"] == ["ordinal"]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,24 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from penstock.errors import PreflightError, ResumeError, SpecError
+from penstock.flows.cli import app
+from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.plan import describe_mixing, plan_pipeline, show_plan
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import FeedSchema
+from penstock.storage import Storage
+from penstock.tasks.context import StageOutcome
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import stage_keys
+from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.shuffle import STAGE as SHUFFLE
+from penstock.tasks.shuffle import train_order
+from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.store import CheckpointStore, SavedBytes, Snapshot
 from tests.drills.project import make_project
 
 PREPARED = DatasetManifest(
@@ -39,10 +51,51 @@ def test_a_plan_says_what_a_window_costs_in_mixing(tmp_path: Path, more: list[st
     assert expected in said.getvalue()
 
 
+def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = make_project(tmp_path / "p", files=1, epochs=1)
+    for override, kind, says in (
+        ("train.workers=64", PreflightError, "64 workers"),
+        ("preprocess=[{drop: [nothing]}]", SpecError, "no column 'nothing'"),
+    ):
+        with pytest.raises(kind, match=r"(?s)" + says) as refused:
+            plan_pipeline(file, [override])
+        assert [stage["action"] for stage in refused.value.result["stages"]] == ["run"] * 7
+    assert not (file.parent / ".penstock").exists(), "a plan writes nothing"
+
+    loaded = load_spec(file)
+    project, ledger = Project(loaded.spec, loaded.base_dir, {}), Ledger(Storage(loaded.spec.storage))
+    begun = ledger.new_run("drill", loaded.spec.model_dump(mode="json", by_alias=True))
+    begun = begun.model_copy(update={"keys": stage_keys(project, ledger.stage_output), "status": "interrupted"})
+    facts = CheckpointFacts(step=3, epoch=0, position=192, world_size=1)
+    CheckpointStore(ledger.run_storage(begun.run)).write(Snapshot(facts, {"weights.txt": SavedBytes(b"1")}, str))
+    ledger.save_run(begun)
+    ledger.make_current(begun)
+    with pytest.raises(ResumeError, match="is not finished, and it cannot continue") as forbidden:
+        plan_pipeline(file, ["train.batch_rows=32"])
+    assert forbidden.value.problems == ("train.batch_rows: 64 -> 32",)
+    assert forbidden.value.next_step.endswith(f"penstock run {file} --set train.batch_rows=32 --fresh")
+    told = CliRunner().invoke(app, ["plan", str(file), "--set", "train.batch_rows=32"])
+    assert told.exit_code == 6 and told.stdout.startswith(f"refuse: {begun.run}\n")
+
+
 def test_a_full_shuffle_costs_nothing_and_nothing_is_said(tmp_path: Path) -> None:
     plan = plan_pipeline(make_project(tmp_path / "p", files=1), [])
     assert [stage["action"] for stage in plan["stages"]] == ["run"] * 7
     assert [stage["mixing"] for stage in plan["stages"] if "mixing" in stage] == [None]
+
+
+def test_the_line_of_the_shuffle_is_for_a_person_and_its_record_for_a_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = train_order(load_spec(make_project(tmp_path / "p", files=1)).spec.shuffle, PREPARED)
+    output = {"order": order.model_dump(mode="json"), "fingerprint": order.fingerprint}
+    facts = SHUFFLE.facts(output)
+    PlainReporter().finished(StageOutcome("shuffle", "k", "ran", 0.0, output, facts))
+    assert capsys.readouterr().err == "+ shuffle      ran         0.0 s   mode global  seed 5  rows 1,442\n"
+    assert dict(facts)["fingerprint"] == order.fingerprint
 
 
 def test_a_window_of_all_prepared_rows_costs_nothing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Interrupted, PreflightError, SpecError
+from penstock.flows.run.preflight import check_ahead
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs import run
 from penstock.flows.verbs.check import check_pipeline
@@ -105,4 +106,4 @@ def test_a_column_that_only_another_file_or_the_users_function_has_is_for_the_fl
         "transforms.py:scale", "{map_batches: 'transforms.py:scale'}"
     )
     for overrides in ([steps], ["data.missing_columns=null", "data.types={later: int64}"]):
-        run._refuse_early(load_spec(file, overrides), None)
+        check_ahead(load_spec(file, overrides))
