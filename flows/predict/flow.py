@@ -183,6 +183,7 @@ def _counts(scored: Scored, begun: float) -> dict[str, Any]:
         "units": scored.units,
         "rows": scored.rows,
         "unscored": scored.unscored,
+        "unseen_categories": dict(sorted(scored.unseen.items())),
         "seconds": round(seconds, 3),
         "rows_per_s": round(scored.rows / seconds, 1),
     }

@@ -80,6 +80,8 @@ class PredictedUnit(Section):
     """0 where every row was scored."""
     columns: dict[str, str]
     """Of the part, with their Arrow types."""
+    unseen: dict[str, int] = Field(default_factory=dict)
+    """Column -> its values that the model took though its train split has no such category."""
     seconds: float
 
 

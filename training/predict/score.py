@@ -203,12 +203,14 @@ class Scored:
     """What a run has done so far.
 
     Attributes:
+        unseen: column -> its values that the model took though its train split has no such category.
         problems: files that cannot be read.
     """
 
     units: int = 0
     rows: int = 0
     unscored: int = 0
+    unseen: Counter[str] = field(default_factory=Counter)
     problems: list[DataError] = field(default_factory=list)
     manifest: Manifest | None = None
     warnings: list[str] = field(default_factory=list)
@@ -260,6 +262,7 @@ def score(
             scored.units += 1
             scored.rows += outcome.unit.rows
             scored.unscored += outcome.unit.unscored
+            scored.unseen.update(outcome.unit.unseen)
         waiting.subtract(file.name for file in outcome.job.files)
         # At once, not when all is done: until then a reader of the folder meets old rows beside the new.
         for file in outcome.job.files:
@@ -300,6 +303,10 @@ def _warnings(work: Plan, asked: Asked, units: Sequence[PredictedUnit], scored: 
         )
     if scored.unscored:
         found.append(f"{counted(scored.unscored, 'row', 'rows')} could not be scored; the side table _unscored says why")
+    if scored.unseen:
+        columns = capped([f"{name} ({count:,})" for name, count in sorted(scored.unseen.items())], 5)
+        values = counted(scored.unseen.total(), "value is a category", "values are categories")
+        found.append(f"{values} that the train split does not have: {', '.join(columns)}")
     if differing := differing_columns(units):
         found.append(f"columns are not of one type in all parts: {'; '.join(capped(differing, 5))}")
     return found

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,9 +145,11 @@ def _score(model: LoadedModel, job: UnitJob, folder: Path, started: float) -> Pr
         names, reasons = zip(*((file.name, problem) for file, problem in source.broken), strict=True)
         nowhere = np.zeros(len(names), np.int64)
         unscored.add(_joined(source.nothing(len(names)), {"reason": reasons, "file": names, "row": nowhere}))
+    unseen = Counter[str]()
     for batch, table in source.batches():
         place = {"file": _names(batch), "row": _rows(batch)}
         found = model.score(table)
+        unseen.update(found.unseen)
         if found.answer.num_rows:
             kept = _at(table.select(source.kept), found.rows, table.num_rows)
             where = {name: values.take(pa.array(found.rows)) for name, values in place.items()}
@@ -169,6 +172,7 @@ def _score(model: LoadedModel, job: UnitJob, folder: Path, started: float) -> Pr
         part_bytes=scored.put(job.storage, name),
         side_bytes=unscored.put(job.storage, f"{SIDE}/{name}"),
         columns=scored.columns,
+        unseen=dict(sorted(unseen.items())),
         seconds=round(time.monotonic() - started, 3),
     )
 

@@ -32,7 +32,7 @@ from penstock.training.registry.answer import (
 )
 from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
 from penstock.training.registry.prepared_rows import PreparedColumns
-from penstock.training.registry.raw_rows import RawForm, RawRows
+from penstock.training.registry.raw_rows import PreparedRows, RawForm, RawRows
 
 __all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows"]
 
@@ -61,6 +61,8 @@ class ScoredRows(NamedTuple):
     """int64: which of the given rows it answers, ascending."""
     problems: dict[int, str]
     """By given row, of all others."""
+    unseen: Mapping[str, int]
+    """Column -> its values that a step took though the train split has no such category."""
 
 
 class LoadedModel:
@@ -157,7 +159,7 @@ class LoadedModel:
             names = [str(name) for name in (rows.columns if isinstance(rows, pd.DataFrame) else rows)]
             return asked_for(table, columns, names, lambda name: list(rows[name]))
         given = given_rows(rows, self._raw.schema)
-        features, scored, problems = self._features(self._raw, given)
+        features, scored, problems, _ = self._features(self._raw, given)
         if problems and on_error == "raise":
             raise _refusal(problems, given.num_rows)
         answered = self._answer(_batches_of(features, self.schema), len(scored))
@@ -177,19 +179,20 @@ class LoadedModel:
                 "the model takes prepared rows only: it was registered without what prepares raw ones",
                 next_step="train and register it again with this version of penstock",
             )
-        features, scored, problems = self._features(self._raw, given_rows(rows, self._raw.schema))
+        given = given_rows(rows, self._raw.schema)
+        features, scored, problems, unseen = self._features(self._raw, given, counting=True)
         arrays = self._arrays(_batches_of(features, self.schema), len(scored), self._many_rows(features))
-        return ScoredRows(pa.table({}) if arrays is None else arrow_answer(arrays, self.schema), scored, problems)
+        return ScoredRows(pa.table({}) if arrays is None else arrow_answer(arrays, self.schema), scored, problems, unseen)
 
-    def _features(self, raw: RawRows, given: GivenRows) -> tuple[pa.Table, np.ndarray, dict[int, str]]:
-        """Prepared features of the rows that can be used, which rows these are, and by row what is wrong with the others."""
+    def _features(self, raw: RawRows, given: GivenRows, *, counting: bool = False) -> PreparedRows:
+        """Prepared features of the rows that can be used."""
         table, problems = raw_table(given, raw.schema, self.unneeded)
-        ready = raw.prepare(table)
+        ready = raw.prepare(table, counting=counting)
         problems = {**ready.problems, **problems}
         if not problems:
-            return ready.table, ready.rows, problems
+            return ready
         chosen = np.array([row not in problems for row in ready.rows.tolist()], np.bool_)
-        return ready.table.filter(pa.array(chosen)), ready.rows[chosen], problems
+        return PreparedRows(ready.table.filter(pa.array(chosen)), ready.rows[chosen], problems, ready.unseen)
 
     def _many_rows(self, features: pa.Table) -> int:
         """How many rows are predicted at once where there are many; those that hold images still encoded grow."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
@@ -153,6 +154,8 @@ class PreparedRows(NamedTuple):
     """int64: which of the given rows they are, ascending."""
     problems: dict[int, str]
     """By given row, of all others."""
+    unseen: Mapping[str, int] = {}
+    """Column -> its values that a step took though the train split has no such category; where they are counted."""
 
 
 class RawRows:
@@ -181,11 +184,12 @@ class RawRows:
         if form.label is not None:
             self._label = _label_of(form.label_value, self.schema.field(form.label).type)
 
-    def prepare(self, table: pa.Table) -> PreparedRows:
+    def prepare(self, table: pa.Table, *, counting: bool = False) -> PreparedRows:
         """Prepare rows. Some that cannot be used change nothing about the others.
 
         Args:
             table: in the columns and types of `schema`; the label's column may hold anything.
+            counting: count the categories that the train split does not have, which takes longer where there are few rows.
 
         Raises:
             PenstockError: but no DataError: a package or code cannot be used at all.
@@ -196,14 +200,15 @@ class RawRows:
         tables: list[pa.Table] = []
         kept: list[np.ndarray] = []
         problems: dict[int, str] = {}
+        unseen = Counter[str]() if counting else None
         for first in range(0, table.num_rows, self.rows_at_once):
             some = table.slice(first, self.rows_at_once).combine_chunks()
-            for prepared, rows in self._some(some, first, problems):
+            for prepared, rows in self._some(some, first, problems, unseen):
                 tables.append(prepared)
                 kept.append(rows)
         if not tables:
             return PreparedRows(pa.table({}), np.empty(0, np.int64), problems)
-        return PreparedRows(pa.concat_tables(tables), np.concatenate(kept), problems)
+        return PreparedRows(pa.concat_tables(tables), np.concatenate(kept), problems, dict(unseen or {}))
 
     def labels(self, table: pa.Table) -> np.ndarray:
         """The label of each row, prepared: float64 [rows], NaN for a row that cannot be used.
@@ -234,11 +239,13 @@ class RawRows:
                 found[rows.origin.rows] = rows.table.column(str(self.form.data.label)).to_numpy()
         return found
 
-    def _some(self, table: pa.Table, first: int, problems: dict[int, str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    def _some(
+        self, table: pa.Table, first: int, problems: dict[int, str], unseen: Counter[str] | None
+    ) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """Prepare together what can be; a step that stops at one row is given the halves."""
         count = table.num_rows
         origin = Origin.of_file("the rows given", first, count)
-        if count <= FEW_ROWS:
+        if count <= FEW_ROWS and unseen is None:
             with contextlib.suppress(DataError):  # what is wrong with them is found out below
                 yield self._as_taken(self._chain.prepare_few(table, origin).table), origin.rows
                 return
@@ -250,17 +257,19 @@ class RawRows:
                 problems[first] = f"row {first}: {error.message}"
                 return
             half = count // 2
-            yield from self._some(table.slice(0, half), first, problems)
-            yield from self._some(table.slice(half), first + half, problems)
+            yield from self._some(table.slice(0, half), first, problems, unseen)
+            yield from self._some(table.slice(half), first + half, problems, unseen)
             return
         lost = np.setdiff1d(np.arange(first, first + count), rows.origin.rows, assume_unique=True)
         if count == 1 and len(lost):
             problems[first] = _problem(first, table, rows.problems, self._source_names)
         else:
             for row in lost.tolist():
-                for _ in self._some(table.slice(row - first, 1), row, problems):
+                for _ in self._some(table.slice(row - first, 1), row, problems, None):
                     raise DataError(f"row {row} can be used alone, and not beside others", next_step=_DEPENDS)
         if prepared is not None:
+            if unseen is not None:
+                unseen.update({self._source_names.get(name, name): number for name, number in rows.unseen.items()})
             yield prepared, rows.origin.rows
 
     def _as_taken(self, table: pa.Table) -> pa.Table:

@@ -299,6 +299,16 @@ def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work:
     assert work.rows().filter(pa.compute.equal(work.rows()["file"], "b.parquet"))["weight"].to_pylist() == [1.5, 2.0]
 
 
+def test_categories_that_train_lacks_are_counted_and_their_rows_scored(work: Work) -> None:
+    weight = pa.array([1.0, None, 2.0, 3.0, 4.0])
+    work.write("a.parquet", people(0, 5, town=["Ulm", "Paris", "Rome", "Bonn", "Oslo"], weight=weight))
+    work.write("b.parquet", people(5, 80, town=["Ulm", "Lima"] * 40))
+    scored = work.run()
+    assert (scored.rows, scored.unscored, scored.unseen) == (84, 1, {"town": 43}), "Paris, too"
+    assert "43 values are categories that the train split does not have: town (43)" in scored.warnings
+    assert not work.run().unseen, "of what was scored now"
+
+
 def test_a_file_that_cannot_be_read_is_named_and_the_others_are_scored(work: Work) -> None:
     work.write("a.parquet", people(0, 10))
     (work.input / "b.parquet").write_bytes(b"PAR1 cut off")
