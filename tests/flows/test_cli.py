@@ -9,14 +9,17 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from penstock.errors import PreflightError
 from penstock.flows.answer import reporting_machine_errors
 from penstock.flows.cli import app
 from tests import ROOT
+from tests.drills.project import make_project
 
 FROM_SOURCE = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -150,3 +153,48 @@ def test_a_folder_that_cannot_be_written_or_is_gone_is_named(tmp_path: Path) -> 
     gone = f"cd {tmp_path} && mkdir gone && cd gone && rmdir ../gone && {shlex.quote(sys.executable)} -m penstock status"
     done = subprocess.run(["sh", "-c", gone], env=FROM_SOURCE, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (3, "penstock: the current folder has been deleted; go to one that exists\n")
+
+
+ADDRESS = "http://127.0.0.1:5000/#/experiments/1234567890/runs/0123456789abcdef0123456789abcdef?workflowType=machine_learning"
+
+
+FOLDER = "a-folder-of-a-name-that-is-too-long-for-a-line"
+
+
+@pytest.mark.parametrize(("url", "page"), [(ADDRESS, ADDRESS), (None, f"penstock ui {FOLDER}")])
+@pytest.mark.parametrize(
+    ("verb", "does", "lead"),
+    [
+        ("run", "penstock.flows.verbs.run.run", "see it: "),
+        ("tune", "penstock.flows.verbs.tune.tune", "see the trials: "),
+        ("deploy", "penstock.flows.verbs.deploy.deploy.deploy_pipeline", "page: "),
+    ],
+)
+def test_where_to_look_is_said_at_the_end_and_never_cut(
+    monkeypatch: pytest.MonkeyPatch, verb: str, does: str, lead: str, url: str | None, page: str
+) -> None:
+    def done(*arguments: Any, **_options: Any) -> dict[str, Any]:
+        if verb == "deploy":
+            arguments[4](f"page: {page}")
+        return {"status": "done", "url": url}
+
+    monkeypatch.setattr(does, done)
+    monkeypatch.setattr("penstock.flows.cli._read_spec", lambda *_: None)
+    words = ["--cron", "0 3 * * *"] if verb == "deploy" else []
+    told = CliRunner(env={"COLUMNS": "40"}).invoke(app, [verb, FOLDER, *words])
+    assert told.exit_code == 0 and f"{lead}{page}\n" in told.output
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "says"), [("plan", 0, "new run"), ("check", 0, "one batch  ok"), ("run", 2, "column 'nothing'")]
+)
+def test_a_command_without_a_file_takes_the_pipeline_of_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, code: int, says: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(make_project(tmp_path / "p", files=1).parent)
+    wrong = ["--set", "preprocess=[]", "--set", "data.label=nothing"] if verb == "run" else []
+    told = CliRunner().invoke(app, [verb, *wrong])
+    assert told.exit_code == code and says in told.output
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, [verb]).exit_code == 2, "there is none"

@@ -16,7 +16,7 @@ from penstock.errors import DataError, SpecError
 from penstock.flows.run.repair import close_attempts, repair_run
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.explain import explain_run, show_explanation
-from penstock.flows.verbs.log import collect_log
+from penstock.flows.verbs.log import collect_log, show_log
 from penstock.flows.verbs.status import _describe, collect_status, show_status
 from penstock.flows.verbs.which_run import RunNames
 from penstock.storage import Storage
@@ -165,3 +165,22 @@ def test_what_reads_records_alone_loads_no_library_that_works_on_rows() -> None:
     load += "print({'torch', 'ray', 'prefect', 'mlflow'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_the_log_says_why_an_attempt_failed_and_what_to_do(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    ledger = Ledger(Storage(load_spec(file).spec.storage))
+    run = ledger.new_run("drill", {})
+    error = DataError("rows.csv: 3 rows have a null in age", problems=["first: row 7"], next_step="fill it")
+    ended = {"status": "failed", "ended": "2026-01-01T00:01:00+00:00", "started": "2026-01-01T00:00:00+00:00"}
+    ledger.save_attempt(run.run, ledger.new_attempt(run.run).model_copy(update={**ended, "error": str(error.with_next_step())}))
+    ledger.save_run(run.model_copy(update={"status": "failed"}))
+    log = collect_log(file)
+    said = io.StringIO()
+    show_log(log, Console(file=said, width=40))
+    assert said.getvalue().splitlines() == [
+        f"2026-01-01 00:00  {run.run}  attempt 1  failed  0:01:00",
+        "    rows.csv: 3 rows have a null in age",
+        "      - first: row 7",
+        "    Next: fill it",
+    ]

@@ -85,7 +85,7 @@ def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view
         uri,
         "pages",
         "pages-20261123-a1",
-        tags={"source": "shop/pipeline.yaml", "user": "ada", "description": "Data: 9 rows"},
+        tags={"source": "shop/pipeline.yaml", "user": "ada", "description": "Data: 9 rows", "git.commit": "c0ffee"},
         params={"train": {"epochs": 3, "max_steps": None}, "preprocess": [{"label_encoder": {}, "imputer": None}]},
     )
     tracker.close("FINISHED")
@@ -93,6 +93,7 @@ def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view
     run = client.get_run(tracker.run_id)
     assert (run.info.run_name, run.data.tags["mlflow.user"]) == ("20261123-a1", "ada")
     assert run.data.tags["mlflow.source.name"] == "shop/pipeline.yaml"
+    assert run.data.tags["mlflow.source.git.commit"] == "c0ffee"
     assert run.data.tags["mlflow.note.content"] == "Data: 9 rows"
     assert run.data.params == {"train.epochs": "3"}
     assert client.get_experiment(tracker.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
