@@ -1,7 +1,9 @@
-"""Is a trial that was killed when it was to end early left as one that has ended early?"""
+"""Do trials share rows that are equal, and is one that was killed when it was to end early left as one that has ended early?"""
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +11,20 @@ from typing import Any, cast
 import pytest
 from mlflow.tracking import MlflowClient
 
-from penstock.flows.tune.trial import Sweep, close_stopped
+from penstock.flows.run.reporter import PlainReporter
+from penstock.flows.spec_file import load_spec
+from penstock.flows.tune.space import load_trial
+from penstock.flows.tune.trial import Sweep, _with_rows, close_stopped
+from penstock.ingest.ray_tasks import local_map
+from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
+from penstock.tasks import materialize, preprocess
+from penstock.tasks.context import RunContext
+from penstock.tasks.project import Project
+from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
 from penstock.tasks.tune.record import Trial
+from tests.drills.project import make_project
 
 
 def test_a_killed_trial_that_was_to_end_early_has_ended_early_on_every_record(
@@ -38,3 +50,51 @@ def test_a_killed_trial_that_was_to_end_early_has_ended_early_on_every_record(
     shown = client.get_run(tracked)
     assert shown.info.status == "FINISHED" and shown.data.tags["penstock.trial.state"] == "stopped early"
     assert shown.data.tags["mlflow.note.content"].endswith("stopped early by asha")
+
+
+class Unheard:
+    """A tracker that takes everything."""
+
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def test_rows_are_prepared_once_for_all_trials_that_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))
+    prepares, keys_made = partial(materialize.materialize_dataset, parallel=local_map), list[str]()
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        keys_made.append(more["key"])
+        return prepares(*arguments, **more)
+
+    monkeypatch.setattr(materialize, "materialize_dataset", counted)
+    loaded = load_spec(make_project(tmp_path / "p", files=1))
+    project = Project(loaded.spec, loaded.base_dir, loaded.origins)
+    ledger = Ledger(project.storage)
+    run = ledger.new_run("drill", {})
+    ctx = RunContext(
+        project=project,
+        keys=stage_keys(project, ledger.stage_output),
+        ledger=ledger,
+        run=run,
+        attempt=ledger.new_attempt(run.run),
+        tracker=cast("Any", Unheard()),
+        reporter=PlainReporter(),
+        state_dir=tmp_path,
+        need_ray=lambda: True,
+        stopping=StopRequest(),
+    )
+    sweep = cast("Sweep", SimpleNamespace(ctx=ctx, prepared={}, preparing=threading.Lock()))
+
+    def rows(**values: Any) -> RunContext:
+        spec = load_trial(loaded, {key.replace("__", "."): value for key, value in values.items()})
+        return _with_rows(sweep, Project(spec.spec, spec.base_dir, spec.origins), cast("Any", PlainReporter()))
+
+    whole = rows(train__learning_rate=0.1)
+    assert rows(train__learning_rate=0.2) is whole
+    fewer = rows(data__validation__fraction=0.5, train__learning_rate=0.1)
+    assert rows(data__validation__fraction=0.5, train__learning_rate=0.2) is fewer
+    assert whole.manifest.rows["train"] > fewer.manifest.rows["train"]
+    other_order = rows(shuffle__seed=6)
+    assert other_order is not whole and other_order.outcomes["materialize"].outcome == "reused"
+    assert keys_made == [whole.manifest.key, fewer.manifest.key]
