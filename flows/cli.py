@@ -180,6 +180,8 @@ def run(
         result = run_pipeline(file, overrides or [], fresh=fresh, until=until)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
         ERR.print(f"see it: {page}", markup=False, soft_wrap=True)
+        if result.get("list_url"):
+            ERR.print(f"all runs: {result['list_url']}", markup=False, soft_wrap=True)
         return result
 
     answer(work, as_json, again=run_command(file, overrides or [], *(["--folds"] if folds else [])))

@@ -158,6 +158,7 @@ def test_a_folder_that_cannot_be_written_or_is_gone_is_named(tmp_path: Path) -> 
 ADDRESS = "http://127.0.0.1:5000/#/experiments/1234567890/runs/0123456789abcdef0123456789abcdef?workflowType=machine_learning"
 
 
+LIST = "http://127.0.0.1:5000/#/experiments/1234567890/runs?workflowType=machine_learning"
 FOLDER = "a-folder-of-a-name-that-is-too-long-for-a-line"
 
 
@@ -176,13 +177,14 @@ def test_where_to_look_is_said_at_the_end_and_never_cut(
     def done(*arguments: Any, **_options: Any) -> dict[str, Any]:
         if verb == "deploy":
             arguments[4](f"page: {page}")
-        return {"status": "done", "url": url}
+        return {"status": "done", "url": url, "list_url": url and LIST}
 
     monkeypatch.setattr(does, done)
     monkeypatch.setattr("penstock.flows.cli._read_spec", lambda *_: None)
     words = ["--cron", "0 3 * * *"] if verb == "deploy" else []
     told = CliRunner(env={"COLUMNS": "40"}).invoke(app, [verb, FOLDER, *words])
     assert told.exit_code == 0 and f"{lead}{page}\n" in told.output
+    assert (f"all runs: {LIST}\n" in told.output) == (verb == "run" and url is not None)
 
 
 @pytest.mark.parametrize(

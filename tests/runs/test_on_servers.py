@@ -196,6 +196,7 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     assert ran.count(again.process.pid) == 1, "so does evaluate; register lets the registered model answer for one example"
     page = f"{servers.environment['MLFLOW_TRACKING_URI']}/#/experiments/"
     assert continued["url"].startswith(page) and f"/runs/{continued['mlflow_run_id']}?" in continued["url"]
+    assert continued["list_url"] == continued["url"].replace(f"/{continued['mlflow_run_id']}?", "?")
     assert not (file.parent / ".penstock").exists(), "everything is in the store and on the servers"
     assert listening_elsewhere(servers.environment["RAY_ADDRESS"]) == []
 

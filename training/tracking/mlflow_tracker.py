@@ -87,6 +87,11 @@ class MlflowTracker(QueuedTracker[_MlflowRun]):
         database = database_of(self.tracking_uri)
         return self._page_at(f"http://127.0.0.1:{page_port(database.parent / 'port')}") if database is not None else None
 
+    @property
+    def list_url(self) -> str | None:
+        """See `HasRunList`."""
+        return self.url.replace(f"/runs/{self.run_id}", "/runs") if self.url is not None else None
+
     def _page_at(self, server: str) -> str:
         return f"{server}/#/experiments/{self.experiment_id}/runs/{self.run_id}{TRAINING_VIEW}"
 

@@ -18,7 +18,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Point
 
-__all__ = ["HasLocalPage", "RunStatus", "Tracker"]
+__all__ = ["HasLocalPage", "HasRunList", "RunStatus", "Tracker"]
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """Of a run that no process works on; while one does it is RUNNING."""
@@ -189,3 +189,12 @@ class HasLocalPage(Protocol):
     def local_url(self) -> str | None:
         """The run's page there, while that command is open; None where a server has the run."""
         ...
+
+
+@runtime_checkable
+class HasRunList(Protocol):
+    """A tracker with a page that lists the runs of an experiment."""
+
+    @property
+    def list_url(self) -> str | None:
+        """That page on the server; None where the tracker has none."""

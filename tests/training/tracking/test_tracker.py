@@ -99,6 +99,15 @@ def test_the_pages_name_run_source_user_and_what_came_of_it_and_open_in_the_view
     assert client.get_experiment(tracker.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
 
 
+def test_a_server_has_a_page_of_the_run_and_one_of_all_runs_and_a_file_has_none(uri: str) -> None:
+    tracker = open_tracker(uri)
+    tracker.close("FINISHED")
+    assert (tracker.url, tracker.list_url) == (None, None)
+    tracker.tracking_uri = "http://user:hunter2@mlflow:5000/"
+    assert tracker.url is not None and f"/runs/{tracker.run_id}?workflowType=" in tracker.url and "hunter2" not in tracker.url
+    assert tracker.list_url == tracker.url.replace(f"/{tracker.run_id}?", "?")
+
+
 def test_the_status_is_running_while_an_attempt_lives_and_honest_at_its_end(uri: str) -> None:
     tracker = open_tracker(uri)
     client = MlflowClient(uri)
