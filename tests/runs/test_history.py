@@ -114,6 +114,9 @@ def test_the_rows_of_a_step_are_named_by_file_line_and_values(nights_file: Path,
         assert row["values"]["diagnosis"] == line.split(",")[-1]
         assert row["values"]["mean radius"] == float(line.split(",")[0])
     assert [len(rows_of_step(nights_file, "last", 10, limit=3)["rows"]), steps[0]["num_rows"]] == [3, 32]
+    older = rows_of_step(nights_file, "previous", 3)
+    assert (older["run"], older["num_rows"]) == (nights["first"]["run"], 32)
+    assert {row["file"] for row in older["rows"]} == {f"train/{FIRST}"}, "the rows of that night, and not of the newest"
     with pytest.raises(SpecError, match="there is no step 109: the run has 1 to 108"):
         rows_of_step(nights_file, "last", 109)
     assert f"train/{rows[0]['file'].removeprefix('train/')}:{rows[0]['line']}  mean radius=" in said(
@@ -189,6 +192,14 @@ def test_prefects_list_of_flow_runs_says_what_ran_when_and_how_it_ended(
     wanted = {"key": {"any_": ["nightly-materialize"]}, "flow_run_id": {"any_": [flow_run["id"]]}}
     (artifact,) = httpx.post(f"{prefect_url}/artifacts/filter", json={"artifacts": wanted}).json()
     assert '"rows in quarantine", "value": "1 of 570 rows, listed in datasets/' in artifact["data"]
+    asked = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "sort": "TIMESTAMP_ASC", "limit": 1}
+    (first,) = httpx.post(f"{prefect_url}/logs/filter", json=asked).json()
+    assert first["message"] == f"a new run: the last run is done, and since then files: added train/{ADDED}"
+    asked = {"artifacts": {"flow_run_id": {"any_": [flow_run["id"]]}, "key": {"any_": ["nightly-read"]}}}
+    (table,) = httpx.post(f"{prefect_url}/artifacts/filter", json=asked).json()
+    cells = {row[""]: row["value"] for row in json.loads(table["data"])}
+    assert (cells["because"], cells["files"]) == (f"files: added train/{ADDED}", "3")
+    assert f"Changed since the attempt before:\n\n- data: added train/{ADDED}" in table["description"]
 
 
 def test_the_speed_is_a_sentence() -> None:
