@@ -44,10 +44,10 @@ class Net:
         torch.manual_seed(0)
         self.names = [info.name for info in schema.features]
         width = sum(int(torch.tensor(info.shape).prod()) if info.shape else 1 for info in schema.features)
-        return torch.nn.Linear(width, schema.num_classes or 2)
+        return torch.nn.Linear(width, schema.num_classes or (2 if schema.label is None else 1))
 
     def loss(self, model, batch):
-        return torch.nn.functional.cross_entropy(self.predict(model, batch), batch["label"])
+        return self.predict(model, batch).mean()
 
     def predict(self, model, batch):
         return model(torch.cat([batch[name].float().reshape(len(batch[name]), -1) for name in self.names], dim=1))

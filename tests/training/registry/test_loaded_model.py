@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError
-from penstock.training.registry.loaded_model import SHOWN_PROBLEMS, LoadedModel
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.spec import ShuffleSpec
+from penstock.storage import Storage
+from penstock.training.evaluation.evaluate import evaluate
+from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, load_model
+from penstock.training.registry.loaded_model import MODEL_FILE, SHOWN_PROBLEMS, LoadedModel
+from penstock.training.spec import TrainSpec
+from tests.ingest.preparing import Source
 from tests.training.predict.test_score import made_model, people
-from tests.training.registry.test_raw_rows import table_source
+from tests.training.registry.test_raw_rows import Made, table_source
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +73,43 @@ def test_a_row_is_answered_alone_as_it_is_among_others_and_beside_bad_ones(model
             # A batch of another size may round otherwise in the last bits.
             assert np.allclose(found["probabilities"][number], alone["probabilities"][0], rtol=0, atol=1e-6)
     assert len({str(each) for each in together["probabilities"].tolist()}) == 40, "else another row's answer would pass"
+
+
+def prices_source(folder: Path) -> Source:
+    """A label that is a number, of towns of which train lacks every third row's."""
+    rng = np.random.default_rng(4)
+    towns = [("Ulm", "Bonn", f"only {row}")[row % 3] for row in range(120)]
+    table = pa.table({"town": towns, "area": rng.random(120), "price": rng.random(120).astype(np.float32)})
+    steps = [{"one_hot": {"columns": ["town"]}}, {"standard_scaler": {"columns": ["area"]}}]
+    return Source.of(folder, {"train/0.parquet": table}, steps, validation=None, test={"fraction": 0.4}, label="price")
+
+
+@pytest.mark.parametrize("source", [table_source, prices_source])
+def test_raw_held_out_rows_with_categories_that_train_lacks_are_answered_as_evaluate_saw_them_to_the_bit(
+    tmp_path: Path, source: Callable[[Path], Source]
+) -> None:
+    folder, made = made_model(tmp_path, source), Made(source(tmp_path / "source"))
+    spec = ModelSpec.model_validate_json((folder / MODEL_FILE).read_text())
+    job = TrainJob(
+        run_storage=Storage(str(tmp_path / "run")),
+        data_storage=made.source.storage,
+        manifest=made.manifest,
+        order=make_order(ShuffleSpec(), made.manifest.rows["train"]),
+        spec=TrainSpec(recipe="net.py:Net", batch_rows=spec.batch_rows),
+        seed=0,
+        code=spec.code,
+        attempt=1,
+        pipeline="p",
+    )
+    seen = evaluate(job, load_model(spec, Storage(str(folder))), figures=False).rows["test"]
+    assert any(town.startswith("only") for town in made.test["town"].to_pylist())
+    answer = LoadedModel(folder).predict(made.test)
+    assert len(answer) == len(seen["id"]) == made.test.num_rows > spec.batch_rows
+    if source is prices_source:
+        assert np.array_equal(answer["prediction"].to_numpy(np.float32), seen["predicted"])
+        assert np.array_equal(np.abs(seen["predicted"] - made.test["price"].to_numpy()), seen["loss"])
+        return
+    classes = made.manifest.feed_schema.classes or ()
+    assert answer["prediction"].tolist() == [classes[int(index)] for index in seen["predicted"]]
+    of_truth = np.array(answer["probabilities"].tolist(), np.float32)[np.arange(len(answer)), seen["target"].astype(np.int64)]
+    assert np.array_equal(-np.log(np.maximum(of_truth, 1e-12)), seen["loss"])
