@@ -140,13 +140,15 @@ answer = model.predict(frame)
 prepared = model.unwrap_python_model().predict(None, {"image": images, "age": ages}, params={"prepared": True})
 folder = mlflow.artifacts.download_artifacts(sys.argv[2])
 entry = mlflow.pyfunc.load_model(folder + "/prepared")
+bad = frame.assign(age=["1", "old", 3])
+past = model.unwrap_python_model().predict(None, bad, params={"on_error": "report"})
 same = [(answer == other).all(axis=None) for other in (prepared, entry.predict(frame))]
 from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
 body = {"dataframe_records": json.loads(frame.to_json(orient="records", double_precision=15))}
 served = TestClient(scoring_server.init(entry)).post("/invocations", json=body).json()["predictions"]
 import penstock.training
-print(json.dumps({"answer": answer.to_dict("list"), "same": bool(all(same)),
+print(json.dumps({"answer": answer.to_dict("list"), "same": bool(all(same)), "past": list(past.error),
                   "served": [row["prediction"] for row in served], "takes": str(entry.metadata.get_input_schema()),
                   "inputs": [(i.name, i.required) for i in model.metadata.get_input_schema().inputs],
                   "code": penstock.training.__file__, "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
@@ -178,6 +180,7 @@ def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
     assert registered.version == "1" and registered.uri == f"models:/{arguments['name']}/1"
     found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
     assert found["same"] and found["heavy"] == []
+    assert found["past"] == [None, "row 1: column 'age' holds 'old', which does not read as float", None]
     assert found["inputs"] == [["id", False], ["image", True], ["age", True]]
     assert Path(found["code"]).parents[2].name == "penstock.zip"
     assert found["served"] == found["answer"]["prediction"]
