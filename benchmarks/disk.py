@@ -6,7 +6,7 @@ Real runs, one a night: a file of 100 rows is added, all rows are prepared again
 trained, evaluated and registered, and `retention: {keep_runs: 5}` is applied. After each night the bytes of penstock's own
 storage are noted, of the source files, and of the folders of MLflow and Prefect. Without retention there would lie what was
 freed, too. Nights that are noted in FOLDER are not run again. Prefect deletes events after seven days; so that nights which
-follow each other at once show it, an event is old here after EVENTS_S seconds.
+follow each other at once show it, an event is old here after `EVENTS_S` seconds.
 """
 
 from __future__ import annotations
