@@ -14,6 +14,8 @@ from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.columns.missing import missing_in_lists
+from penstock.ingest.columns.type_text import type_text
+from penstock.messages import in_yaml
 
 __all__ = [
     "UnequalLists",
@@ -158,7 +160,10 @@ def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Un
         shape.append(int(lengths[0]) if len(lengths) else getattr(flat.type, "list_size", 1))
         flat = pc.list_flatten(flat)
     if 0 in shape:
-        raise DataError(f"column {name!r} holds empty lists", next_step=f"leave it out: drop: [{name}]")
+        raise DataError(
+            f"column {name!r}, of type {type_text(array.type)}, holds empty lists",
+            next_step=f"leave it out (drop: [{in_yaml(name)}])",
+        )
     if pa.types.is_boolean(flat.type):
         flat = flat.cast(pa.uint8())
     tensor = pa.fixed_shape_tensor(flat.type, shape)
@@ -198,21 +203,25 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
             f"the label {name!r} is text; training needs class indices or numbers",
             next_step="add the step `- label_encoder: {}`, which turns class names into class indices",
         )
-    leave = f"leave it out (drop: [{name}])"
+    leave = f"leave it out (drop: [{in_yaml(name)}])"
     if is_text(kind):
-        advice = f"encode it (one_hot or ordinal: {{columns: [{name}]}}), use map_batches, or {leave}"
+        advice = f"encode it (one_hot or ordinal: {{columns: [{in_yaml(name)}]}}), use map_batches, or {leave}"
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        advice = f"cast: {{{name}: float64}} makes it seconds since 1970; or {leave}"
+        advice = f"cast: {{{in_yaml(name)}: float64}} makes it seconds since 1970; or {leave}"
     elif _is_span(kind):
-        advice = f"cast: {{{name}: float64}} makes it seconds; or {leave}"
+        advice = f"cast: {{{in_yaml(name)}: float64}} makes it seconds; or {leave}"
     elif pa.types.is_decimal(kind):
-        advice = f"cast: {{{name}: float64}}, or {leave}"
+        advice = f"cast: {{{in_yaml(name)}: float64}}, or {leave}"
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or holds_images(kind):
-        advice = f"decode_image: {{column: {name}}} if it holds images, map_batches, or {leave}"
+        advice = f"decode_image: {{column: {in_yaml(name)}}} if it holds images, map_batches, or {leave}"
     elif pa.types.is_struct(kind):
-        advice = f"flatten: {{columns: [{name}]}} makes columns of its fields; or {leave}"
+        advice = f"flatten: {{columns: [{in_yaml(name)}]}} makes columns of its fields; or {leave}"
     elif _is_list(kind) and is_text(kind.value_type):
-        advice = f"multi_hot: {{columns: [{name}]}} makes a vector with a 1 for each of its words; map_batches, or {leave}"
+        advice = (
+            f"multi_hot: {{columns: [{in_yaml(name)}]}} makes a vector with a 1 for each of its words; map_batches, or {leave}"
+        )
     else:
         advice = f"use map_batches, or {leave}"
-    return DataError(f"column {name!r} has type {kind}; after all steps every column must hold numbers", next_step=advice)
+    return DataError(
+        f"column {name!r} has type {type_text(kind)}; after all steps every column must hold numbers", next_step=advice
+    )

@@ -31,7 +31,7 @@ from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, Keep, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import bad_utf8
 from penstock.ingest.spec import DataSpec
-from penstock.messages import shorten
+from penstock.messages import in_yaml, shorten
 
 __all__ = ["CsvFormat", "CsvReader"]
 
@@ -188,7 +188,7 @@ class CsvReader(Reader):
                     raise DataError(
                         f"{file.uri}, {self._place(file, rows + bad, text[bad].as_py())} in column {field.name!r}, "
                         f"which does not read as {field.type}",
-                        next_step=f"repair the line, or set data.types: {{{field.name}: string}}",
+                        next_step=f"repair the line, or set data.types: {{{in_yaml(field.name)}: string}}",
                     ) from error
             yield pa.table(columns if marks is None else [*columns, marks.array()], schema=schema)
             rows += batch.num_rows

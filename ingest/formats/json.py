@@ -26,7 +26,7 @@ from penstock.ingest.formats.json_documents import Block, object_lines, spans_li
 from penstock.ingest.formats.reader import FileFacts, Keep, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
-from penstock.messages import shorten
+from penstock.messages import in_yaml, shorten
 
 __all__ = ["JsonFormat", "JsonReader"]
 
@@ -110,7 +110,7 @@ class JsonReader(Reader):
                     raise DataError(
                         f"{file.uri}: column {field.name!r} is {seen} before line {block.lines[0]}, and {field.type} from "
                         "there on",
-                        next_step=f"repair the lines, or set data.types: {{{field.name}: string}}",
+                        next_step=f"repair the lines, or set data.types: {{{in_yaml(field.name)}: string}}",
                     )
                 columns[field.name] = kind
             rows += block.rows
@@ -201,7 +201,8 @@ class JsonReader(Reader):
                     raise DataError(
                         f"{file.uri}, line {number}: column {field.name!r} holds {rounded}, which no {field.type} holds "
                         "without rounding",
-                        next_step=f"set data.types: {{{field.name}: string}} (or uint64 where no value has a fraction)",
+                        next_step=f"set data.types: {{{in_yaml(field.name)}: string}} "
+                        "(or uint64 where no value has a fraction)",
                     )
 
     def _parse_slowly(self, file: SourceFile, block: Block, given: pa.Schema, *, infer: bool) -> pa.Table:
@@ -305,7 +306,7 @@ def _column(
         bad = first_bad_row(array, kind)
         raise DataError(
             f"{file.uri}, line {lines[bad]}: column {name!r} holds {shorten(values[bad])}, which does not read as {kind}",
-            next_step=f"repair the line, or set data.types: {{{name}: string}}",
+            next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",
         ) from error
 
 
@@ -349,7 +350,7 @@ def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], given: p
                 is_said = f"is {given.field(name).type}" if name in given.names else f"was {known}"
                 return DataError(
                     f"{file.uri}, line {number}: column {name!r} {is_said} and here holds {kind}, {shorten(value)}",
-                    next_step=f"repair the line, or set data.types: {{{name}: string}}",
+                    next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",
                 )
             seen[name] = f"{kind} up to line {number}"
     lines = f"lines {objects[0][0]} to {objects[-1][0]}"

@@ -14,7 +14,7 @@ from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
-from penstock.messages import shorten
+from penstock.messages import in_yaml, shorten
 
 __all__ = ["FileFacts", "Keep", "MostlyNumbers", "PartFacts", "Reader", "conform", "last_cut", "looks_like", "rows_between"]
 
@@ -216,7 +216,7 @@ def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int
             raise DataError(
                 f"{file.uri}, row {first_row + row} (from 0): column {field.name!r} holds {shorten(values[row].as_py())}, "
                 f"which does not read as {field.type}",
-                next_step=f"repair the row, or set data.types: {{{field.name}: string}}",
+                next_step=f"repair the row, or set data.types: {{{in_yaml(field.name)}: string}}",
             ) from error
     return pa.table(columns, schema=schema)
 

@@ -28,6 +28,7 @@ from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.spec import DataSpec, SplitRule
+from penstock.messages import in_yaml
 from penstock.progress import Progress
 from penstock.usercode.capture import UserCode
 
@@ -227,7 +228,7 @@ def _learnt(step: PreprocessStep, column: str, facts: ColumnFacts | None) -> Col
     if facts is None:
         raise DataError(
             f"preprocess: {step.kind}: column {column!r} has no values in the train split",
-            next_step=f"leave the column out (drop: [{column}]), or check the steps before",
+            next_step=f"leave the column out (drop: [{in_yaml(column)}]), or check the steps before",
         )
     with step.naming_its_package(lambda: f"what the train split holds in column {column!r}: {facts}"):
         return step.transform.learn(column, facts)

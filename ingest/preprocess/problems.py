@@ -12,6 +12,7 @@ from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import UnequalLists
 from penstock.ingest.files.listing import SourceFile
+from penstock.messages import in_yaml
 
 __all__ = ["NEVER_DROPPED", "Origin", "Reason", "RowProblem", "SetAside", "joined", "raise_for", "unequal_lists"]
 
@@ -121,7 +122,7 @@ def _advice(problems: Sequence[RowProblem], label: str | None) -> list[str]:
 
 def _for_columns(advice: str, names: list[str]) -> str:
     """The advice with the names: in lists all of them; where one can stand, the first."""
-    return advice.replace("[COLUMN]", f"[{', '.join(names)}]").replace("COLUMN", names[0])
+    return advice.replace("[COLUMN]", f"[{', '.join(map(in_yaml, names))}]").replace("COLUMN", in_yaml(names[0]))
 
 
 def joined(problems: Iterable[RowProblem]) -> list[RowProblem]:
@@ -163,6 +164,6 @@ def unequal_lists(name: str, found: UnequalLists, origin: Origin) -> DataError:
     return DataError(
         f"column {name!r} holds lists of unequal length: {origin.place(found.row)} has {found.length} elements "
         f"and a row before it {found.expected}",
-        next_step=f"keep them as they are (ragged: {{columns: [{name}]}}), cut or pad them in a map_batches function, "
-        f"or leave the column out (drop: [{name}])",
+        next_step=f"keep them as they are (ragged: {{columns: [{in_yaml(name)}]}}), cut or pad them in a map_batches function, "
+        f"or leave the column out (drop: [{in_yaml(name)}])",
     )

@@ -28,7 +28,7 @@ from penstock.ingest.read.parsed_rows import parsed_tables
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
-from penstock.messages import counted
+from penstock.messages import counted, in_yaml
 from penstock.progress import Progress
 
 __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
@@ -289,7 +289,7 @@ def _constant(file: SourceFile, field: pa.Field, value: str | None, rows: int) -
     except pa.ArrowException as error:
         raise DataError(
             f"{file.uri}: the folder says {field.name}={value}, which does not read as {field.type}",
-            next_step=f"rename the folder, or set data.types: {{{field.name}: string}}",
+            next_step=f"rename the folder, or set data.types: {{{in_yaml(field.name)}: string}}",
         ) from error
 
 

@@ -20,7 +20,7 @@ from penstock.ingest.read.group_code import NO_FUNCTIONS, Functions, called_grou
 from penstock.ingest.read.row_hash import hash_columns, unit_interval
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import PATH, DataSpec, SplitRule, check_split_rules, split_rules
-from penstock.messages import shorten
+from penstock.messages import in_yaml, shorten
 
 __all__ = ["Deal", "class_hashes", "deals", "row_hashes", "split_codes", "whole_row_positions"]
 
@@ -130,7 +130,7 @@ def _in_time(table: pa.Table, files: Sequence[SourceFile], split: str, rule: Spl
         wanted = "times" if isinstance(limit, dt.datetime) else "numbers"
         raise DataError(
             f"data.{split}: after and before are {wanted}, and column {name!r} is {column.type}",
-            next_step=f"say its type (data.types: {{{name}: {'timestamp[us]' if wanted == 'times' else 'float64'}}}), "
+            next_step=f"say its type (data.types: {{{in_yaml(name)}: {'timestamp[us]' if wanted == 'times' else 'float64'}}}), "
             f"or correct data.{split}",
         )
     if pa.types.is_date(column.type):
@@ -235,7 +235,7 @@ def _found(values: pa.ChunkedArray | pa.Array, split: str, name: str, pattern: s
     if not is_text(values.type):
         raise DataError(
             f"data.{split}.pattern searches text, and column {name!r} is {values.type}",
-            next_step=f"read it as text (data.types: {{{name}: string}}), or leave the pattern out",
+            next_step=f"read it as text (data.types: {{{in_yaml(name)}: string}}), or leave the pattern out",
         )
     encoded = pc.dictionary_encode(values)
     encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded

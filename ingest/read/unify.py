@@ -16,7 +16,7 @@ from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import PATH, DataSpec, SplitRule
-from penstock.messages import counted
+from penstock.messages import counted, in_yaml
 
 __all__ = ["UnifiedColumn", "columns_in", "given_types", "misnamed", "refuse_names", "unify"]
 
@@ -85,7 +85,8 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         if name == data.label and name not in types and (mixed := _classes_and_numbers(files, found)):
             raise DataError(
                 f"the label {name!r} is {mixed}: integers alone would be classes, and together they are a quantity",
-                next_step=f"say which: data.types: {{{name}: int64}} for classes, {{{name}: float64}} for a quantity",
+                next_step=f"say which: data.types: {{{in_yaml(name)}: int64}} for classes, "
+                f"{{{in_yaml(name)}: float64}} for a quantity",
             )
         if kind is None:
             problems.append(_disagreement(name, reader, files, found))

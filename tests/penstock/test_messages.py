@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from penstock.messages import counted, said_of, shorten
+from penstock.messages import counted, in_yaml, said_of, shorten
 
 
 @pytest.mark.parametrize(
@@ -19,3 +22,22 @@ def test_counts_and_long_values() -> None:
     assert [counted(number, "file") for number in (0, 1, 1200)] == ["0 files", "1 file", "1,200 files"]
     assert counted(2, "file is", "files are") == "2 files are"
     assert shorten("x" * 100, 10) == "'xxxxxx..."
+
+
+@given(st.text(st.characters(codec="ascii") | st.sampled_from("äß²語𝄞")))
+@example("größe (m²)")
+@example("a: b, c")
+@example("true")
+@example("1.5")
+def test_a_name_reads_back_from_a_pipeline_file(name: str) -> None:
+    assert yaml.safe_load(f"{{types: {{{in_yaml(name)}: int64}}}}") == {"types": {name: "int64"}}
+    assert yaml.safe_load(f"drop: [{in_yaml(name)}]") == {"drop": [name]}
+
+
+def test_a_plain_name_stands_without_quotes() -> None:
+    assert [in_yaml(name) for name in ("x", "mean radius", "größe (m²)", "a: b")] == [
+        "x",
+        "mean radius",
+        "größe (m²)",
+        '"a: b"',
+    ]

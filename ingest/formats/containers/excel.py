@@ -18,7 +18,7 @@ from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.library import library
 from penstock.ingest.formats.reader import FileFacts, Reader, conform, not_readable
 from penstock.ingest.spec import DataSpec
-from penstock.messages import shorten
+from penstock.messages import in_yaml, shorten
 
 __all__ = ["ExcelFormat", "ExcelOptions", "ExcelReader"]
 
@@ -123,7 +123,7 @@ class ExcelReader(Reader):
             raise DataError(
                 f"{file.uri}: column {name!r} holds {shorten(values[first])} in row {first} (from 0), and in row {second} "
                 f"{shorten(values[second])}",
-                next_step=f"give its cells one kind, or set data.types: {{{name}: string}}",
+                next_step=f"give its cells one kind, or set data.types: {{{in_yaml(name)}: string}}",
             )
         if found and found.keys() <= {pa.int64(), pa.float64()}:
             whole = all(value is None or (float(value).is_integer() and abs(value) <= 2**53) for value in values)

@@ -17,6 +17,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, num_rows, schema_of
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
+from penstock.messages import in_yaml
 
 __all__ = ["Concatenator", "ConcatenatorOptions"]
 
@@ -74,8 +75,9 @@ class Concatenator(Transform[ConcatenatorOptions]):
                 raise DataError(
                     f"preprocess: concatenator: {rows.origin.place(row)}: {name!r} holds {held}, which "
                     f"{self.options.dtype} makes {made}",
-                    next_step=f"scale it before (standard_scaler: {{columns: [{name}]}}), set concatenator.dtype: float64, "
-                    f"or leave it out (drop: [{name}])",
+                    next_step=f"scale it before (standard_scaler: {{columns: [{in_yaml(name)}]}}), "
+                    "set concatenator.dtype: float64, "
+                    f"or leave it out (drop: [{in_yaml(name)}])",
                 )
         joined = np.empty((count, sum(part.shape[1] for part in parts)), self.options.dtype)
         for start in range(0, count, _JOINED_ROWS):

@@ -21,6 +21,7 @@ from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec, ImagesOptions, ValueRange
+from penstock.messages import in_yaml
 
 __all__ = ["DecodeImage", "DecodeImageOptions", "decode_images"]
 
@@ -129,8 +130,8 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
             raise DataError(
                 f"{rows.origin.place(row)}: the image in {name!r} is {image.shape[0]}x{image.shape[1]} (height x width), "
                 f"one before it {height}x{width}",
-                next_step=f"bring all to one size: decode_image: {{column: {name}, size: [{height}, {width}]}}, with fit: crop "
-                "or pad where proportions matter; or keep their sizes (keep: sizes)",
+                next_step=f"bring all to one size: decode_image: {{column: {in_yaml(name)}, size: [{height}, {width}]}}, "
+                "with fit: crop or pad where proportions matter; or keep their sizes (keep: sizes)",
             )
     channels = () if is_mask else (3 if images.mode == "RGB" else 1,)
     if keep == "encoded":

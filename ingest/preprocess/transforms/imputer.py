@@ -18,6 +18,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, plain_numbers, schema_of
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
+from penstock.messages import in_yaml
 
 __all__ = ["Imputer", "ImputerOptions"]
 
@@ -78,7 +79,7 @@ class Imputer(Transform[ImputerOptions]):
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise DataError(
                     f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}",
-                    next_step=f"choose another fill_value, or cast the column before (cast: {{{name}: float64}})",
+                    next_step=f"choose another fill_value, or cast the column before (cast: {{{in_yaml(name)}: float64}})",
                 ) from error
 
     def _fills(self, fitted: Sequence[ColumnState], schema: pa.Schema, data: DataSpec) -> dict[str, Category | None]:

@@ -16,6 +16,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
 from penstock.ingest.preprocess.transforms.transform import Functions, Names, Transform
 from penstock.ingest.spec import DataSpec
+from penstock.messages import in_yaml
 
 __all__ = ["NullMask", "NullMaskOptions"]
 
@@ -40,8 +41,8 @@ class NullMask(Transform[NullMaskOptions]):
         if is_number(kind):
             return None
         if is_text(kind):
-            return f"encode it first (ordinal: {{columns: [{column}]}})"
-        return f"it takes columns of one number a row; cast this one first, or leave it out (drop: [{column}])"
+            return f"encode it first (ordinal: {{columns: [{in_yaml(column)}]}})"
+        return f"it takes columns of one number a row; cast this one first, or leave it out (drop: [{in_yaml(column)}])"
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         for name in self.columns(rows.table.schema, data.label):

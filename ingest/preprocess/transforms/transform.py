@@ -21,6 +21,7 @@ from penstock.ingest.preprocess.problems import Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, num_rows, request_of, table_of
 from penstock.ingest.spec import DataSpec
+from penstock.messages import in_yaml
 
 __all__ = ["ALL_COLUMNS", "ColumnNames", "Functions", "Names", "Transform"]
 
@@ -160,7 +161,7 @@ class Transform(Generic[O]):
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
         """Why not a column of this type: what to do about it, in a few words; None if it can be taken."""
-        advice = f"cast it first (cast: {{{column}: float64}}), or use one_hot or ordinal for categories"
+        advice = f"cast it first (cast: {{{in_yaml(column)}: float64}}), or use one_hot or ordinal for categories"
         if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
             advice = f"it takes one number a row: leave {column} out of the step, or change it in a map_batches function"
         return None if is_number(kind) else advice

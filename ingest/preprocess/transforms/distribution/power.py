@@ -17,6 +17,7 @@ from penstock.errors import DataError
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.transforms.distribution.numbers import EachNumber
 from penstock.ingest.preprocess.transforms.transform import ColumnNames
+from penstock.messages import in_yaml
 
 __all__ = ["Power", "PowerOptions"]
 
@@ -57,7 +58,7 @@ class Power(EachNumber[PowerOptions]):
             raise DataError(
                 f"preprocess: {self.name}: the numbers of column {column!r} (from {facts.low:g} to {facts.high:g}) have no "
                 "power that makes them normal",
-                next_step=f"use quantile: {{columns: [{column}]}}, or leave it out of the step",
+                next_step=f"use quantile: {{columns: [{in_yaml(column)}]}}, or leave it out of the step",
             )
         return ColumnState(column=column, center=center, scale=scale, more={"lambda": float(found)})
 

@@ -18,6 +18,7 @@ from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
+from penstock.messages import in_yaml
 
 __all__ = ["CleanText", "CleanTextOptions"]
 
@@ -58,7 +59,7 @@ class CleanText(Transform[CleanTextOptions]):
         return is_text(kind)
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
-        return None if is_text(kind) else f"it takes text; cast it first (cast: {{{column}: string}}), or leave it out"
+        return None if is_text(kind) else f"it takes text; cast it first (cast: {{{in_yaml(column)}: string}}), or leave it out"
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         for name in self.columns(rows.table.schema, data.label):

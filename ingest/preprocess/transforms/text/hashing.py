@@ -22,6 +22,7 @@ from penstock.ingest.preprocess.transforms.text.multi_hot import is_list_of_word
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.spec import DataSpec
+from penstock.messages import in_yaml
 
 __all__ = ["Hashing", "HashingOptions"]
 
@@ -49,7 +50,7 @@ class Hashing(Transform[HashingOptions]):
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
         takes = is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_list_of_words(kind)
-        return None if takes else f"cast it to text first (cast: {{{column}: string}})"
+        return None if takes else f"cast it to text first (cast: {{{in_yaml(column)}: string}})"
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         for name in self.columns(rows.table.schema, data.label):

@@ -19,7 +19,7 @@ from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.encoders import MAX_ONE_HOT
 from penstock.ingest.preprocess.transforms.transform import Functions, Names, Transform
 from penstock.ingest.spec import DataSpec
-from penstock.messages import shorten
+from penstock.messages import in_yaml, shorten
 
 __all__ = ["MultiHot", "MultiHotOptions", "is_list_of_words", "words_of"]
 
@@ -55,7 +55,7 @@ class MultiHot(Transform[MultiHotOptions]):
                 f"preprocess: multi_hot: column {column!r} has {len(facts.categories):,} categories; vectors longer than "
                 f"{MAX_ONE_HOT:,} are refused",
                 next_step=f"keep the most frequent (max_categories: {MAX_ONE_HOT}), or hash them (hashing: "
-                f"{{columns: [{column}], buckets: 4096}})",
+                f"{{columns: [{in_yaml(column)}], buckets: 4096}})",
             )
         return ColumnState(column=column, categories=facts.categories)
 
