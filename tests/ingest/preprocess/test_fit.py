@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
 from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.tallies import ask
 from penstock.ingest.preprocess.transforms import decode_image
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from tests import ROOT
@@ -274,6 +276,24 @@ def test_ray_gives_the_same_floats_every_time(tmp_path: Path, ray_cluster: None,
     source = Source.of(tmp_path, files, [{"standard_scaler": {"columns": ["x"]}}])
     states = {source.fit(ray_map).model_dump_json() for _ in range(4)}
     assert len(states) == 1
+
+
+class Numbers:
+    """200,000 of them, in 20 tables."""
+
+    def tables(self) -> Iterator[pa.Table]:
+        return (pa.table({"x": np.random.default_rng(seed).random(10_000)}) for seed in range(20))
+
+
+@pytest.mark.parametrize("step", ["robust_scaler", "quantile"])
+def test_quantiles_take_as_many_bytes_a_value_as_docs_say(step: str) -> None:
+    question = PreprocessStep.model_validate({step: {"columns": ["x"]}}).transform.question("x")
+    tracemalloc.start()
+    (facts,) = ask([question], [[Numbers()]], local_map)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert facts is not None and len(facts.quantiles) >= 3
+    assert peak / 200_000 == pytest.approx(8 + 16, abs=1)
 
 
 def test_what_is_learnt_does_not_hang_on_the_threads_of_blas(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from itertools import islice
 from typing import Any
 
@@ -31,6 +32,19 @@ WEIGHTS = np.arange(ROWS) % 5 / 4  # every fifth row is never drawn
 
 def draws(values: np.ndarray, seed: int = 3, **sample: Any) -> Draws:
     return make_draws(SampleSpec(**sample), seed, values)
+
+
+@pytest.mark.parametrize(
+    ("sample", "kept", "peak"), [({"weights": "w"}, 40, 72), ({"balance": "w"}, 8, 26), ({"easiest_first": "w"}, 8, 24)]
+)
+def test_draws_take_as_many_bytes_a_row_as_docs_say(sample: dict[str, Any], kept: int, peak: int) -> None:
+    values = np.arange(200_000) % 10
+    tracemalloc.start()
+    made = draws(values, **sample)
+    found = [size / len(values) for size in tracemalloc.get_traced_memory()]
+    tracemalloc.stop()
+    assert made is not None
+    assert found == pytest.approx([kept, peak], abs=1)
 
 
 def epoch_of(made: Draws, epoch: int, rows: int = ROWS) -> np.ndarray:

@@ -27,7 +27,8 @@ class QuantileOptions(Section):
     """Numeric columns that become float32 by their rank in the train split: outliers weigh as much as any other row."""
 
     columns: ColumnNames
-    """Names, or `*` for every numeric column but the label. The driver holds all values of these columns while it learns."""
+    """Names, or `*` for every numeric column but the label. While it learns, the driver holds 8 bytes for each value of the
+    train split in these columns, and 16 more for each of the column whose quantiles it takes."""
     quantiles: Annotated[int, Field(ge=2, le=100_000)] = 1000
     """How many are kept; between them is a straight line."""
     output: Literal["uniform", "normal"] = "uniform"
