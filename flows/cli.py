@@ -23,6 +23,7 @@ from penstock.flows.answer import ANSWERED, ERR, OUT, answer
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
 from penstock.tasks.stages import StageName
+from penstock.temporary import user_folder
 
 __all__ = ["app", "main"]
 
@@ -544,10 +545,19 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
+def _have_a_home() -> None:
+    """Of a user without a home folder, as in some containers, a temporary one is: Prefect cannot be imported without."""
+    try:
+        Path.home()
+    except RuntimeError:  # neither HOME nor an entry in passwd
+        os.environ["HOME"] = str(user_folder())
+
+
 def main() -> None:
     """Entry point of the `penstock` command."""
     collect_rarely()
     _open_what_is_closed()
+    _have_a_home()
     try:
         os.getcwd()
     except FileNotFoundError:

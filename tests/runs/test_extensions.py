@@ -43,6 +43,19 @@ def code_of(page: str, language: str = "python") -> str:
     return (ROOT / "docs" / "extend" / page).read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
 
 
+UNKNOWN_USER = """
+import pwd
+
+
+def getpwuid(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+
+pwd.getpwuid = getpwuid
+"""
+"""As a container's that runs under a number which its passwd does not list."""
+
+
 def seeing(*sites: Path, **more: str) -> dict[str, str]:
     """The environment of a command that finds what is installed in `sites`."""
     return {"PYTHONPATH": os.pathsep.join([*map(str, sites), os.environ.get("PYTHONPATH", str(ROOT))]), **more}
@@ -119,7 +132,10 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
     file, environment = parts_project(tmp_path), seeing(means, fixed, clip)
     checked = Command("check", str(file), "--json", environment=environment).finish()
     assert (checked["rows"], checked["files"], checked["batch"]["parameters"]) == (180, 3, 4)
-    result = Command("run", str(file), "--json", environment=environment).finish()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(UNKNOWN_USER)
+    homeless = seeing(means, fixed, clip, tmp_path / "site")
+    result = Command("run", str(file), "--json", environment=homeless, before=("env", "-u", "HOME")).finish()
     assert (result["status"], result["exactness"]) == ("done", "bit-exact")
     assert result["metrics"]["val/accuracy"] > 0.8
     storage = Storage(str(tmp_path / ".penstock"))

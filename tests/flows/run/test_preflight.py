@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import PreflightError, SpecError
+from penstock.flows.run import cluster
+from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.cpus import cpus_needed, workers_refused
 from penstock.flows.run.preflight import FREE_AFTER_BYTES, check_machine, check_resources, check_room, check_storage
+from penstock.flows.servers.nodes import NodeNeeds, NodeTrouble, what_is_missing
+from penstock.flows.servers.ray_local import RayCluster
 from penstock.flows.spec_file import load_spec
+from penstock.ingest.files.listing import SourceFile
 from penstock.storage import Storage
 from penstock.tasks.project import Project
 from tests.drills.project import make_project
@@ -40,6 +46,24 @@ def test_a_full_disk_is_no_wrong_storage(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(PreflightError, match="its disk is full") as caught:
         check_storage(Storage(str(tmp_path)))
     assert caught.value.next_step == "free some space (268 MB must stay free), then run the same command"
+
+
+def test_the_nodes_of_a_cluster_are_asked_for_the_versions_of_all_that_the_keys_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_another_node(_storage: Storage, versions: Mapping[str, str], _files: Sequence[SourceFile]) -> list[NodeTrouble]:
+        there = NodeNeeds(None, "", b"", versions=dict.fromkeys(versions, "0"))
+        return [NodeTrouble("node2", what, fix) for what, fix in what_is_missing(there)]
+
+    monkeypatch.setattr(cluster, "ask_nodes", on_another_node)
+    made = project(tmp_path, "train.framework=lightgbm", "train.recipe=null", "data.format=avro")
+    transforms = made.base_dir / "transforms.py"
+    transforms.write_text("import sklearn\n" + transforms.read_text() + "\n\nscale.made_with = sklearn.__version__\n")
+    nodes = RayCluster("head:6379", embedded=False, nodes=({"CPU": 4.0},), most=None)
+    with pytest.raises(PreflightError, match="1 node of the Ray cluster head:6379 cannot take part") as refused:
+        check_cluster(made, nodes, reads_sources=False)
+    named = {problem.split()[2] for problem in refused.value.problems}
+    assert {"lightgbm", "fastavro", "scikit-learn"} <= named, "of the framework, of the format, and of the user's code"
 
 
 def test_a_good_storage_is_left_as_it_was(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penstock.training.checkpoint import exactness
 from penstock.training.checkpoint.exactness import environment_of, environment_of_all, judge
 from penstock.training.checkpoint.manifest import CheckpointFacts
 
@@ -33,6 +34,23 @@ def on(host: str, *ranks: dict[str, str]) -> list[dict[str, str]]:
 )
 def test_other_hardware_of_any_rank_is_told(then: list[dict[str, str]], now: list[dict[str, str]], said: str) -> None:
     assert judged(then, now) == said
+
+
+@pytest.mark.parametrize("flag", ["avx512_vnni", "avx512_bf16", "amx_tile"])
+def test_instructions_that_matrix_products_are_computed_with_count(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def environment(flags: str) -> dict[str, str]:
+        exactness._cpu_kind.cache_clear()
+        text = f"processor : 0\nvendor_id : GenuineIntel\nflags : fpu avx2 {flags}\n\nprocessor : 1\nvendor_id : GenuineIntel\n"
+        monkeypatch.setattr(exactness, "_text_of", lambda path: text if path == "/proc/cpuinfo" else "")
+        return environment_of(torch.device("cpu"))
+
+    try:
+        plain, with_flag = environment("sse2"), environment(f"{flag} sse2")
+    finally:
+        exactness._cpu_kind.cache_clear()
+    assert plain["cpu"].endswith(" GenuineIntel") and with_flag["cpu"] == f"{plain['cpu']} {flag}"
+    assert judged([plain], [with_flag]) == f"same-order: CPU {plain['cpu']} -> {with_flag['cpu']}"
+    assert judged([with_flag], [plain]).startswith("same-order: CPU ")
 
 
 def test_the_maker_of_the_cpu_counts_and_the_machines_name_does_not() -> None:
