@@ -142,11 +142,14 @@ def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseH
             brief=brief,
         )
         _HELD_HERE.add(holder.owner)  # before it can be read
-        if not _create(storage, path, last + 1, holder):
-            _HELD_HERE.discard(holder.owner)
-            continue
-        for old in range(max(1, last - 3), last):
-            storage.delete(_file(path, old))
+        with contextlib.ExitStack() as not_held:
+            # Also where it was made and the answer lost: this process must not be in its own way.
+            not_held.callback(_HELD_HERE.discard, holder.owner)
+            if not _create(storage, path, last + 1, holder):
+                continue
+            for old in range(max(1, last - 3), last):
+                storage.delete(_file(path, old))
+            not_held.pop_all()
         return last + 1, holder
 
 

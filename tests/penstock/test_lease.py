@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from penstock import lease as lease_module
-from penstock.errors import LeaseHeldError
+from penstock.errors import LeaseHeldError, ServiceError
 from penstock.lease import current_holder, hold_lease, refuse_if_held
 from penstock.storage import Storage
 from tests import ROOT
@@ -180,6 +180,29 @@ def test_a_holder_whose_clock_is_not_ours_is_not_robbed(
     finally:
         stop.set()
         beating.join()
+
+
+@pytest.mark.parametrize("call", ["create_exclusive", "delete"])
+def test_a_process_that_took_a_lease_without_an_answer_is_not_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    storage = Storage(str(tmp_path))
+    for _ in range(2):  # each leaves its file, and the next one removes that before
+        with hold_lease(storage, "lease"):
+            pass
+    original = getattr(Storage, call)
+
+    def without_answer(*given: Any) -> NoReturn:
+        original(*given)
+        raise ServiceError("cut", next_step="again")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(Storage, call, without_answer)
+        with pytest.raises(ServiceError, match="cut"), hold_lease(storage, "lease"):
+            pass
+    assert current_holder(storage, "lease") is None
+    with hold_lease(storage, "lease"):
+        pass
 
 
 def test_an_owner_that_was_given_up_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ installed wheel, and the project holds modules named like parts of it, on the pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -44,6 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 NEW_YEAR = "0 0 1 1 *"
 """A schedule that does not come due while the tests run."""
 RUN_S = 300
+CANARY = "canary-of-the-operator"
 STEPS_PER_EPOCH = 23
 """1,442 of the 1,797 digits are for training, in batches of 64."""
 STAGES = ["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "register"]
@@ -99,6 +101,16 @@ class Operator(NamedTuple):
 
         return eventually(ended, RUN_S, f"flow run {identity}", every_s=1)  # type: ignore[return-value]
 
+    def written(self, text: str) -> list[Path]:
+        """Files that hold the text: databases and logs of the servers, and what the project's runs have left."""
+        found = []
+        for folder in (Path(self.environment["PENSTOCK_SERVERS"]), self.file.parent):
+            for path in folder.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):  # a database's journal, which has just been taken over
+                    if path.is_file() and text.encode() in path.read_bytes():
+                        found.append(path)
+        return found
+
     @property
     def ledger(self) -> Ledger:
         return Ledger(Storage(str(self.file.parent / ".penstock")))
@@ -116,7 +128,8 @@ def operator(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     # The project's own modules: one that its code imports, others that nothing may import.
     (file.parent / "tasks.py").write_text("LEVELS = 16\n")
     transforms = file.parent / "transforms.py"
-    transforms.write_text(f"from tasks import LEVELS\n{transforms.read_text().replace('/ 16', '/ LEVELS')}")
+    loud = "import os\nfrom tasks import LEVELS\n\nprint('signs in with', os.environ.get('SHOP_DB_PASSWORD'))\n"
+    transforms.write_text(f"{loud}{transforms.read_text().replace('/ 16', '/ LEVELS')}")
     for name in ("training.py", "flows/__init__.py", "ingest/__init__.py"):
         (file.parent / name).parent.mkdir(exist_ok=True)
         (file.parent / name).write_text(f"raise ImportError('{name} of the project, not of penstock')\n")
@@ -126,6 +139,8 @@ def operator(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         **given,
         "PATH": os.pathsep.join([str(installed / "bin"), given["PATH"]]),
         "PYTHONPATH": ".",
+        "SHOP_DB_PASSWORD": CANARY,
+        "AWS_SECRET_ACCESS_KEY": CANARY,
         "PREFECT_PORT": str(port),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
     }
@@ -183,6 +198,8 @@ def test_the_deployment_holds_schedule_form_and_limit(operator: Operator, deploy
     assert deployment.concurrency_options.collision_strategy == "ENQUEUE"
     passed_on = {"PENSTOCK_CACHE_DIR": operator.environment["PENSTOCK_CACHE_DIR"]}
     assert deployment.job_variables == {"stream_output": False, "env": passed_on}
+    assert operator.written(deployed["id"]), "by the server"
+    assert not operator.written(CANARY)
 
 
 def test_deploying_again_updates_and_leaves_one_schedule(operator: Operator, deployed: dict[str, Any]) -> None:
@@ -291,6 +308,7 @@ def test_a_triggered_run_completes_and_mlflow_holds_it(operator: Operator, first
     assert tracked.info.status == "FINISHED"
     assert tracked.data.metrics["val/accuracy"] > 0
     assert tracked.data.tags["prefect.flow_run_id"] == str(first.id)
+    assert operator.written("signs in with ***") and not operator.written(CANARY)
 
 
 def test_a_second_trigger_reuses_every_stage(operator: Operator, deployed: dict[str, Any], first: FlowRun) -> None:
