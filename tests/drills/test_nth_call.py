@@ -7,26 +7,40 @@ are left out, as other drills kill those.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
 from penstock.errors import LeaseHeldError, PenstockError
+from penstock.flows.predict import flow as predict_flow
+from penstock.flows.predict.request import PredictRequest
 from penstock.flows.spec_file import load_spec
+from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
+from penstock.training.predict.unit import Scorer, UnitJob, UnitOutcome, packed_model
 from tests.drills.without_servers import leave_out_servers, run_here
+from tests.training.predict.test_score import made_model, people
+from tests.training.registry.test_raw_rows import table_source
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
-STORE_STRIDE, TRACKER_STRIDE = 29, 17
-"""Every so many calls are tried: all of them, which 1 and 1 do, take 20 minutes."""
+STORE_STRIDE, TRACKER_STRIDE, SCORE_STRIDE, CLEAN_STRIDE = 29, 17, 5, 11
+"""Every so many calls are tried: all of them, which 1 does, take 20 minutes and more."""
+DAY = int(os.environ.get("PENSTOCK_DRILL_DAY") or date.today().toordinal())
+"""Which of them, and whether before or after their effect: in twice the stride's days each call is tried both ways."""
 
 PIPELINE = """\
 name: p
@@ -117,15 +131,23 @@ class Projects:
         return result, ended, calls
 
 
+def tried(calls: int, stride: int) -> list[tuple[int, bool]]:
+    """Calls to fail today, and whether after their effect. The first is always one, before it: nothing can be done without."""
+    rounds, offset = divmod(DAY, stride)
+    today = [(number, (rounds + turn) % 2 == 1) for turn, number in enumerate(range(offset + 1, calls + 1, stride))]
+    return list(dict.fromkeys([(1, False), *today]))
+
+
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    print(f"PENSTOCK_DRILL_DAY={DAY} tries the same calls on another day")
     leave_out_servers(monkeypatch)
     return Faults()
 
 
-def test_a_cut_connection_to_the_store_costs_an_attempt_at_most(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def store_faults(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """Faults of the calls to a store that is no local folder."""
     original = Storage._translated
 
     @contextlib.contextmanager
@@ -134,11 +156,62 @@ def test_a_cut_connection_to_the_store_costs_an_attempt_at_most(
             yield
 
     monkeypatch.setattr(Storage, "_translated", translated)
-    runs = Projects(tmp_path, faults)
+    return faults
+
+
+def test_in_twice_the_strides_days_each_call_is_tried_before_and_after_its_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, bool]] = set()
+    for day in range(739_000, 739_000 + 2 * TRACKER_STRIDE):
+        monkeypatch.setattr(sys.modules[__name__], "DAY", day)
+        seen.update(tried(60, TRACKER_STRIDE))
+    assert seen == {(number, after) for number in range(1, 61) for after in (False, True)}
+
+
+def test_a_cut_connection_to_the_store_costs_an_attempt_at_most(tmp_path: Path, store_faults: Faults) -> None:
+    runs = Projects(tmp_path, store_faults)
     calm, _, calls = runs.faulty(0)
     assert calls > 100
-    ended = {number: _same_end(runs, calm, number, after=bool(number % 2)) for number in range(2, calls + 1, STORE_STRIDE)}
-    assert any(ended.values()), "some of them cannot be done without"
+    ended = [_same_end(runs, calm, number, after=after) for number, after in tried(calls, STORE_STRIDE)]
+    assert ended[0], "it cannot be done without"
+
+
+def test_a_cut_connection_to_the_output_of_predictions_costs_an_attempt_at_most(
+    tmp_path: Path, store_faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow of predictions and what its driver writes are real; the model scores in this process."""
+    model = made_model(tmp_path, table_source)
+
+    def here(*given: Any) -> Iterator[UnitOutcome]:
+        jobs: Sequence[UnitJob] = given[-1]
+        return map(Scorer(packed_model(model)), jobs)
+
+    monkeypatch.setattr(predict_flow, "_on_ray", here)
+    (tmp_path / "in").mkdir()
+    for part in range(3):
+        pq.write_table(people(10 * part, 10), tmp_path / "in" / f"{part}.parquet")
+
+    def predict(name: str) -> dict[str, Any]:
+        request = PredictRequest(
+            model=str(model), input=str(tmp_path / "in"), output=f"memory://nth-call{tmp_path}/{name}", state_dir=str(tmp_path)
+        )
+        state = predict_flow.predict.fn(request)
+        return {"data_digest": state.data["data_digest"], "rows": state.data["total_rows"], "files": _scored(request.output)}
+
+    store_faults.arm(0)
+    calm = predict("calm")
+    calls, ended = store_faults.calls, list[bool]()
+    assert calls > 10 and calm["rows"] == 30
+    for number, after in tried(calls, SCORE_STRIDE):
+        store_faults.arm(number, after=after)
+        try:
+            found = predict(f"{number}")
+            ended.append(False)
+        except PenstockError:
+            store_faults.arm(0)
+            found = predict(f"{number}")
+            ended.append(True)
+        assert found == calm, (number, after)
+    assert ended[0], "it cannot be done without"
 
 
 def test_a_tracking_server_that_is_away_or_refuses_once_costs_an_attempt_at_most(
@@ -160,11 +233,11 @@ def test_a_tracking_server_that_is_away_or_refuses_once_costs_an_attempt_at_most
     ended: dict[str, list[bool]] = {}
     for code, word in ((TEMPORARILY_UNAVAILABLE, "away"), (PERMISSION_DENIED, "refuses")):
         ended[word] = [
-            _same_end(runs, calm, number, after=bool(number % 2), error=lambda: MlflowException(word, code))  # noqa: B023
-            for number in range(1, calls + 1, TRACKER_STRIDE)
+            _same_end(runs, calm, number, after=after, error=lambda: MlflowException(word, code))  # noqa: B023
+            for number, after in tried(calls, TRACKER_STRIDE)
         ]
     assert not any(ended["away"]), "it is asked again"
-    assert any(ended["refuses"])
+    assert ended["refuses"][0]
 
 
 def test_runs_beside_each_other_prepare_the_rows_once_and_end_as_they_do_alone(tmp_path: Path, faults: Faults) -> None:
@@ -192,6 +265,47 @@ def test_runs_beside_each_other_prepare_the_rows_once_and_end_as_they_do_alone(t
         assert (again["run"], {stage["outcome"] for stage in again["stages"][:-1]}) == (one["run"], {"reused"})
     with choosing_a_run(storage, "p"):
         assert storage.list("pipelines/p/leases") == []
+
+
+def test_a_cut_connection_to_the_store_while_it_is_cleaned_loses_nothing_that_is_kept(
+    tmp_path: Path, store_faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Projects(tmp_path, store_faults)
+    file = runs.project()
+    storage = Storage(load_spec(file, []).spec.storage)
+    for rows in (4, 8, 16):  # the model of the second keeps an alias
+        kept = run_here(file, [f"train.batch_rows={rows}"])
+    before = dict(MemoryFileSystem.store)
+
+    def clean() -> dict[str, Any]:
+        freed = clean_pipeline(file, 1, None, dry_run=False, say=lambda _line: None)["freed"]
+        return {"freed": len(freed), "left": [path for path in storage.tree("") if "lease" not in path]}
+
+    store_faults.arm(0)
+    calm = clean()
+    calls, ended = store_faults.calls, list[bool]()
+    assert calls > 20 and calm["freed"] > 0
+    for number, after in tried(calls, CLEAN_STRIDE):
+        MemoryFileSystem.store.clear()
+        MemoryFileSystem.store.update(before)
+        store_faults.arm(number, after=after)
+        try:
+            clean()
+            ended.append(False)
+        except PenstockError:
+            ended.append(True)
+        store_faults.arm(0)
+        assert clean()["left"] == calm["left"], (number, after)
+    assert ended[0], "it cannot be done without"
+    again = run_here(file, ["train.batch_rows=16"])
+    assert (again["run"], {stage["outcome"] for stage in again["stages"]}) == (kept["run"], {"reused"})
+
+
+def _scored(output: str) -> list[dict[str, Any]]:
+    """All rows of the output, by file and row."""
+    storage = Storage(output)
+    parts = [pq.read_table(pa.BufferReader(storage.read_bytes(path))) for path in storage.tree("") if path.endswith(".parquet")]
+    return pa.concat_tables(parts).sort_by([("file", "ascending"), ("row", "ascending")]).to_pylist()
 
 
 def _same_end(runs: Projects, calm: dict[str, Any], number: int, **how: Any) -> bool:
