@@ -41,6 +41,8 @@ _LOGIN = re.compile(r"(?i)\b(basic|bearer)\s+[a-z0-9+/=._~-]{16,}")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?-----END [A-Z ]*PRIVATE KEY-----")
 _PART = 8192
 """Characters of a printed line that are kept back until its end comes."""
+_BEGINNING = 3
+"""Characters of a line's end that are kept back at a flush where a secret begins with them."""
 _TELLING = 8
 """Characters of a secret from the environment; a shorter one is found in harmless words."""
 
@@ -202,15 +204,28 @@ class _Lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Write this thread's line as far as it is."""
-        if begun := self._begun.pop(threading.get_ident(), ""):
-            self._below.write(redact_text(begun))
+        """Write this thread's line as far as it is, but for what may become a secret of the environment."""
+        thread = threading.get_ident()
+        if begun := self._begun.pop(thread, ""):
+            end = len(begun) - _begun_secret(begun)
+            self._below.write(redact_text(begun[:end]))
+            if begun[end:]:
+                self._begun[thread] = begun[end:]
         self._below.flush()
 
     def end(self) -> None:
         """Write what all threads have begun."""
         while self._begun:
             self._below.write(redact_text(self._begun.popitem()[1]))
+
+
+def _begun_secret(text: str) -> int:
+    """How many characters at the end of the text may be the beginning of a secret."""
+    found = 0
+    for secret in _secrets_of_environment():
+        lengths = range(min(len(secret) - 1, len(text)), max(found, _BEGINNING - 1), -1)
+        found = next((length for length in lengths if text.endswith(secret[:length])), found)
+    return found
 
 
 def _without_secrets(error: BaseException, seen: set[int]) -> BaseException:

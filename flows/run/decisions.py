@@ -128,7 +128,7 @@ def choose_run(
         return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
     data = _row_changes(current, keys)
     changes = _field_changes(current.spec.get("train", {}), train)
-    forbidden = [*data, *changes[OnResume.FORBIDDEN], *_already_beyond(train, reached)]
+    forbidden = [*data, *changes[OnResume.FORBIDDEN], *_start_changes(current, keys), *_already_beyond(train, reached)]
     warn = [*changes[OnResume.WARN], *_recipe_changes(current, keys)]
     if current.done_key is None or current.keys["train"].key != current.done_key:
         return Refuse(current, tuple(forbidden)) if forbidden else Continue(current, tuple(warn))
@@ -235,6 +235,15 @@ def _train_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
         return []
     old, new = ({n: v for n, v in key.inputs.items() if not n.startswith("rows.")} for key in (before, keys["train"]))
     return changed_inputs(old, new)
+
+
+def _start_changes(current: Run, keys: Mapping[str, StageKey]) -> list[str]:
+    """Whether `train.start_from` stands for other weights now: an alias moved, or a file was written again."""
+    before = current.keys.get("train")
+    if before is None:
+        return []
+    old, new = (key.inputs.get("start_from") for key in (before, keys["train"]))
+    return [f"train.start_from stands for other weights: {str(old)[:8]} -> {str(new)[:8]}"] if old != new else []
 
 
 def _goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -141,7 +141,8 @@ def check_columns(project: Project) -> None:
         # A stray word makes text of numbers, and looking through all files tells where it is.
         strays = {name for name, seen in facts.mostly_numbers.items() if seen is not None and name not in data.types}
         sure = {name: pa.null() if name in strays else kind for name, kind in columns.items()}
-        check_named_columns(data, project.spec.preprocess, sure, project.spec.data.label)
+        slices = [name for each in project.spec.evaluate.slices for name in ([each] if isinstance(each, str) else each)]
+        check_named_columns(data, project.spec.preprocess, sure, project.spec.data.label, slices)
 
 
 def check_resources(project: Project) -> list[str]:

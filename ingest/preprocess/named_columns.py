@@ -20,19 +20,25 @@ __all__ = ["check_named_columns"]
 
 
 def check_named_columns(
-    source: DataSpec, steps: Sequence[PreprocessStep], columns: Mapping[str, pa.DataType], label: str | None
+    source: DataSpec,
+    steps: Sequence[PreprocessStep],
+    columns: Mapping[str, pa.DataType],
+    label: str | None,
+    slices: Sequence[str] = (),
 ) -> None:
     """Compare what the pipeline file names with the source's columns and their types.
 
     Args:
         source: the section `data` for reading, whose label is None if a step may make that column.
         label: as it is after the steps.
+        slices: columns of the source that `evaluate.slices` names.
 
     Raises:
         SpecError: listing every column that is not there, or holds text where a step takes none.
     """
     present = list(columns)
-    refuse_names([*misnamed(source, present), *_misnamed_in_steps(source, steps, columns, label)], present)
+    wrong = [f"evaluate.slices: there is no column {name!r}{_meant(name, present)}" for name in slices if name not in columns]
+    refuse_names([*misnamed(source, present), *_misnamed_in_steps(source, steps, columns, label), *wrong], present)
 
 
 def _misnamed_in_steps(
@@ -48,9 +54,7 @@ def _misnamed_in_steps(
         transform, where = step.transform, f"preprocess[{number}].{step.kind}"
         for name in transform.named(label):
             if name not in names:
-                close = difflib.get_close_matches(name, names, 1)
-                meant = f"; did you mean {close[0]!r}?" if close else ""
-                problems.append(f"{where}: there is no column {name!r} at this step{meant}")
+                problems.append(f"{where}: there is no column {name!r} at this step{_meant(name, names)}")
             elif name in text and hasattr(transform.options, "columns") and (advice := transform.refusal(name, pa.string())):
                 problems.append(f"{where}: it cannot take column {name!r} of text: {advice}")
         after = transform.names_after(names)
@@ -61,3 +65,8 @@ def _misnamed_in_steps(
     if label is not None and label not in names and (label in columns or source.label is None):
         problems.append(f"data.label: there is no column {label!r} after the preprocess steps")
     return problems
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""

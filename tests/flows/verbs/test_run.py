@@ -57,7 +57,8 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
 ) -> None:
     create_project(tmp_path / "p", "tabular")
     file = tmp_path / "p" / "pipeline.yaml"
-    overrides = [f"preprocess={json.dumps(STEPS)}", "data.types={mean_sth: int8}"]
+    slices = "evaluate.slices=[diagnosis, {mean_ara: [500]}]"
+    overrides = [f"preprocess={json.dumps(STEPS)}", "data.types={mean_sth: int8}", slices]
     with pytest.raises(SpecError) as refused:
         run.run(file, overrides)
     assert refused.value.problems == (
@@ -68,6 +69,7 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
         "or use one_hot or ordinal for categories",
         "preprocess[5].drop: there is no column 'mean_radius' at this step; did you mean 'worst_radius'?",
         "preprocess[7].cast: there is no column 'mean_textur' at this step; did you mean 'mean_texture'?",
+        "evaluate.slices: there is no column 'mean_ara'; did you mean 'mean_area'?",
     )
     assert not capsys.readouterr().err and not (tmp_path / "p" / ".penstock").exists()
     with pytest.raises(SpecError) as checked:
