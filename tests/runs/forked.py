@@ -80,6 +80,7 @@ class _Forked:
     def __init__(self, words: tuple[str, ...], environment: Mapping[str, str], said: Path) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._out = Path(self._folder.name) / "stdout"
+        self._out.touch()  # a process that ends before it opens it has said nothing, and its exit code tells
         self._server = _server()
         request = {"words": words, "environment": dict(environment), "folder": os.getcwd(), "out": str(self._out)}
         self.pid = self._server.fork({**request, "said": str(said)})
