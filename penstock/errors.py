@@ -109,9 +109,14 @@ class DataError(PenstockError):
 class ShardError(DataError):
     """Prepared rows are gone, torn or not those that were committed. The materialize stage prepares them again."""
 
-    def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
-        again = "run the pipeline again: the materialize stage finds damaged shards and prepares their rows again"
-        super().__init__(message, problems=problems, next_step=again)
+    def __init__(
+        self,
+        message: str,
+        *,
+        problems: Sequence[str] = (),
+        next_step: str = "run the pipeline again: the materialize stage finds damaged shards and prepares their rows again",
+    ) -> None:
+        super().__init__(message, problems=problems, next_step=next_step)
 
 
 class TrainingError(PenstockError):

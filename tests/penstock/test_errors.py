@@ -29,6 +29,7 @@ def test_the_exit_codes_of_the_contract() -> None:
         "PreflightError": 3,
         "ServiceError": 3,
         "DataError": 4,
+        "ShardError": 4,
         "TrainingError": 5,
         "CheckpointError": 5,
         "ResumeError": 6,
