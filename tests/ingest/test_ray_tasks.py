@@ -93,6 +93,7 @@ def test_an_error_comes_out_of_a_pool_as_it_was_raised() -> None:
     assert caught.value.next_step == "train one"
 
 
+@pytest.mark.drill
 def test_a_process_that_dies_each_time_it_is_started_is_told_with_what_to_look_at() -> None:
     ways = (
         lambda: ray_map(os._exit, [3]),

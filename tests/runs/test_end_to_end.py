@@ -130,6 +130,7 @@ def checkpoint_in(file: Path) -> Callable[[], bool]:
     return lambda: any((file.parent / ".penstock").glob("runs/*/checkpoints/*/manifest.json"))
 
 
+@pytest.mark.drill
 def test_a_run_inside_a_running_event_loop_gives_its_result_and_raises_its_own_errors(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=2)
     part = file.parent / "data" / "train" / "part-0.parquet"

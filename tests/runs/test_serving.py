@@ -85,6 +85,7 @@ print(json.dumps({"inputs": model.inputs.names, "answered": answered, "heavy": h
 """
 
 
+@pytest.mark.drill
 @pytest.mark.usefixtures("shared_prefect")
 def test_the_first_lines_of_the_page_find_a_model_from_inside_the_project_without_prefect_or_ray(
     calm: dict[str, Any], calm_file: Path, tmp_path: Path

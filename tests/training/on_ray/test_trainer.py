@@ -142,6 +142,7 @@ def lost_disk_once(*arguments: Any, restart: int = 0, **more: Any) -> RankResult
     return run_rank(*arguments, restart=restart, **more)
 
 
+@pytest.mark.drill
 def test_a_lone_worker_is_a_task_that_is_started_again_where_it_died_or_its_machine_failed(tmp_path: Path) -> None:
     alone = {**SLOW, "workers": 1, "max_steps": 7}
     actors: set[str] = set()
