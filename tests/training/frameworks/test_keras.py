@@ -88,32 +88,6 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     assert there[0].manifest.metrics["val/accuracy"] > 0.5, "a guess is right in a tenth"
 
 
-def test_a_loops_shard_becomes_a_dataset_of_tensorflow_that_begins_an_epoch_with_each_pass(tmp_path: Path) -> None:
-    tf = pytest.importorskip("tensorflow", reason="TensorFlow is 600 MB; `make frameworks` installs it")
-
-    def shard() -> Shard:
-        return session_of(loop_job(tmp_path), 0).shard("train")
-
-    rows = shard()
-    pairs = rows.to_tf("image", ["label"], batch_size=50)
-    assert pairs.element_spec == (
-        tf.TensorSpec((None, 8, 8), tf.float32),
-        {"label": tf.TensorSpec((None,), tf.int64)},
-    )
-    wanted = shard()
-    for _ in range(2):
-        given = [(image.numpy(), label["label"].numpy()) for image, label in pairs]
-        expected = [(batch["image"], batch["label"]) for batch in wanted.iter_batches(batch_size=50)]
-        assert len(given) == len(expected) == 4
-        assert all(
-            np.array_equal(a, b) for one, two in zip(given, expected, strict=True) for a, b in zip(one, two, strict=True)
-        )
-    with pytest.raises(SpecError, match="no column 'pixels'"):
-        rows.to_tf("pixels", "label")
-    with pytest.raises(SpecError, match="feature_type_spec"):
-        rows.to_tf("image", "label", feature_type_spec=tf.TensorSpec((None,)))
-
-
 def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,3 +120,30 @@ def test_a_model_comes_back_and_settings_that_keras_cannot_read_are_refused(
         KERAS.check(job.code, job.spec.model_copy(update={"workers": 2}))
     with pytest.raises(SpecError, match=r"(?s)train\.learning_rate is not read.*train\.compile is not read"):
         KERAS.check(job.code, job.spec.model_copy(update={"learning_rate": 0.5, "compile": True}))
+
+
+def test_a_loops_shard_becomes_a_dataset_of_tensorflow_that_begins_an_epoch_with_each_pass(tmp_path: Path) -> None:
+    # The last test of the file: with TensorFlow imported, Keras would compute with it in the others.
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is 600 MB; `make frameworks` installs it")
+
+    def shard() -> Shard:
+        return session_of(loop_job(tmp_path), 0).shard("train")
+
+    rows = shard()
+    pairs = rows.to_tf("image", ["label"], batch_size=50)
+    assert pairs.element_spec == (
+        tf.TensorSpec((None, 8, 8), tf.float32),
+        {"label": tf.TensorSpec((None,), tf.int64)},
+    )
+    wanted = shard()
+    for _ in range(2):
+        given = [(image.numpy(), label["label"].numpy()) for image, label in pairs]
+        expected = [(batch["image"], batch["label"]) for batch in wanted.iter_batches(batch_size=50)]
+        assert len(given) == len(expected) == 4
+        assert all(
+            np.array_equal(a, b) for one, two in zip(given, expected, strict=True) for a, b in zip(one, two, strict=True)
+        )
+    with pytest.raises(SpecError, match="no column 'pixels'"):
+        rows.to_tf("pixels", "label")
+    with pytest.raises(SpecError, match="feature_type_spec"):
+        rows.to_tf("image", "label", feature_type_spec=tf.TensorSpec((None,)))
