@@ -270,9 +270,9 @@ def score(
         progress(done, len(work.todo), "units", f"{scored.rows:,} rows")
     units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
     withdraw(work.replaced)
-    if scored.problems:
-        raise _unreadable(scored.problems, len(files))
     scored.warnings += _warnings(work, asked, units, scored)
+    if scored.problems:
+        raise _unreadable(scored.problems, len(files), scored.warnings)
     scored.manifest = Manifest(
         model=asked.model,
         model_digest=asked.model_digest,
@@ -317,14 +317,14 @@ def _of_others(asked: Asked, units: Iterable[PredictedUnit]) -> str:
     return f", scored by {', '.join(others)} and not by {asked.model}" if others else ""
 
 
-def _unreadable(problems: Sequence[DataError], num_files: int) -> DataError:
+def _unreadable(problems: Sequence[DataError], num_files: int, warnings: Sequence[str]) -> DataError:
     steps = list(dict.fromkeys(_here(problem.next_step) for problem in problems if problem.next_step))
     advice = "; ".join([*capped(steps, 3), "then run the same command again: what is scored stays"])
     if len(problems) == 1:
-        return DataError(problems[0].message, next_step=advice)
+        return DataError(problems[0].message, problems=warnings, next_step=advice)
     return DataError(
         f"{len(problems)} of {num_files} files cannot be scored; the others are",
-        problems=capped([problem.message for problem in problems]),
+        problems=[*capped([problem.message for problem in problems]), *warnings],
         next_step=advice,
     )
 

@@ -310,17 +310,21 @@ def test_categories_that_train_lacks_are_counted_and_their_rows_scored(work: Wor
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_others_are_scored(work: Work) -> None:
-    work.write("a.parquet", people(0, 10))
+    work.write("a.parquet", people(0, 10, weight=pa.array([None, *map(float, range(9))]), town=["Ulm"] * 8 + ["Rome"] * 2))
     (work.input / "b.parquet").write_bytes(b"PAR1 cut off")
     work.write("c.parquet", people(0, 10).drop_columns(["town"]))
     with pytest.raises(DataError) as failed:
         work.run()
     assert failed.value.message == "2 of 3 files cannot be scored; the others are"
     assert "b.parquet" in failed.value.problems[0] and "'town'" in failed.value.problems[1]
+    assert failed.value.problems[2:] == (
+        "1 row could not be scored; the side table _unscored says why",
+        "2 values are categories that the train split does not have: town (2)",
+    )
     assert not (work.out / "_penstock/manifest.json").exists()
     work.write("b.parquet", people(0, 1))
     work.write("c.parquet", people(0, 2))
-    assert work.run().units == 2 and work.rows().num_rows == 13
+    assert work.run().units == 2 and work.rows().num_rows == 12
 
 
 def test_a_csv_file_is_read_as_the_model_knows_its_columns(tmp_path: Path, model: Path) -> None:
