@@ -415,6 +415,7 @@ def test_a_run_that_fails_says_why_and_what_to_do_in_one_message(
     assert SECRET not in "".join(log.read_text(errors="replace") for log in servers.glob("*.log"))
 
 
+@pytest.mark.drill
 def test_the_command_and_the_module_work_beside_modules_named_like_parts_of_penstock(
     operator: Operator, installed: Path, first: FlowRun
 ) -> None:

@@ -174,6 +174,7 @@ def test_a_lone_worker_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch:
     assert (outcome.status, outcome.step, outcome.checkpoint) == ("interrupted", 0, None)
 
 
+@pytest.mark.drill
 def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> None:
     watcher = Watcher()
     with pytest.raises(TrainingError, match=r"loss\(\) failed: ValueError: this recipe is broken .*recipes\.py:\d+"):
