@@ -6,8 +6,13 @@ model would then seem to fail: here the value is not a number, and the metric sa
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
 import warnings
+from collections.abc import Iterator
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,13 +29,44 @@ Needs = Literal["two values", "class 1"]
 
 
 def metric_library() -> Any:
-    """torchmetrics, loaded when the first metric is made: it brings scipy and matplotlib, which cost every process 2 s.
+    """torchmetrics, loaded when the first metric is made: it takes half a second of every process that measures.
 
     Where transformers is installed it brings that too, from whichever of its modules is imported, and has no switch for it.
     """
-    import torchmetrics.classification
+    with _signal_when_used():
+        import torchmetrics.classification
 
     return torchmetrics
+
+
+@contextlib.contextmanager
+def _signal_when_used() -> Iterator[None]:
+    """Let `scipy.signal`, which takes 1.1 s, load only when something of it is used.
+
+    torchmetrics loads it to give it the name `hamming`, which a library that nothing here needs looks for.
+    """
+    if "scipy.signal" in sys.modules:
+        yield
+        return
+    later = _Later("scipy.signal")
+    later.__dict__["hamming"] = None
+    sys.modules["scipy.signal"] = later
+    try:
+        yield
+    finally:
+        later.leave()
+
+
+class _Later(ModuleType):
+    """Stands for a module until another thread, or an import that needs more than its name, asks for something of it."""
+
+    def leave(self) -> None:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+    def __getattr__(self, name: str) -> Any:
+        self.leave()
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def new_metric(kind: str, *arguments: Any, needs: Needs | None = None, labels: int = 1, **options: Any) -> Metric:

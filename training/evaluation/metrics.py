@@ -128,7 +128,7 @@ class MetricSet:
     """Metrics of one split. `loss` is measured elsewhere and is not in it."""
 
     makers: Mapping[str, Callable[[], Metric]]
-    """What constructs each metric, when the first one is needed: torchmetrics takes two seconds to load."""
+    """What constructs each metric, when the first one is needed: torchmetrics takes a while to load."""
     schema: FeedSchema
     raw: bool
     """Whether the metrics are the recipe's own and see what `predict` returned, instead of probabilities."""

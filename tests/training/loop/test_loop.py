@@ -348,7 +348,7 @@ def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
 
 
 def test_the_first_step_waits_for_no_library_that_is_needed_later_or_never(tmp_path: Path) -> None:
-    """torchmetrics brings scipy's signals and matplotlib: more than a second before the first step of every worker."""
+    """torchmetrics brings matplotlib: half a second before the first step of every worker."""
     script = """
 import sys
 from pathlib import Path
