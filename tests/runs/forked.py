@@ -1,6 +1,7 @@
 """A `penstock` process forked from one that has imported its libraries: a whole command but for ten CPU seconds of imports.
 
-For drills, which start many. What imports do is shown by the tests that start `python -m penstock`.
+For drills, which start many. The workers of the Ray that it starts are forked too, see `forks.py`. What imports do is shown by
+the tests that start `python -m penstock`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import json
 import os
 import queue
-import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,8 +24,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.training.evaluation.defined import metric_library
+from penstock.training.tracking.registry import TRACKERS
 from tests import ROOT
 from tests.drills import project
+from tests.runs.forks import Asked, Forks, fork_workers, worker_forks
 
 __all__ = ["Command"]
 
@@ -32,9 +37,9 @@ class _Server:
     """The process that forks, and a thread that hears from it which process has ended how."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-forks-")
+        words = [sys.executable, "-m", __name__, f"{self._folder.name}/workers"]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self._begun: queue.Queue[int] = queue.Queue()
         self.ended: dict[int, int] = {}
         self.gone = False
@@ -125,42 +130,21 @@ class Command(project.Command):
         weakref.finalize(self, _end, self.process)  # type: ignore[arg-type]
 
 
-def _serve() -> dict[str, Any] | None:
-    """Fork a process for each line of stdin and tell of its end; returns the request in the forked, None at the end."""
+def _commands(workers: str) -> Forks:
+    """Processes for the lines of stdin. What becomes of them is told on stdout."""
     tell = os.fdopen(os.dup(1), "w", buffering=1)
-    children: dict[int, int] = {}
-    waiting = selectors.DefaultSelector()
-    waiting.register(0, selectors.EVENT_READ)
-    while True:
-        for key, _ in waiting.select():
-            if key.fd != 0:
-                child = children.pop(key.fd)
-                waiting.unregister(key.fd)
-                os.close(key.fd)
-                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                tell.write(json.dumps({"pid": child, "code": code}) + "\n")
-                continue
-            line = sys.stdin.readline()
-            if not line:  # the tests are over, or were killed
-                for child in children.values():
-                    os.kill(child, signal.SIGKILL)
-                    os.waitpid(child, 0)
-                    tell.write(json.dumps({"pid": child, "code": -signal.SIGKILL}) + "\n")
-                return None
-            child = os.fork()
-            if not child:
-                waiting.close()
-                for descriptor in (tell.fileno(), *children):
-                    os.close(descriptor)
-                return json.loads(line)  # type: ignore[no-any-return]
-            watch = os.pidfd_open(child)
-            children[watch] = child
-            waiting.register(watch, selectors.EVENT_READ)
-            tell.write(json.dumps({"pid": child}) + "\n")
+
+    def take(_: int) -> Asked | None:
+        line = sys.stdin.readline()
+        if not line:  # the tests are over, or were killed
+            return None
+        return functools.partial(_become, json.loads(line), workers), lambda **told: tell.write(json.dumps(told) + "\n")
+
+    return Forks([0], take)
 
 
-def _become(request: dict[str, Any]) -> None:
-    """Be the process that `python -m penstock WORDS` would have been."""
+def _become(request: dict[str, Any], workers: str) -> None:
+    """Be the process that `python -m penstock WORDS` would have been, but for the workers of the Ray that it starts."""
     os.setsid()
     os.chdir(request["folder"])
     os.environ.clear()
@@ -172,19 +156,51 @@ def _become(request: dict[str, Any]) -> None:
     path = [entry for entry in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
     sys.path[1:1] = filter(None, path)
     sys.argv = [str(ROOT / "penstock" / "__main__.py"), *request["words"]]
+    fork_workers(workers)
+
+    from penstock.flows.cli import main
+
+    main()
+
+
+def _main(workers: str) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(workers)
+    listener.listen()
+    for name in _OF_WORKERS:
+        importlib.import_module(name)
+    metric_library()
+    gc.freeze()
+    if not os.fork():
+        forks = worker_forks(listener)
+    else:
+        listener.close()
+        for name in _OF_COMMANDS:
+            importlib.import_module(name)
+        TRACKERS.get("mlflow").load()
+        gc.freeze()
+        forks = _commands(workers)
+    # Prefect reads the server's address when it is imported.
+    assert "prefect" not in sys.modules and threading.active_count() == 1, "only what is forked whole"
+    be = forks.serve()
+    if be is not None:
+        be()
+
+
+_OF_WORKERS = (
+    "torch._dynamo",  # which an optimizer imports
+    "pandas",
+    "penstock.ingest.materialize.build",
+    "penstock.ingest.preprocess.fit",
+    "penstock.training.loop.loop",
+)
+_OF_COMMANDS = (
+    "penstock.flows.cli",
+    "penstock.flows.spec_file",
+    "penstock.training.on_ray.train_group",
+    "penstock.training.registry.register",
+)
 
 
 if __name__ == "__main__":
-    # Not Prefect, which reads the server's address when it is imported.
-
-    from penstock.flows.cli import main
-    from penstock.training.frameworks.registry import FRAMEWORKS
-    from penstock.training.tracking.registry import TRACKERS
-
-    FRAMEWORKS.get("torch")
-    TRACKERS.get("mlflow").load()
-    assert "prefect" not in sys.modules and threading.active_count() == 1, "only what is forked whole"
-    gc.freeze()
-    if (asked := _serve()) is not None:
-        _become(asked)
-        main()
+    _main(sys.argv[1])

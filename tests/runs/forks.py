@@ -1,0 +1,146 @@
+"""Processes that are forked from one that has imported their libraries, among them the workers of an embedded Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests import ROOT
+
+__all__ = ["Asked", "Forks", "fork_workers", "worker_forks"]
+
+Asked = tuple[Callable[[], None], Callable[..., object]]
+"""What to be, and whom to tell: of `pid` when it is there, of `pid` and `code` when it has ended."""
+
+
+class Forks:
+    """Forks a process for each request.
+
+    Args:
+        sources: file descriptors, readable when there is a request or no more will come.
+        take: from one of them: what is asked for, or None when no more will come.
+    """
+
+    def __init__(self, sources: Sequence[int], take: Callable[[int], Asked | None]) -> None:
+        self._take = take
+        self._waiting = selectors.DefaultSelector()
+        for source in sources:
+            self._waiting.register(source, selectors.EVENT_READ)
+        self._children: dict[int, tuple[int, Callable[..., object]]] = {}
+
+    def serve(self) -> Callable[[], None] | None:
+        """Returns what to be, in a forked process; None when no more will come and all that were forked have been ended."""
+        while True:
+            for key, _ in self._waiting.select():
+                if key.fd in self._children:
+                    self._ended(key.fd)
+                elif (asked := self._take(key.fd)) is None:
+                    self._end()
+                    return None
+                elif self._fork(asked[1]):
+                    return asked[0]
+
+    def _fork(self, tell: Callable[..., object]) -> bool:
+        child = os.fork()
+        if not child:
+            self._waiting.close()
+            for watch in self._children:
+                os.close(watch)
+            return True
+        watch = os.pidfd_open(child)
+        self._children[watch] = child, tell
+        self._waiting.register(watch, selectors.EVENT_READ)
+        tell(pid=child)
+        return False
+
+    def _ended(self, watch: int) -> None:
+        child, tell = self._children.pop(watch)
+        self._waiting.unregister(watch)
+        os.close(watch)
+        tell(pid=child, code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def _end(self) -> None:
+        for watch, (child, _) in list(self._children.items()):
+            os.kill(child, signal.SIGKILL)
+            self._ended(watch)
+
+
+def fork_workers(address: str) -> None:
+    """Have the workers of the Ray that this process starts forked by the `worker_forks` of `address`."""
+    from ray._private import services
+
+    real = services.start_ray_process
+
+    def start(command: list[str], *more: Any, **options: Any) -> Any:
+        flag = f"--python_worker_command={sys.executable} "
+        ours = f"{flag}-I -S {ROOT / 'tests' / 'runs' / 'forked_worker.py'} {address} "
+        return real([word.replace(flag, ours) if word.startswith(flag) else word for word in command], *more, **options)
+
+    services.start_ray_process = start
+
+
+def worker_forks(listener: socket.socket) -> Forks:
+    """What forks the workers that are asked for at `listener`, until the process ends that has forked this one.
+
+    Ray reads a worker's settings from the environment when it is imported: it is no library to import before the fork.
+    """
+
+    def take(source: int) -> Asked | None:
+        if source != listener.fileno():
+            return None
+        connection = listener.accept()[0]
+        content, streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        while not content.endswith(b"\n"):
+            content += connection.recv(1 << 16)
+
+        def tell(*, pid: int, code: int | None = None) -> None:
+            if code is None:
+                for stream in streams:
+                    os.close(stream)
+            else:
+                with connection, contextlib.suppress(OSError):  # Ray's process may be gone too
+                    connection.sendall(str(code).encode())
+
+        def be() -> None:
+            listener.close()
+            _be_worker(json.loads(content), streams, connection)
+
+        return be, tell
+
+    return Forks([listener.fileno(), os.pidfd_open(os.getppid())], take)
+
+
+def _be_worker(request: dict[str, Any], streams: Sequence[int], connection: socket.socket) -> None:
+    """Be the worker that Ray asked for."""
+    os.setsid()
+    os.chdir(request["folder"])
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    # The first word is Ray's program that sets the environment up and becomes the second.
+    _, program, *words = request["words"]
+    context = next((json.loads(word.split("=", 1)[1]) for word in words if word.startswith("--serialized-runtime-env")), {})
+    os.environ.clear()
+    os.environ.update(request["environment"] | context.get("env_vars", {}))
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # Ray's variable for OpenMP comes too late in a process that has loaded it
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [os.path.dirname(program), *filter(None, given), *sys.path[1:]]
+    sys.argv = [program, *(word for word in words if not word.startswith(("--serialized-runtime-env", "--language=")))]
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    runpy.run_path(program, run_name="__main__")
+
+
+def _end_with(connection: socket.socket) -> None:
+    while connection.recv(1):
+        pass
+    os._exit(1)
