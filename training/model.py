@@ -86,6 +86,9 @@ class TrainedModel(Predicts, Protocol):
 
         Args:
             rows: of the batch; a packed column's tensor is longer. The label is absent where a registered model answers.
+
+        Raises:
+            TrainingError: the model predicts nothing, or nothing that is a tensor.
         """
 
 

@@ -100,7 +100,11 @@ class OwnValues:
         self._agreed: dict[str, Reduce] = {}
 
     def add(self, name: str, value: Any, reduce: Reduce, *, as_named: bool = False) -> None:
-        """Take a value; see `log`."""
+        """Take a value; see `log`.
+
+        Raises:
+            TrainingError: as `log`; or `name` was logged with another `reduce` before.
+        """
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("/"):
             raise TrainingError(
                 f"penstock.log({name!r}): a chart's name is letters, digits, spaces and any of _ - . / :",

@@ -187,7 +187,11 @@ class Recipe:
         return getattr(self._user, "scheduler_every", "step")  # type: ignore[no-any-return]
 
     def build_model(self, schema: FeedSchema) -> nn.Module:
-        """The model, on the CPU."""
+        """The model, on the CPU.
+
+        Raises:
+            TrainingError: the user's code fails, or returns no torch.nn.Module.
+        """
         with self._blame("build_model"):
             model = self._user.build_model(schema)
             if isinstance(model, dict):
@@ -197,7 +201,11 @@ class Recipe:
         return model
 
     def loss(self, model: nn.Module, batch: Columns) -> Tensor:
-        """The mean loss over the batch's rows, a scalar."""
+        """The mean loss over the batch's rows, a scalar.
+
+        Raises:
+            TrainingError: the user's code fails, or returns no scalar tensor, or one that depends on none of the parameters.
+        """
         with self._blame("loss"):
             loss = self._scalar(self._user.loss(model, batch), "loss")
         if not loss.requires_grad and torch.is_grad_enabled() and not self.has_training_step:
@@ -229,7 +237,11 @@ class Recipe:
         return loss.reshape(())
 
     def predict(self, model: nn.Module, batch: Columns, rows: int) -> Tensor:
-        """Predictions for the batch's rows, rows first. A packed column's tensor is longer than `rows`."""
+        """Predictions for the batch's rows, rows first. A packed column's tensor is longer than `rows`.
+
+        Raises:
+            TrainingError: the user's code fails, or returns no tensor of `rows` rows.
+        """
         with self._blame("predict"):
             output = self._user.predict(model, batch)
         if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != rows:
@@ -238,7 +250,11 @@ class Recipe:
         return output
 
     def optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer | dict[str, torch.optim.Optimizer]:
-        """The recipe's optimizer, or several of them under names, else AdamW."""
+        """The recipe's optimizer, or several of them under names, else AdamW.
+
+        Raises:
+            TrainingError: the user's code fails, or returns no optimizer; or no parameter of the model can be trained.
+        """
         if not self.has_optimizer:
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
             if not trainable:
@@ -261,7 +277,11 @@ class Recipe:
         return optimizer
 
     def scheduler(self, optimizer: Any) -> Any:
-        """The recipe's learning-rate scheduler, if it has one, or several under names. `optimizer` is as the recipe made it."""
+        """The recipe's learning-rate scheduler, if it has one, or several under names. `optimizer` is as the recipe made it.
+
+        Raises:
+            TrainingError: the user's code fails, or returns a scheduler whose `step` needs an argument.
+        """
         if not self.has_scheduler:
             return None
         with self._blame("scheduler"):
@@ -285,7 +305,11 @@ class Recipe:
             return dict(found.items())
 
     def augment(self, batch: Columns, generator: RowGenerator, packed: Collection[str] = ()) -> Columns:
-        """The batch to train on, of as many rows; `packed` names its packed columns of lists."""
+        """The batch to train on, of as many rows; `packed` names its packed columns of lists.
+
+        Raises:
+            TrainingError: the user's code fails, or returns columns of other rows than it got.
+        """
         with self._blame("augment"):
             columns = self._user.augment(batch, generator)
         try:

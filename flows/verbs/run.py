@@ -106,7 +106,11 @@ def _check_stage(until: str | None) -> None:
 
 @contextlib.contextmanager
 def interrupts_once_stopped(stopping: StopRequest) -> Iterator[None]:
-    """Prefect and Ray make errors of their own of a stop that is raised inside them, and take their time to end."""
+    """Prefect and Ray make errors of their own of a stop that is raised inside them, and take their time to end.
+
+    Raises:
+        Interrupted: in place of any other error, once a stop was asked for.
+    """
     over = threading.Event()
     threading.Thread(target=_tell_that_it_stops, args=(stopping, over), daemon=True).start()
     try:

@@ -24,7 +24,12 @@ __all__ = ["collect_status", "show_status", "state_of"]
 
 
 def state_of(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Storage, Path, str | None]:
-    """The storage, the folder of embedded servers, and the pipeline's name (None for all) that `file` stands for."""
+    """The storage, the folder of embedded servers, and the pipeline's name (None for all) that `file` stands for.
+
+    Raises:
+        SpecError: `file` is wrong; or it is None, and the working directory has neither a pipeline.yaml nor a .penstock.
+        PreflightError: a package that `file` names is missing, and its storage cannot be read off without it.
+    """
     if file is not None:
         return _state_said_in(file, overrides)
     if Path("pipeline.yaml").is_file():

@@ -91,7 +91,11 @@ class NodeCache:
         return max(0, self._used() + disk.free - self._unwritten() - int(KEPT_FREE * disk.total))
 
     def hold(self, storage: Storage, shard: ShardInfo) -> LocalShard:
-        """Give a shard of a remote storage, as `hold_shard`. One file stays open for as long as it is held."""
+        """Give a shard of a remote storage, as `hold_shard`. One file stays open for as long as it is held.
+
+        Raises:
+            ShardError, ServiceError, PreflightError: as `hold_shard`; or the folder of the cache cannot be written to.
+        """
         try:
             return self._held(storage, shard)
         except OSError as error:

@@ -99,6 +99,9 @@ class PreprocessStep(Section):
 
         Args:
             where: which rows or column it was given.
+
+        Raises:
+            DataError: that one. Errors of `penstock.errors` are raised as they are.
         """
         try:
             yield

@@ -77,7 +77,11 @@ class Tally:
         self.add(Tally.of(question, column))
 
     def add(self, other: Tally) -> None:
-        """Take in what other rows say. The order of additions decides the last bit of a mean."""
+        """Take in what other rows say. The order of additions decides the last bit of a mean.
+
+        Raises:
+            DataError: one of them is of vectors of another length.
+        """
         self.counts.update(other.counts)
         self.entries = self.entries or [Tally() for _ in other.entries]
         if other.entries and len(other.entries) != len(self.entries):

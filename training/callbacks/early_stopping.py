@@ -35,7 +35,11 @@ class EarlyStopping:
         self._since = 0
 
     def start(self, training: Training) -> None:
-        """Refuse to wait for a validation that never comes: SpecError, if the validation split holds no rows."""
+        """Refuse to wait for a validation that never comes.
+
+        Raises:
+            SpecError: the validation split holds no rows.
+        """
         if not training.validates:
             raise SpecError(
                 f"train.callbacks: early_stopping watches {self._metric!r}, and the validation split holds no rows",
@@ -43,7 +47,11 @@ class EarlyStopping:
             )
 
     def validation(self, training: Training, metrics: Mapping[str, float]) -> None:
-        """Compare with the best so far. Raises TrainingError if validation does not measure the metric."""
+        """Compare with the best so far.
+
+        Raises:
+            TrainingError: validation does not measure the metric.
+        """
         if self._metric not in metrics:
             raise TrainingError(
                 f"train.callbacks: early_stopping watches {self._metric!r}, which validation does not measure",

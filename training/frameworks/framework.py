@@ -48,6 +48,9 @@ class Framework(Protocol):
         """Distributions whose version decides what is trained; the train stage's key holds their versions.
 
         The version of the package that adds the framework is in the key anyway.
+
+        Raises:
+            PreflightError: one that the framework needs is not installed.
         """
         ...
 

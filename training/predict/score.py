@@ -115,7 +115,12 @@ def ask(model: FetchedModel, source: str, format: str | None, columns: Sequence[
 
 
 def list_input(data: DataSpec) -> Listing:
-    """The files to be scored. Raises as `list_location`."""
+    """The files to be scored.
+
+    Raises:
+        DataError: INPUT is missing, holds no file of the format, or only files of zero bytes.
+        ServiceError: as `list_location`.
+    """
     listing = list_location(data.format, format_named(data.format).extensions, Path.cwd(), data.train, called="INPUT")
     if not any(file.size_bytes for file in listing.files):
         raise DataError(f"INPUT: the files of {data.train} are empty (zero bytes)", next_step="write them again")

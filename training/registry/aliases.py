@@ -62,7 +62,11 @@ def rolled_back(client: MlflowClient, name: str, alias: str, weights_digest: str
 
 
 def roll_back(client: MlflowClient, name: str, alias: str) -> tuple[str, str]:
-    """See `KeepsAliases.roll_back`."""
+    """See `KeepsAliases.roll_back`.
+
+    Raises:
+        SpecError, ServiceError: as there.
+    """
     held = aliases_of(client, name)
     holder, before = held.get(alias), held.get(PREVIOUS)
     if holder is not None and holder == before:

@@ -78,7 +78,11 @@ def fetch_model(model: str | Path, tracking_uri: str | None = None) -> FetchedMo
 
 
 def registered_weights(model: str, uri: str) -> StartWeights:
-    """See `GivesWeights.weights`."""
+    """See `GivesWeights.weights`.
+
+    Raises:
+        SpecError, ServiceError: as there.
+    """
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 

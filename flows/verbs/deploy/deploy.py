@@ -125,12 +125,15 @@ def deploy_predictions(
     say: Callable[[str], None],
     messages: Messages = AS_THEY_ARE,
 ) -> dict[str, Any]:
-    """Create the deployment `penstock-predict/<pipeline name>`, or update it. Result and errors as `deploy_pipeline`.
+    """Create the deployment `penstock-predict/<pipeline name>`, or update it. Result as that of `deploy_pipeline`.
 
     Args:
         file: the pipeline file whose model scores; its project holds the MLflow store if no server is named.
         model: another address than that of the pipeline's registered model at its alias.
         make: the request for a model's address.
+
+    Raises:
+        SpecError, ServiceError: as `deploy_pipeline`; SpecError, too, if `model` is None and the pipeline's has no alias.
     """
     loaded = load_spec(file, [])
     if model is None:

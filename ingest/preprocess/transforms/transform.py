@@ -170,7 +170,7 @@ class Transform(Generic[O]):
         """Names of the columns it takes, `*` resolved; whether they are there is checked by `columns`.
 
         Raises:
-            DataError: `*` matches no column.
+            DataError: `*` matches no column, or it takes the label and there is none.
         """
         names: Any = self.options.columns  # type: ignore[attr-defined]
         if names != ALL_COLUMNS:
@@ -240,6 +240,7 @@ class Transform(Generic[O]):
 
         Raises:
             DataError: it cannot be applied to these columns, whatever the rows hold; or user code failed.
+            SpecError: its options do not go with `data`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `apply`")
 

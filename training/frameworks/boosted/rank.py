@@ -66,6 +66,10 @@ def run_boosted_rank(
     Args:
         library: what grows the trees.
         job, group, client, stop, restart: as of `penstock.training.on_ray.worker.run_rank`.
+
+    Raises:
+        SpecError: `checkpoint.best` is set, and the validation split holds no rows.
+        TrainingError: the user's objective fails, or the library refuses the parameters or the rows.
     """
     make_deterministic(job.spec.cpus_per_worker)
     take_over_mlflow(job.code)

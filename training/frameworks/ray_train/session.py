@@ -138,7 +138,11 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         return self._newest
 
     def get_all_reported_checkpoints(self, *given: Any, **options: Any) -> Any:
-        """Not kept here."""
+        """Not kept here.
+
+        Raises:
+            SpecError: always.
+        """
         raise SpecError(
             "ray.train.get_all_reported_checkpoints() is not there in a pipeline",
             next_step="ray.train.get_checkpoint() gives the newest; train.checkpoint.best keeps the best",
@@ -154,7 +158,11 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         return self.shard(dataset_info.dataset_name or _TRAIN)
 
     def shard(self, name: str) -> Shard:
-        """This rank's `Shard` of a split: one object for each name, so that its epochs are counted."""
+        """This rank's `Shard` of a split: one object for each name, so that its epochs are counted.
+
+        Raises:
+            SpecError: `name` is no split, or one without rows.
+        """
         rows = self._job.manifest.rows
         if name not in SPLITS or not rows.get(name):
             there = [split for split in SPLITS if rows.get(split)]
@@ -197,6 +205,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
         Raises:
             StopAtCheckpoint: the driver wants training to stop, and this state is saved.
+            SpecError: an argument is given that a pipeline does not honour.
         """
         refused = {
             "checkpoint_dir_name": checkpoint_dir_name,

@@ -59,7 +59,11 @@ class UsersModel:
         return getattr(self._users, "trainer", None)
 
     def build(self, schema: FeedSchema) -> nn.Module:
-        """A model with fresh weights."""
+        """A model with fresh weights.
+
+        Raises:
+            SpecError: the code fails, or what it returns is no torch module.
+        """
         model = blaming_the_build(self._code, lambda: self._build(schema))
         if not isinstance(model, nn.Module):
             raise SpecError(f"train.recipe: {self._code.target} built a {type(model).__name__}, not a torch module")
@@ -69,6 +73,9 @@ class UsersModel:
         """What the model's `forward` is called with: the class's `inputs(batch)`, else the columns that it names.
 
         The label goes by the name `labels`, if it is in the batch.
+
+        Raises:
+            TrainingError: `forward` has an argument of none of the columns' names.
         """
         labels = {LABELS: batch[label]} if label is not None and label in batch else {}
         columns = {name: column for name, column in batch.items() if name != label}
