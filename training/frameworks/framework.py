@@ -108,7 +108,7 @@ class Framework(Protocol):
             job: what to train on, and where checkpoints go.
             stop: when set, save and return with `interrupted`.
             listener: gets events (penstock.training.events) in order, in this thread: points for the tracker,
-                `CheckpointCommitted`, `Progress`, `Resumed`, `Warned`. It must be called often enough to look alive.
+                `CheckpointCommitted`, `TrainProgress`, `Resumed`, `Warned`. It must be called often enough to look alive.
             own_cluster: the Ray cluster is this process's own, and will not grow.
 
         Raises:

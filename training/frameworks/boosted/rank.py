@@ -32,7 +32,7 @@ from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Resumed
 from penstock.training.frameworks.boosted.library import Library, ShardTable, Task
 from penstock.training.frameworks.boosted.model import BoostedPredicts
-from penstock.training.frameworks.boosted.rounds import PATIENCE, PROGRESS, FirstRank, Parts, Progress, run_rounds
+from penstock.training.frameworks.boosted.rounds import BEST_ROUND, PATIENCE, BestRound, FirstRank, Parts, run_rounds
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
 from penstock.training.loop.machine_load import MachineSampler
@@ -90,7 +90,7 @@ def run_boosted_rank(
     store = job_checkpoints(job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group)
     environment = environment_of_all(group.everyones(environment_of(group.device, schema)))
-    state, progress, facts = group.together(lambda: _continue_from(checkpoint, job, group, library, environment))
+    state, best_round, facts = group.together(lambda: _continue_from(checkpoint, job, group, library, environment))
     name = checkpoint.name if checkpoint is not None else None
     start = RankResult("interrupted", state, facts.exactness, state.step if name else None, name)
     if stop:
@@ -111,7 +111,7 @@ def run_boosted_rank(
         network = closes.enter_context(library.joined(group, ray.util.get_node_ip_address()))
         trees = library.trees(task, train, validation, content, network)
         parts = Parts(job, group, trees, train, validation, metrics, predicts, first)
-        status, end = run_rounds(parts, state, progress)
+        status, end = run_rounds(parts, state, best_round)
         written = writer.wait() if group.is_first else None
     return replace(start, status=status, state=end, checkpoint=written or start.checkpoint)
 
@@ -128,21 +128,21 @@ def _shard(job: TrainJob, task: Task, split: Split, group: Group) -> ShardTable:
 
 def _continue_from(
     checkpoint: Checkpoint | None, job: TrainJob, group: Group, library: Library, environment: dict[str, str]
-) -> tuple[TrainState, Progress, CheckpointFacts]:
+) -> tuple[TrainState, BestRound, CheckpointFacts]:
     """Where to go on, and what checkpoints written from here say about themselves.
 
     Raises:
         ResumeError: the checkpoint is from another training.
     """
     settings = {**job.settings, library.name: library.version}
-    state, progress, exactness = TrainState(), Progress(), BIT_EXACT
+    state, best_round, exactness = TrainState(), BestRound(), BIT_EXACT
     if checkpoint is not None:
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         exactness = judge(checkpoint.manifest, group.world_size, settings, environment)
         reason = library.not_repeatable(job.spec.params)
         exactness = with_reason(exactness, reason) if reason is not None else exactness
         state = checkpoint.state
-        progress = Progress.model_validate_json(checkpoint.storage.read_bytes(PROGRESS))
+        best_round = BestRound.model_validate_json(checkpoint.storage.read_bytes(BEST_ROUND))
     facts = CheckpointFacts.at(
         state,
         world_size=group.world_size,
@@ -151,4 +151,4 @@ def _continue_from(
         environment=environment,
         exactness=exactness,
     )
-    return state, progress, facts
+    return state, best_round, facts

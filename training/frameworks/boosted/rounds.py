@@ -33,16 +33,16 @@ from penstock.training.ranks import Group
 from penstock.training.spec import BestSpec, TrainSpec
 from penstock.training.state import TrainState
 
-__all__ = ["PATIENCE", "PROGRESS", "FirstRank", "Parts", "Progress", "rounds_of", "run_rounds"]
+__all__ = ["BEST_ROUND", "PATIENCE", "BestRound", "FirstRank", "Parts", "rounds_of", "run_rounds"]
 
 PATIENCE = "early_stopping_rounds"
 """The one of `train.params` that is the pipeline's to keep, not the library's."""
 
-PROGRESS = "progress.json"
+BEST_ROUND = "progress.json"
 """What a checkpoint holds besides the trees."""
 
 
-class Progress(Section):
+class BestRound(Section):
     """The best round so far."""
 
     value: float | None = None
@@ -52,13 +52,13 @@ class Progress(Section):
     reached: int = 0
     """The first round with that value: patience counts from here."""
 
-    def after(self, step: int, value: float | None, rule: BestSpec) -> Progress:
+    def after(self, step: int, value: float | None, rule: BestSpec) -> BestRound:
         """Once round `step` is measured."""
         if value is None or not math.isfinite(value):
             return self
         sign = 1.0 if rule.mode == "min" else -1.0
         if self.value is None or sign * value < sign * self.value:
-            return Progress(value=value, step=step, reached=step)
+            return BestRound(value=value, step=step, reached=step)
         return self.model_copy(update={"step": step}) if value == self.value else self
 
 
@@ -81,7 +81,7 @@ def rounds_of(spec: TrainSpec) -> int:
     return min(spec.epochs, spec.max_steps) if spec.max_steps is not None else spec.epochs
 
 
-def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Literal["finished", "interrupted"], TrainState]:
+def run_rounds(parts: Parts, state: TrainState, best_round: BestRound) -> tuple[Literal["finished", "interrupted"], TrainState]:
     """Boost from `state` to the end of the spec, or until rank 0 wants to stop. A collective."""
     group, first, spec = parts.group, parts.first, parts.job.spec
     labels = torch.cat([torch.from_numpy(labels) for _, labels in parts.train.batches()])
@@ -89,7 +89,7 @@ def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Lit
     if parts.validation is not None:
         held_out = torch.cat([torch.from_numpy(labels) for _, labels in parts.validation.batches()])
     own = OwnValues(group, "train")
-    while not _over(spec, state, progress):
+    while not _over(spec, state, best_round):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         with collecting(own):  # of an objective of the user's
             parts.trees.grow(state.step)
@@ -112,11 +112,11 @@ def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Lit
             values |= {"val/loss": lost / max(others, 1.0)}
             values |= {f"val/{name}": value for name, value in parts.metrics.compute().items()}
         if (best := spec.checkpoint.best) is not None:
-            progress = progress.after(state.step, values.get(best.metric), best)
-        last = _over(spec, state, progress)
+            best_round = best_round.after(state.step, values.get(best.metric), best)
+        last = _over(spec, state, best_round)
         if first is not None:
             rows_per_s = rows / max(time.perf_counter() - began_s, 1e-9)
-            first.measured(state, progress, values, rows_per_s, logged)
+            first.measured(state, best_round, values, rows_per_s, logged)
             planned = spec.checkpoint.every_steps is not None and state.step % spec.checkpoint.every_steps == 0
             if last or stop or save or planned:
                 first.save(parts.trees)
@@ -125,9 +125,9 @@ def run_rounds(parts: Parts, state: TrainState, progress: Progress) -> tuple[Lit
     return "finished", state
 
 
-def _over(spec: TrainSpec, state: TrainState, progress: Progress) -> bool:
+def _over(spec: TrainSpec, state: TrainState, best_round: BestRound) -> bool:
     patience = spec.params.get(PATIENCE)
-    tired = patience is not None and progress.value is not None and state.step - progress.reached >= int(patience)
+    tired = patience is not None and best_round.value is not None and state.step - best_round.reached >= int(patience)
     return tired or state.step >= rounds_of(spec)
 
 
@@ -144,7 +144,7 @@ def _loss_sum(
 
 class _Measured(NamedTuple):
     state: TrainState
-    progress: Progress
+    best_round: BestRound
     values: Mapping[str, float]
 
 
@@ -178,14 +178,14 @@ class FirstRank:
     def measured(
         self,
         state: TrainState,
-        progress: Progress,
+        best_round: BestRound,
         values: Mapping[str, float],
         rows_per_s: float,
         logged: Mapping[str, float],
     ) -> None:
         """Take in a round; `logged` is charted with it: what the user's code has logged, and each rank's times."""
-        self._now = _Measured(state, progress, values)
-        if progress.step == state.step:
+        self._now = _Measured(state, best_round, values)
+        if best_round.step == state.step:
             self._best = self._now
         if not math.isfinite(values["train/loss"]) and not self._warned:
             self._warned = True
@@ -211,7 +211,7 @@ class FirstRank:
         self._saved_s = time.monotonic()
 
     def _write(self, measured: _Measured, trees: Trees) -> None:
-        state, progress, values = measured
+        state, best_round, values = measured
         update = {
             "step": state.step,
             "epoch": state.epoch,
@@ -219,7 +219,7 @@ class FirstRank:
             "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
         }
         facts, content = self._facts.model_copy(update=update), trees.content(state.step)
-        files = {self._file: SavedBytes(content), PROGRESS: SavedBytes(progress.model_dump_json().encode())}
+        files = {self._file: SavedBytes(content), BEST_ROUND: SavedBytes(best_round.model_dump_json().encode())}
         points = [point for point in self._unsealed if point.step <= state.step]
         self._unsealed = self._unsealed[len(points) :]
         self._courier.post(Saving(step=state.step))
