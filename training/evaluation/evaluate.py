@@ -27,7 +27,7 @@ from penstock.training.model import ClassScores, TrainedModel
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.own_values import OwnValues, collecting
 
-__all__ = ["EvaluationResult", "Findings", "Slice", "evaluate"]
+__all__ = ["EvaluationResult", "FigureData", "Slice", "evaluate"]
 
 
 CALIBRATION_BINS = 15
@@ -111,18 +111,18 @@ def evaluate(
             raise DataError(f"split {split!r} has no rows to evaluate", next_step=f"set data.{split}")
         feed = open_job_feed(job, split, 0, 1, model.device)
         measured = make_metrics(names, schema, model).to(model.device)
-        findings = Findings(schema, model.predicts)
+        figure_data = FigureData(schema, model.predicts)
 
         rows = RowResults()
         parts = [(part, make_metrics(names, schema, model).to(model.device)) for part in slices.get(split, ())]
 
         def observe(
-            batch: Batch, output: Tensor, findings: Findings = findings, rows: RowResults = rows, parts: Parts = parts
+            batch: Batch, output: Tensor, figure_data: FigureData = figure_data, rows: RowResults = rows, parts: Parts = parts
         ) -> None:
             nonlocal done
             done += len(output)
             if figures:
-                findings.add(batch.columns, output)
+                figure_data.add(batch.columns, output)
             rows.add(batch.row_ids, batch.columns, output, schema, model.predicts)
             for part, metrics_of_part in parts:
                 _measure_part(part, metrics_of_part, batch, output)
@@ -142,12 +142,12 @@ def evaluate(
         result.undefined.update({f"{METRICS_OF[split]}/{name}": reason for name, reason in measured.undefined.items()})
         result.metrics.update({**own.totals(), **{f"{METRICS_OF[split]}/{name}": value for name, value in values.items()}})
         if figures and model.can_predict:
-            result.figures.update({f"{split}-{name}.png": image for name, image in findings.figures(split).items()})
-            result.tables.update({f"{split}-{name}": table for name, table in findings.tables().items()})
+            result.figures.update({f"{split}-{name}.png": image for name, image in figure_data.figures(split).items()})
+            result.tables.update({f"{split}-{name}": table for name, table in figure_data.tables().items()})
     if importance := model.importance():
         result.tables["feature_importance"] = {"column": list(importance), "share": list(importance.values())}
         if figures:
-            from penstock.training.evaluation import figures as draw  # as in Findings.figures
+            from penstock.training.evaluation import figures as draw  # as in FigureData.figures
 
             result.figures["feature_importance.png"] = draw.figure_png(draw.importance_figure(importance))
     return result
@@ -160,7 +160,7 @@ def _measure_part(part: Slice, metrics: MetricSet, batch: Batch, output: Tensor)
         metrics.update(output[chosen], columns)
 
 
-class Findings:
+class FigureData:
     """What figures and tables are drawn from, collected batch by batch."""
 
     def __init__(self, schema: FeedSchema, predicts: ClassScores = "logits") -> None:

@@ -19,7 +19,7 @@ from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
-from penstock.training.evaluation.evaluate import Findings, Slice, evaluate
+from penstock.training.evaluation.evaluate import FigureData, Slice, evaluate
 from penstock.training.evaluation.figures import (
     calibration_figure,
     confusion_figure,
@@ -161,23 +161,23 @@ def test_a_calibration_curve_survives_empty_bins() -> None:
 
 def test_a_regression_gets_its_own_figures() -> None:
     schema = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
-    findings = Findings(schema)
+    figure_data = FigureData(schema)
     for _ in range(3):
         true = torch.rand(40)
-        findings.add({"price": true}, true + 0.1 * torch.randn(40))
-    figures = findings.figures("test")
+        figure_data.add({"price": true}, true + 0.1 * torch.randn(40))
+    figures = figure_data.figures("test")
     assert set(figures) == {"predicted_true", "errors"} and all(picture(png) for png in figures.values())
-    assert findings.tables() == {}
+    assert figure_data.tables() == {}
 
 
 def test_what_cannot_be_drawn_is_left_out() -> None:
     price = FeedSchema(columns=(ColumnInfo(name="price", dtype="float32"),), label="price")
-    astray = Findings(price)
+    astray = FigureData(price)
     assert astray.figures("test") == {}
     astray.add({"price": torch.rand(4)}, torch.tensor([float("nan"), 1.0, float("inf"), 2.0]))
     assert set(astray.figures("test")) == {"predicted_true", "errors"}
     spam = FeedSchema(columns=(ColumnInfo(name="spam", dtype="int64"),), label="spam", classes=("no", "yes"), num_classes=2)
-    one_class = Findings(spam)
+    one_class = FigureData(spam)
     one_class.add({"spam": torch.zeros(5, dtype=torch.int64)}, torch.randn(5, 2))
     one_class.add({"spam": torch.ones(2, dtype=torch.int64)}, torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0]]))
     assert set(one_class.figures("test")) == {"calibration", "confusion_matrix"}
