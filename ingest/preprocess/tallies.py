@@ -24,7 +24,7 @@ from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, Question
 from penstock.ingest.ray_tasks import ParallelMap
 
-__all__ = ["Tally", "Unit", "ask"]
+__all__ = ["GivesRows", "Tally", "ask"]
 
 _MAX_PLACES = 16_384
 
@@ -128,14 +128,14 @@ def _finite(column: pa.ChunkedArray) -> np.ndarray:
     return values if whole else values[np.isfinite(values)]
 
 
-class Unit(Protocol):
+class GivesRows(Protocol):
     """Some of the rows; pickles."""
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows."""
 
 
-def ask(questions: Sequence[Question], units: Sequence[Sequence[Unit]], parallel: ParallelMap) -> list[ColumnFacts | None]:
+def ask(questions: Sequence[Question], units: Sequence[Sequence[GivesRows]], parallel: ParallelMap) -> list[ColumnFacts | None]:
     """Answer `questions` from the rows of all units, each of one part or more, read wherever `parallel` runs.
 
     The answer depends on the units alone, not on their parts or on where they are read: tallies are added in the order of the
@@ -165,7 +165,7 @@ def _add(tallies: Sequence[Tally], others: Sequence[Tally]) -> None:
         tally.add(other)
 
 
-def _tally(questions: Sequence[Question], unit: tuple[int, Unit, bool]) -> tuple[int, list[list[Tally]]]:
+def _tally(questions: Sequence[Question], unit: tuple[int, GivesRows, bool]) -> tuple[int, list[list[Tally]]]:
     """The number, and a tally of the rows for each question; of a part of a unit those of each batch. Runs in a worker."""
     keep_freed_memory()
     number, rows, in_parts = unit

@@ -30,7 +30,7 @@ from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
-from penstock.training.predict.unit import Scorer, UnitJob, UnitOutcome, packed_model
+from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from tests.drills.without_servers import leave_out_servers, run_here
 from tests.training.predict.test_score import made_model, people
 from tests.training.registry.test_raw_rows import table_source
@@ -181,8 +181,8 @@ def test_a_cut_connection_to_the_output_of_predictions_costs_an_attempt_at_most(
     """The flow of predictions and what its driver writes are real; the model scores in this process."""
     model = made_model(tmp_path, table_source)
 
-    def here(*given: Any) -> Iterator[UnitOutcome]:
-        jobs: Sequence[UnitJob] = given[-1]
+    def here(*given: Any) -> Iterator[ScoringOutcome]:
+        jobs: Sequence[ScoringJob] = given[-1]
         return map(Scorer(packed_model(model)), jobs)
 
     monkeypatch.setattr(predict_flow, "_on_ray", here)

@@ -27,7 +27,7 @@ from penstock.progress import Progress, silent
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec
 from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns
-from penstock.training.predict.unit import FORMAT, UnitJob, UnitOutcome
+from penstock.training.predict.unit import FORMAT, ScoringJob, ScoringOutcome
 from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.raw_rows import RawForm
@@ -134,7 +134,7 @@ class Plan(NamedTuple):
     """Units that stay: of files as they are, or of files that are no longer in the input."""
     replaced: list[PredictedUnit]
     """Units of files that are scored anew, or twice."""
-    todo: list[UnitJob]
+    todo: list[ScoringJob]
     gone: list[str]
     """Names of files that the output has rows of and the input has no longer."""
 
@@ -158,10 +158,10 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
     covered |= {(name, None) for name in _whole_files(kept)}
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
     left = [file for file in files if (file.name, None) not in covered and file.size_bytes]
-    todo = list[UnitJob]()
+    todo = list[ScoringJob]()
     for of_unit, piece, facts in _units(asked.data, left, progress):
         if (of_unit[0].name, piece) not in covered:
-            todo.append(UnitJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece, facts))
+            todo.append(ScoringJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece, facts))
         elif facts is not None:
             forget_parsed(asked.data, asked.data.format, of_unit, piece)
     return Plan(kept, replaced, todo, gone)
@@ -226,7 +226,7 @@ def score(
     asked: Asked,
     files: Sequence[SourceFile],
     work: Plan,
-    run: Callable[[Sequence[UnitJob]], Iterator[UnitOutcome]],
+    run: Callable[[Sequence[ScoringJob]], Iterator[ScoringOutcome]],
     progress: Progress,
     scored: Scored,
 ) -> None:

@@ -37,7 +37,7 @@ from penstock.storage import Storage
 from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name
 from penstock.training.registry.loaded_model import LoadedModel
 
-__all__ = ["ADDED", "FORMAT", "Scorer", "UnitJob", "UnitOutcome", "packed_model"]
+__all__ = ["ADDED", "FORMAT", "Scorer", "ScoringJob", "ScoringOutcome", "packed_model"]
 
 
 FORMAT = 1
@@ -50,7 +50,7 @@ ROW_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class UnitJob:
+class ScoringJob:
     """What a worker needs to score one unit, besides the model.
 
     Attributes:
@@ -87,10 +87,10 @@ class UnitJob:
 
 
 @dataclass(frozen=True)
-class UnitOutcome:
+class ScoringOutcome:
     """What came of a unit: a committed record, or why its files cannot be read."""
 
-    job: UnitJob
+    job: ScoringJob
     unit: PredictedUnit | None
     problem: DataError | None = None
 
@@ -117,28 +117,28 @@ class Scorer:
                 content.tofile(path)
             self._model = LoadedModel(folder)
 
-    def __call__(self, job: UnitJob) -> UnitOutcome:
+    def __call__(self, job: ScoringJob) -> ScoringOutcome:
         """Score a unit and commit it. Files that cannot be read, or lack a column, are a problem of this unit alone."""
         started = time.monotonic()
         try:
             with _scratch(job) as folder:
                 unit = _score(self._model, job, folder, started)
         except DataError as error:
-            return UnitOutcome(job, None, _of_file(error, job))
+            return ScoringOutcome(job, None, _of_file(error, job))
         finally:
             forget_parsed(job.data, job.data.format, job.files, job.piece)
         Output(job.storage).commit(unit)
-        return UnitOutcome(job, unit)
+        return ScoringOutcome(job, unit)
 
 
-def _of_file(error: DataError, job: UnitJob) -> DataError:
+def _of_file(error: DataError, job: ScoringJob) -> DataError:
     """With the name of the file: the model knows rows, and not where they are from."""
     if any(file.uri in error.message for file in job.files):
         return error
     return DataError(f"{job.files[0].uri}: {error.message}", problems=error.problems, next_step=error.next_step)
 
 
-def _score(model: LoadedModel, job: UnitJob, folder: Path, started: float) -> PredictedUnit:
+def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) -> PredictedUnit:
     source = _Source(model, job)
     scored, unscored = _Part(folder / "scored.parquet"), _Part(folder / "unscored.parquet")
     if source.broken:
@@ -187,7 +187,7 @@ class _Source:
         DataError: a file cannot be read, lacks a column, or has one that the output adds.
     """
 
-    def __init__(self, model: LoadedModel, job: UnitJob) -> None:
+    def __init__(self, model: LoadedModel, job: ScoringJob) -> None:
         assert model.inputs is not None  # or `penstock.training.predict.score` had refused it
         self._wanted = {field.name: field.type for field in model.inputs}
         self._unneeded = set(model.unneeded)
@@ -261,7 +261,7 @@ class _Source:
         return table
 
 
-def _facts(reader: Reader, job: UnitJob) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
+def _facts(reader: Reader, job: ScoringJob) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
     """What each file has, by its URI; and files that are one row, with what is wrong with it."""
     facts, broken = dict[str, FileFacts](), list[tuple[SourceFile, str]]()
     for file in job.files:
@@ -275,7 +275,7 @@ def _facts(reader: Reader, job: UnitJob) -> tuple[dict[str, FileFacts], list[tup
     return facts, broken
 
 
-def _kept(job: UnitJob, columns: Sequence[str], images: Sequence[str]) -> list[str]:
+def _kept(job: ScoringJob, columns: Sequence[str], images: Sequence[str]) -> list[str]:
     added = (*ADDED, "prediction", "probability", "probabilities")
     if job.columns is None:
         kept = [name for name in columns if name not in images]
@@ -371,7 +371,7 @@ def _joined(table: pa.Table, *more: Mapping[str, Any] | pa.Table) -> pa.Table:
 
 
 @contextlib.contextmanager
-def _scratch(job: UnitJob) -> Iterator[Path]:
+def _scratch(job: ScoringJob) -> Iterator[Path]:
     """A private folder for parts in the making: on the disk of the output if that is local, so that a rename moves them."""
     parent = None
     if job.storage.is_local:

@@ -24,7 +24,7 @@ from penstock.storage import Storage
 from penstock.training.model import ModelSpec
 from penstock.training.predict.output import Output
 from penstock.training.predict.score import Asked, Scored, ask, check_input, list_input, plan, score
-from penstock.training.predict.unit import Scorer, UnitJob, UnitOutcome, packed_model
+from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from penstock.training.recipe import load_recipe
 from penstock.training.registry.given_rows import given_rows
 from penstock.training.registry.load import FetchedModel
@@ -97,7 +97,7 @@ class Work:
     def __init__(self, folder: Path, model: Path, format: str | None = None) -> None:
         self.input, self.out, self.model, self.format = folder / "in", folder / "out", model, format
         self.input.mkdir(exist_ok=True)
-        self.done: list[UnitJob] = []
+        self.done: list[ScoringJob] = []
 
     def write(self, name: str, table: pa.Table) -> None:
         pq.write_table(table, self.input / name)
@@ -110,7 +110,7 @@ class Work:
         self.done, scored = [], Scored()
         scorer, output = Scorer(packed_model(self.model)), Output(Storage(str(self.out)))
 
-        def perform(jobs: Sequence[UnitJob]) -> Iterator[UnitOutcome]:
+        def perform(jobs: Sequence[ScoringJob]) -> Iterator[ScoringOutcome]:
             for number, job in enumerate(jobs):
                 if number == stop_after:
                     raise KeyboardInterrupt
