@@ -4,7 +4,7 @@
 
 By hand: two warm processes of one thread, files dealt out between them. Each batch is read with pyarrow, scaled with numpy,
 predicted by the same network in batches of 8,192 rows, and written to Parquet with all its columns. The command is timed from
-the first unit that begins to the last that is committed; what it takes as a whole, servers included, is told beside.
+the first unit that begins to the last that is committed; what it takes as a whole, servers included, is given beside.
 """
 
 from __future__ import annotations

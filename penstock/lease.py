@@ -34,7 +34,7 @@ WATCH_S = 15.0
 BRIEFLY_S = 0.1
 """Pause between two looks at a holder that is waited for."""
 SILENCE_S = 2.0
-"""A wait that is longer is told."""
+"""A wait that is longer is reported."""
 _HELD_HERE: set[str] = set()
 """Owners of this process's leases: one of its own that could not be released, because the store was away, is free."""
 SETTLE_S = 0.5

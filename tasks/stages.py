@@ -26,4 +26,4 @@ UPSTREAM: dict[StageName, tuple[StageName, ...]] = {
     "evaluate": ("train",),
     "register": ("train",),
 }
-"""Stage -> the stages whose keys are part of its own. Those after `shuffle` hang on the rows themselves: see keys.py."""
+"""Stage -> the stages whose keys are part of its own. Those after `shuffle` depend on the rows themselves: see keys.py."""

@@ -1,4 +1,4 @@
-"""A tiny package of somebody else's, really built and installed: into a folder that goes on PYTHONPATH."""
+"""A tiny package as another author's, really built and installed: into a folder that goes on PYTHONPATH."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def choose_run(
     if same is not None and same.run != current.run:
         return Continue(same)
     if reached is None:
-        # Nothing can be lost, but two trainings must not be told as one.
+        # Nothing can be lost, but two trainings must not be shown as one.
         changed = differences(current, keys) if past.begun else []
         return NewRun(f"the last run has no checkpoint, and since then {changed[0]}") if changed else Continue(current)
     data = _row_changes(current, keys)

@@ -76,7 +76,7 @@ def flow_result(perform: Callable[[], State[Any]]) -> dict[str, Any]:
                 f"the Prefect server {os.environ.get('PREFECT_API_URL', '')} fails: {first_line(error)}",
                 next_step="look at its log; then run the same command again, which continues from what is saved",
             ) from error
-        if state.data is None and _ends:  # the server's own copy of it, which it gives to who asks a second time
+        if state.data is None and _ends:  # the server's own copy of it, which it gives when it is asked a second time
             if isinstance(_ends[0], BaseException):
                 raise _ends[0]
             state = _ends[0]

@@ -105,7 +105,7 @@ def open_attempt(
         reporter.warn(warning)
     held.enter_context(hold_lease(project.storage, lease_of(run), on_lost=stopping.give_up))
     if current is not None and current.run == run.run and current.tracker != run.tracker:
-        repair_run(ledger, current, loaded.state_dir)  # the one that followed it so far is told how it ended
+        repair_run(ledger, current, loaded.state_dir)  # the one that followed it so far learns how it ended
     elif current is not None and current.run != run.run:
         _repair_left(ledger, current, loaded.state_dir)
     return begin_attempt(ledger, run, keys, loaded, project, reporter, stopping, need_ray, will_train=will_train, before=before)

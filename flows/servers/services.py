@@ -154,7 +154,7 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
 
 @contextlib.contextmanager
 def _started_again(files: ServerFiles) -> Iterator[None]:
-    """For the block: start the server again when it has died. It takes its old port and database, so nobody need be told."""
+    """For the block: start the server again when it has died. Its port and database stay the same, so no client notices."""
     done = threading.Event()
 
     def watch() -> None:

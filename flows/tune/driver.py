@@ -44,7 +44,7 @@ class _Ended(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Somebody waits until all reports before this message are heard."""
+    """A trial waits until all reports before this message are heard."""
 
     heard: threading.Event
 
@@ -175,7 +175,7 @@ class Driver:
 
     def _hear(self, told: _Reported) -> None:
         if told.number in self._early.stopped:
-            return  # on its way while the trial was told to end: how far it came is chance
+            return  # on its way while the trial was being stopped: how far it came is chance
         self._orders += 1
         report = Report(order=self._orders, step=told.step, value=told.value)
         trial = self._trial(told.number)

@@ -42,7 +42,7 @@ _PREPARING = [stage for stage in ALL_STAGES if stage.name in BEFORE_TRAINING]
 
 @dataclass
 class Hears:
-    """What the sweep is told while a trial is performed; called in the trial's thread."""
+    """What the sweep hears of a trial while it is performed; called in the trial's thread."""
 
     report: Callable[[int, int, float], None]
     """(trial, step, value of the metric)."""

@@ -73,7 +73,7 @@ def clean_pipeline(
     else:
         going = clean(cleaning, tell)
         remove_unowned(folders)
-    # Of what was cleaned, which is less than what was told if a run began to use some of it.
+    # Of what was cleaned, which is less than what was announced if a run began to use some of it.
     tracked = (
         tracked_files(ledger, loaded.spec.name, loaded.state_dir, plan.names("run") if dry_run else ())
         if cleaning.retention.mlflow

@@ -1,4 +1,4 @@
-"""Where does a run's page go? Beside the person who asks; the tracked run has it, too."""
+"""Where does a run's page go? Into the working directory; the tracked run has it, too."""
 
 from __future__ import annotations
 

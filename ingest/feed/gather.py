@@ -51,7 +51,7 @@ class RowGather:
             block is first needed, and again after it was let go.
         block_bytes: what each block takes while it is open.
         max_open_bytes: blocks beyond so many of them are let go, those used longest ago first; None keeps all.
-        fetch: told of blocks that will be opened soon, and whether those it was told of before will not.
+        fetch: called with blocks that will be opened soon, and with whether those of earlier calls will not.
         ahead_rows: how many rows before they are gathered a caller should say so with `will_need`; 0 for never.
         list_bytes: about what the lists of one row take.
         beyond_memory: whether the blocks are mapped files that do not fit into memory, and not read in order.

@@ -43,7 +43,7 @@ def unchanged(files: Sequence[SourceFile], each: Callable[..., Iterable[Any]] = 
         raise DataError(
             f"{changed[0].uri}: was replaced or written to after the source was listed; files must not change while a pipeline "
             "reads them",
-            next_step="when whoever writes it is done, run the same command again: it takes the file as it is then",
+            next_step="when the program that writes it is done, run the same command again: it takes the file as it is then",
         )
 
 

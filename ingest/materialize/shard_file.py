@@ -121,7 +121,7 @@ def _row_bytes(table: pa.Table) -> np.ndarray:
 
 
 class ShardReader:
-    """A mapped shard. Columns are views into the file; they stay valid as long as anybody holds one."""
+    """A mapped shard. Columns are views into the file; they stay valid as long as one of them is held."""
 
     def __init__(self, path: str | Path, batch: pa.RecordBatch) -> None:
         self.path = str(path)

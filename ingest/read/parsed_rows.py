@@ -211,7 +211,7 @@ class _Places:
         self._boot, self._by = boot_id(), digest_of([by, format, options, data.read_columns])
 
     def of(self, file: SourceFile, begin: int, end: int) -> Path | None:
-        """None where a file cannot be told from one before a power cut."""
+        """None where a file may be one from before a power cut."""
         key = digest_of([self._by, file.uri, file.size_bytes, file.fingerprint, begin, end])
         return _folder() / f"{self._boot[:8]}-{key}.arrow" if self._boot else None
 

@@ -51,7 +51,7 @@ class UserCode(Section):
     origin: str = ""
     """The project folder it was captured from, for tracebacks."""
     reached: dict[str, str] = Field(default_factory=dict)
-    """File -> digest of what the target reaches in it, so that a change can be told by the file's name."""
+    """File -> digest of what the target reaches in it, so that a change can be reported by the file's name."""
     names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Python file of the project -> the definitions that the target reaches in it: see penstock.usercode.definitions."""
     param_files: dict[str, str] = Field(default_factory=dict)

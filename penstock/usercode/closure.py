@@ -230,7 +230,7 @@ class Closure:
         return self.class_of(ast.Name(names[0]), self.module(path))
 
     def _reach_subclasses(self) -> None:
-        """`Base.__subclasses__()` finds every class that is derived from another, whoever names it."""
+        """`Base.__subclasses__()` finds every class that is derived from another, wherever it is named."""
         done: set[str] = set()
         while waiting := self._executed.keys() - done:
             for path in sorted(waiting):

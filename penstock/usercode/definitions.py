@@ -1,4 +1,4 @@
-"""What does the code that a target reaches say, definition by definition? So that a change is told by the function's name.
+"""What does the code that a target reaches say, definition by definition? So that a change is reported by the function's name.
 
 A record of it is small JSON: target -> file -> name -> source text, of reached definitions only.
 """

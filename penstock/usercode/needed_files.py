@@ -1,7 +1,7 @@
 """Which of the captured data files does a part of the code need? A registered model keeps no file that only training reads.
 
 The code is read as `closure` reads it, with the bodies of some methods left out. What runs on import always counts, and so does
-a method that anything else mentions by name, whoever's method is meant: too many files may be kept, never too few.
+a method that anything else mentions by name, of whichever class: too many files may be kept, never too few.
 """
 
 from __future__ import annotations

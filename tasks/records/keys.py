@@ -46,7 +46,7 @@ class StageKey(Section):
 
     stage: str
     key: str
-    """Empty while nobody knows the rows that it hangs on."""
+    """Empty while the rows that it depends on are not known."""
     inputs: dict[str, Any]
 
 

@@ -1,6 +1,6 @@
 """Which flow runs does a Prefect server keep of runs that are cleaned, and how are they deleted?
 
-Whoever calls knows that the server is penstock's own: on any other they are not ours to delete.
+Only called for penstock's own server: on any other they are not ours to delete.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Cleaning:
 
 
 def clean(cleaning: Cleaning, tell: Callable[[RoomPlan], None]) -> tuple[Going, ...]:
-    """Delete what goes, and return it: less than what was told if a run began to use some of it.
+    """Delete what goes, and return it: less than `tell` announced if a run began to use some of it.
 
     Args:
         tell: hears what goes before any of it does.

@@ -41,7 +41,7 @@ class Report(Section):
     """A value of the metric as it arrived while a trial trained."""
 
     order: int
-    """Counts the reports of all trials: what the scheduler is told again after a kill, it is told in this order."""
+    """Counts the reports of all trials: after a kill the scheduler gets them again in this order."""
     step: int
     value: float
 

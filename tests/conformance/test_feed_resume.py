@@ -1,4 +1,4 @@
-"""One suite for every feed: whoever stops it anywhere and continues gets what an uninterrupted reader gets."""
+"""One suite for every feed: a reader that stops anywhere and continues gets what an uninterrupted one gets."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Machines:
         return number in self._pids
 
     def cut(self, number: int) -> None:
-        """Drop all its traffic, in both directions; no connection is told."""
+        """Drop all its traffic, in both directions; no connection gets a reset."""
         _run("bridge", "link", "set", "dev", f"pn{number}", "state", "0")
 
     def heal(self, number: int) -> None:

@@ -204,7 +204,7 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     print("machine 3 loses power, and there is no spare")
     run.mark()
     machines.power_off(3)
-    # In whichever way it is told first: Ray may find the loss before 15 s without a step have passed.
+    # In whichever way it is reported first: Ray may find the loss before 15 s without a step have passed.
     run.tells(r"train: no step for \d+ s; machine3 \(10\.77\.7\.13\) does not answer|a worker was lost: rank \d on machine3 ")
     run.tells(r"a worker was lost: rank \d on machine3 \(10\.77\.7\.13\), .* \(restart 1 of 5\)")
     run.tells(r"train: waiting for 1 more CPU: the cluster has 1, train.workers: 2 needs 2")

@@ -106,7 +106,7 @@ def test_requests_that_fail_now_and_then_cost_an_attempt_at_most(
         command = Command("run", str(file), "--json", environment={"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"})
         code = command.process.wait(timeout=600)
         result = command.finish(code)
-        if code:  # then it is told as an error of ours, and the same command goes on
+        if code:  # then it is reported as an error of ours, and the same command goes on
             assert code == ServiceError.exit_code, command.said
             result = Command("run", str(file), "--json", environment={"PREFECT_API_URL": server.url}).finish()
         flow_runs = httpx.post(f"{server.url}/flow_runs/filter", json={}).json()

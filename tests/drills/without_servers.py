@@ -63,7 +63,7 @@ def _train_here(
 
 def leave_out_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `run_here` need no server until the test ends, and find out once what is the same for all runs of this process."""
-    monkeypatch.setattr(closing, "prefect_answers", lambda _within_s: True)  # there is no flow run that it could be told of
+    monkeypatch.setattr(closing, "prefect_answers", lambda _within_s: True)  # there is no flow run to report
     monkeypatch.setattr(trainer, "train", _train_here)
     monkeypatch.setattr(materialize, "materialize_dataset", partial(materialize.materialize_dataset, parallel=local_map))
     monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))

@@ -1,4 +1,4 @@
-"""A lease that is lost while a library makes an error of its own of every exception: it is told, and nothing is written.
+"""A lease that is lost while a library makes an error of its own of every exception: it is reported, and nothing is written.
 
 The records are another process's then. Around the work stand the real flows and the real handling of the signal.
 """

@@ -84,7 +84,7 @@ def test_a_holder_for_moments_is_waited_for_and_not_told(tmp_path: Path) -> None
 
 
 class StuckStorage(Storage):
-    """One whose heartbeats hang, once it is told so, until it is let go."""
+    """One whose heartbeats hang, once `stuck` is set, until `go` is."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

@@ -32,7 +32,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """What a handler of somebody else's writes of everything that is logged."""
+    """What another package's handler writes of everything that is logged."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     root = logging.getLogger()

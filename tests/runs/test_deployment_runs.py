@@ -52,7 +52,7 @@ STAGES = ["read", "preprocess", "materialize", "shuffle", "train", "evaluate", "
 
 
 class Operator(NamedTuple):
-    """Somebody with a Prefect server, a project and a shell."""
+    """A user with a Prefect server, a project and a shell."""
 
     url: str
     file: Path

@@ -107,7 +107,7 @@ print(json.dumps({"predicted": len(answer), "needs": open(model.metadata.flavors
 
 
 def parts_project(folder: Path) -> Path:
-    """Two files of 60 rows to train on and one to look at, in which the class can be told from the height."""
+    """Two files of 60 rows to train on and one to look at, in which the height shows the class."""
     for part, name in enumerate(("data/part-0", "data/part-1", "held/part-0")):
         file = (folder / name).with_suffix(".fw")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -82,7 +82,7 @@ class Network(nn.Module):
 
 
 def make_project(folder: Path) -> Path:
-    """1,200 rows whose class is told by their tokens: class c prefers token c."""
+    """1,200 rows whose class shows in their tokens: class c prefers token c."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(1200):

@@ -56,7 +56,7 @@ class Servers(NamedTuple):
 
     environment: dict[str, str]
     state: Path
-    """Where the servers keep what they are told."""
+    """Where the servers keep what they are sent."""
 
 
 RAY = """

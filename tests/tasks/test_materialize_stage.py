@@ -94,7 +94,7 @@ def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: list[Any], held_out: dict[str, list[Any]], shown: str, said: str
 ) -> None:
     splits = {"train": train, **held_out}
-    # No row of one split is in another: that would be told, too.
+    # No row of one split is in another: that would be reported, too.
     files = {
         f"{split}/a.parquet": pa.table({"y": rows, "x": [1000.0 * at + row for row in range(len(rows))]})
         for at, (split, rows) in enumerate(splits.items())

@@ -1,4 +1,4 @@
-"""Checkpoints as the tracker is told of them, without weights."""
+"""Checkpoints as the tracker hears of them, without weights."""
 
 from __future__ import annotations
 

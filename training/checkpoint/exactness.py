@@ -96,7 +96,7 @@ def _text_of(path: str) -> str:
 
 
 def environment_of_all(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """One environment of all ranks': what differs is told rank by rank, and `nodes` counts the GPUs that share a machine.
+    """One environment of all ranks': what differs is listed rank by rank, and `nodes` counts the GPUs that share a machine.
 
     NCCL adds up within a machine first. Gloo does not look where ranks are.
     """

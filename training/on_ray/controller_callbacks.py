@@ -1,6 +1,6 @@
 """What does Ray Train's controller do for us? It repeats no error that a restart would only meet again, and says where it is.
 
-A module of its own, and a small one: Ray Train's controller imports it before it starts a worker, and everybody waits for that.
+A small module of its own: Ray Train's controller imports it before it starts a worker, and the first step waits for that.
 """
 
 from __future__ import annotations

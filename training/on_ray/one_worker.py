@@ -25,7 +25,7 @@ POLL_S = 0.3
 
 
 def needs_of_one_worker(spec: TrainSpec) -> tuple[dict[str, float], list[Event]]:
-    """CPUs and GPUs of a worker on the cluster this process is connected to, and what is told of the choice of `gpus: auto`."""
+    """CPUs and GPUs of a worker on the cluster this process is connected to, and an event: what `gpus: auto` chose."""
     chosen: list[Event] = []
     if spec.gpus == "auto":
         cluster = Cluster()

@@ -99,7 +99,7 @@ class GroupFit(Fit):
 
 
 class _LeanTrainer(TorchTrainer):
-    """Starts no process that does nothing for us: each takes a core for 1.5 s while everybody waits for the first step.
+    """Starts no process that does nothing for us: each takes a core for 1.5 s before the first step.
 
     Attributes:
         own_cluster: as in `penstock.training.on_ray.trainer.train`.

@@ -55,7 +55,7 @@ class MlflowRegistry:
         return f"version {registered['version']} of model {registered['name']} is no longer in the registry"
 
     def aliases(self, uri: str, name: str) -> dict[str, str]:
-        """By the registered model, so that a model without the alias and a server that is away are told apart."""
+        """By the registered model, so that a model without the alias and a server that is away are two cases."""
         return aliases_of(open_client(uri), name, for_s=10)
 
     def give_alias(self, uri: str, name: str, alias: str, version: str) -> None:

@@ -1,7 +1,7 @@
 """How do rows as the source has them become what a model takes? By the code that prepared the train split, row for row.
 
 The label is what a model is asked for: whatever is given for it, a class that the train split has stands there while the steps
-run, so that steps which expect it work without. A row that cannot be used is told by itself; the others are prepared.
+run, so that steps which expect it work without. A row that cannot be used is reported by itself; the others are prepared.
 """
 
 from __future__ import annotations

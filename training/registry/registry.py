@@ -36,7 +36,7 @@ PREVIOUS = "previous"
 
 
 def alias_lease(name: str) -> str:
-    """Path below the storage of the lease held by whoever looks at a registered model's aliases, until they are moved."""
+    """Path below the storage of the lease that is held while a registered model's aliases are looked at and moved."""
     return f"models/{quote(name, safe='')}/alias-lease"
 
 

@@ -94,7 +94,7 @@ def deploy_pipeline(
         pool: work pool of type process; it is created if absent.
         overrides: `a.b=value` texts that every run of the deployment applies.
         say: takes lines for a person.
-        messages: who is told when a run fails or none begins.
+        messages: who gets a message when a run fails or none begins.
 
     Returns:
         What `penstock deploy --json` prints.

@@ -1,4 +1,4 @@
-"""Who is told when a deployed pipeline fails, or does not run? Two automations of Prefect, which call a webhook or send mail.
+"""Who hears of a deployed pipeline that fails, or does not run? Two automations of Prefect, which call a webhook or send mail.
 
 The server sends the messages, so they come also where the machine of the run is gone. The address lies in a block of Prefect,
 encrypted, and is shown by none of its pages; nothing here writes it into a log or an error.

@@ -107,7 +107,7 @@ def check_ray_auth(environ: Mapping[str, str], home: Path | None = None) -> Find
         detail = "not set, but RAY_ADDRESS names a cluster; whether the token is sent depends on Ray's default"
         return warn(name, detail, "set RAY_AUTH_MODE to what the cluster was started with (token or disabled)")
     if remote and mode == "disabled":
-        detail = "disabled: anybody who reaches the cluster's ports can run code on it"
+        detail = "disabled: any process that reaches the cluster's ports can run code on it"
         return warn(name, detail, "set RAY_AUTH_MODE=token on every node and here, or keep the ports in a private network")
     return ok(name, f"{mode or 'not set'}; {'a token is here' if has_token else 'no token'}")
 

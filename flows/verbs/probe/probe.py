@@ -122,7 +122,7 @@ class _Search:
                 "place": reading.place,
             }
             self._say(f"  {_label(values)}: {reading.rows_per_s:,.0f} rows/s, {factor:.2f} times; {tried['changes']}")
-            # Steps of another size are another training: what they would bring is told, and not taken.
+            # Steps of another size are another training: what they would bring is printed, and not taken.
             if knob.effect != "training" and reading.rows_per_s > FASTER * self.best.rows_per_s:
                 self.best = reading
                 self.effects.append(tried["changes"])

@@ -1,6 +1,6 @@
 """Where may a CSV file be cut, and is it sure that no quoted text reaches over the cut?
 
-A cut is guessed from the line behind it, and proven by whoever reads up to it: the file's first byte is outside quotes, and a
+A cut is guessed from the line behind it, and proven by the reading up to it: the file's first byte is outside quotes, and a
 part that begins outside them and whose quotes all open and close fields ends where the next one begins outside them, too.
 """
 
@@ -40,7 +40,7 @@ def record_start(window: bytes, fields: int, delimiter: str, quote: str) -> int 
 class QuoteCheck:
     """Reads bytes from the begin of a record on. After the last of them `is_sure` says whether they end with a record.
 
-    It is also false where that cannot be told, as of a quote in the middle of a field.
+    It is also false where that cannot be known, as of a quote in the middle of a field.
     """
 
     def __init__(self, delimiter: str, quote: str) -> None:

@@ -41,7 +41,7 @@ WELL = {"/health": (200, b"true"), "/version": (200, f'"{prefect.__version__}"'.
 
 
 class Server:
-    """Answers health checks as Prefect would, and all else as it is told to.
+    """Answers health checks as Prefect would, and all else with `answer`.
 
     Attributes:
         greets: what a client asks first, its version and whether it wants a token, is answered well too.
@@ -111,7 +111,7 @@ def test_no_answer_of_prefects_server_ends_a_run(
     ask(lambda: name_flow_run("name", ["tag"]))
     with get_client(sync_client=True) as client:
         assert ask(lambda: _is_cancelled(client, identity)) is False
-    assert ask(lambda: tell_end(ended)) == (answer == "404"), "else it is told again, unless it does not know the flow run"
+    assert ask(lambda: tell_end(ended)) == (answer == "404"), "else it is sent again, unless it does not know the flow run"
     ask(lambda: stage._publish(ctx, StageOutcome("read", "k", "ran", 1.0, {}, (), (), "")))
     assert [line.startswith("read: no Prefect artifact: ") for line in told] == [True] * (
         answer != "something else" or not greets

@@ -38,7 +38,7 @@ def test_gathering_from_many_blocks_equals_plain_indexing(sizes: list[int], dtyp
 
 
 def test_numbers_at_any_address_are_gathered() -> None:
-    """As a file of somebody else's may have them: numbers that do not lie at multiples of their size."""
+    """As another program's file may have them: numbers that do not lie at multiples of their size."""
     data = np.arange(40, dtype=np.float64)
     blocks = [np.frombuffer(b"." * shift + data[20 * shift :][:20].tobytes(), np.uint8)[shift:].view("f8") for shift in (0, 1)]
     assert not blocks[1].flags.aligned

@@ -1,4 +1,4 @@
-"""Shards that do not fit into memory: the same rows, and the kernel is told which pages come next."""
+"""Shards that do not fit into memory: the same rows, and the kernel gets advice on which pages come next."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_data_are_read_from_one_store_and_kept_in_another(
     storage = Storage(f"{s3_bucket}/state")
     storage.write_bytes("a", b"kept")
     assert storage.read_bytes("a") == b"kept" and Storage(bucket).tree() == {"rows/a.parquet": len(as_parquet())}
-    # A node with the variables can do its part; one without is told which they are, and their values are nowhere.
+    # A node with the variables can do its part; one without gets an error that names them, and their values are nowhere.
     needs = NodeNeeds(None, "", b"", [(file, len(as_parquet()))])
     assert what_is_missing(needs) == []
     assert settings["env_prefix"] in os.environ["PENSTOCK_STORES"]

@@ -1,4 +1,4 @@
-"""A package of somebody else's adds a format: the one that docs/extend/format.md shows, installed for real."""
+"""Another author's package adds a format: the one that docs/extend/format.md shows, installed for real."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_every_type_of_number_is_learnt_from_without_its_gaps(tmp_path: Path, ki
     assert standard == pytest.approx((numbers.mean(), numbers.std()), rel=1e-12)
     assert min_max == (numbers.min(), np.ptp(numbers))
     assert max_abs == (0.0, numbers.max())
-    assert np.copysign(1.0, min_max[0]) == 1.0  # which of the two zeros it is must not hang on the processor
+    assert np.copysign(1.0, min_max[0]) == 1.0  # which of the two zeros it is must not depend on the processor
     assert robust == (np.median(numbers), np.subtract(*np.quantile(numbers, [0.75, 0.25])))
 
 

@@ -1,4 +1,4 @@
-"""Does a training begin with the weights it is told to, and say which fit, which are new and which were left?"""
+"""Does a training begin with the weights that `start_from` names, and say which fit, which are new and which were left?"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def step(number: int) -> TrainProgress:
 
 
 def lines(silence: Silence, bench: Bench, seconds: float) -> list[str]:
-    """What is told while so much time passes without an event."""
+    """What is reported while so much time passes without an event."""
     told: list[str] = []
     end_s = bench.now_s + seconds
     while bench.now_s < end_s:

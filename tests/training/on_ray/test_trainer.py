@@ -188,7 +188,7 @@ def test_a_bug_in_the_recipe_is_told_once_and_not_retried(tmp_path: Path) -> Non
 )
 @pytest.mark.drill
 def test_after_an_interruption_no_thread_is_left_in_rays_hands(tmp_path: Path, started: int) -> None:
-    """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and nothing is told."""
+    """Ray ends a process in which a thread uses it after `ray.shutdown()`: exit code 1, and no message."""
     watcher = Watcher()
 
     class NeverSet(threading.Event):
@@ -255,7 +255,7 @@ def test_what_is_printed_or_raised_on_one_worker_is_written_without_secrets() ->
 
 @ray.remote(num_cpus=2)
 class Others:
-    """Somebody else's work, on all CPUs."""
+    """Another user's work, on all CPUs."""
 
 
 def test_what_a_full_cluster_has_no_room_for_is_waited_for_with_a_word_and_not_without_end(

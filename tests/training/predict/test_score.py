@@ -1,4 +1,4 @@
-"""Every file of an input is scored once, whatever happens in between; rows that cannot be are told apart, with their reason."""
+"""Every file of an input is scored once, whatever happens in between; rows that cannot be are listed with their reason."""
 
 from __future__ import annotations
 

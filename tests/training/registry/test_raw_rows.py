@@ -1,4 +1,4 @@
-"""Raw rows become what the train split became: the same columns to the bit, together or alone, and bad ones are told apart."""
+"""Raw rows become what the train split became: the same columns to the bit, together or alone, and bad ones are reported."""
 
 from __future__ import annotations
 

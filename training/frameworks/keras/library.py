@@ -25,7 +25,7 @@ def backend() -> str:
 
 
 def choose_backend() -> None:
-    """Let whoever imports Keras in this process get that backend; the user's file may be the first that does."""
+    """Set that backend for every import of Keras in this process; the user's file may be the first to import it."""
     os.environ["KERAS_BACKEND"] = backend()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else its start is four lines on every worker
 

@@ -25,7 +25,7 @@ class KerasModel(TrainedModel):
 
     @property
     def predicts(self) -> ClassScores:
-        """Probabilities, as Keras' models end in a softmax; logits where its loss is told `from_logits`."""
+        """Probabilities, as Keras' models end in a softmax; logits where its loss has `from_logits`."""
         config: dict[str, Any] = getattr(self._model.loss, "get_config", dict)()
         return "logits" if config.get("from_logits") else "probabilities"
 
