@@ -2,9 +2,9 @@
 
     python -m benchmarks.raw_rows [--rounds 5] [--rows 1000000] [--out benchmarks/results]
 
-The steps of the tabular template: 30 numbers scaled and joined, and a label that is encoded. Materialize is the stage itself,
-in one process: it reads Parquet, prepares, hashes, and writes shards. A model's rows come from the same files: it reads them
-with pyarrow, compares columns and types with those it was trained on, and prepares them for a network. Arrow has one thread.
+The transforms of the tabular template: 30 numbers scaled and joined, and a label that is encoded. Materialize is the stage
+itself, in one process: it reads Parquet, prepares, hashes, and writes shards. A model's rows come from the same files: it
+reads them with pyarrow, compares columns and types with those it was trained on, and prepares them. Arrow has one thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FILES, REQUESTS = 4, 2000
 
 
 class Prepared:
-    """The template's steps, fitted on the rows of `source`, and both that apply them."""
+    """The template's transforms, fitted on the rows of `source`, and both that apply them."""
 
     def __init__(self, project: Path, source: Path) -> None:
         spec = load_spec(project / "pipeline.yaml").spec

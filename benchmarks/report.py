@@ -174,7 +174,7 @@ hand with the same network in two warm processes. Timed is from the first unit t
 RAW_ROWS = """\
 ## Raw rows of a registered model
 
-{rows:,} rows of 30 numbers, the steps of the tabular template, {rounds} rounds, one process. Materialize reads Parquet,
+{rows:,} rows of 30 numbers, the transforms of the tabular template, {rounds} rounds, one process. Materialize reads Parquet,
 prepares, hashes and writes shards. A model reads the same files, compares columns and types with those it was trained on, and
 prepares the rows for its network.
 """

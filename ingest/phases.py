@@ -32,7 +32,7 @@ __all__ = [
 
 Phase = Literal["fetch", "read", "decode", "transform", "gather", "augment", "copy", "tasks"]
 """`fetch`: bytes come from a remote store or another node; `read`: files and shards are opened and parsed; `decode`: images
-become pixels; `transform`: preprocess steps; `gather`: rows are copied into a batch; `augment`: the recipe's own change of a
+become pixels; `transform`: transforms; `gather`: rows are copied into a batch; `augment`: the recipe's own change of a
 batch; `copy`: the batch goes to the GPU; `tasks`: a stream's rows are waited for while no task of it is seen to work (Ray
 starts processes, and hands tables over)."""
 

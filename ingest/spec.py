@@ -153,8 +153,9 @@ class ImagesOptions(Section):
     """How encoded images become pixels.
 
     With `format: images` a row is a file: column `image` holds its bytes, `path` its name, and `label` the name of the first
-    folder below the root (`cat` for `cat/indoor/1.jpg`; the root of a glob ends at its first wildcard). After the steps `image`
-    is decoded and `path` left out, unless a step has changed them. Images of 16 bits or of floats are refused without `range`.
+    folder below the root (`cat` for `cat/indoor/1.jpg`; the root of a glob ends at its first wildcard). After the transforms
+    `image` is decoded and `path` left out, unless one has changed them. Images of 16 bits or of floats are refused without
+    `range`.
     """
 
     size: tuple[PositiveInt, PositiveInt] | None = None
@@ -220,7 +221,7 @@ class DataSpec(Section):
     Parquet table in the storage, with file, row, column and reason, and there may be as many as `data.quarantine` says. A
     damaged file, and a line that is no record at all, stop the run. Under `error` and `drop` so does an integer label below 0,
     and in all cases one that is larger than those of the train split. Transforms do not learn from rows that cannot be read,
-    or that lack a label or a value that no step fills; from a row that is found bad later (a broken image, a result of
+    or that lack a label or a value that no transform fills; from a row that is found bad later (a broken image, a result of
     `map_batches`) they have learnt its other values."""
     quarantine: QuarantineSpec = QuarantineSpec()
     """The budget of `invalid: quarantine`."""
@@ -327,7 +328,7 @@ class LengthSpec(Section):
     """Which rows make a step where a column holds lists of unequal length. Exact to continue, as any other order."""
 
     column: str
-    """A column that a `ragged` step has made."""
+    """A column that the transform `ragged` has made."""
     pool_batches: PositiveInt = 64
     """Rows of so many steps are looked at together. Where batches are padded they are sorted by length, so that rows of like
     length meet; the steps then come in random order. More pads less, and mixes less. With `materialize.cache: none` each worker
@@ -355,7 +356,7 @@ class ShuffleSpec(Section):
     sample: SampleSpec | None = None
     """Draw rows in other shares than they are stored in. Needs `mode: global`."""
     by_length: LengthSpec | None = None
-    """Put rows of like length, or of so many entries together, into a step. Needs a `ragged` step."""
+    """Put rows of like length, or of so many entries together, into a step. Needs the transform `ragged`."""
 
     @model_validator(mode="after")
     def _samples_from_all_rows(self) -> ShuffleSpec:

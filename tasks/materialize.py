@@ -9,7 +9,7 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.build import damaged_shards
 from penstock.ingest.materialize.build import materialize as materialize_dataset
 from penstock.ingest.materialize.class_report import classes_text, empty_splits, one_class, refuse_no_choice, untried_classes
-from penstock.ingest.materialize.idle_steps import idle_steps
+from penstock.ingest.materialize.idle_transforms import idle_transforms
 from penstock.ingest.materialize.profile import Profile
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
 from penstock.ingest.materialize.shared_rows import SharedRows
@@ -90,7 +90,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
     # Beside the record, for it may be large, and a manifest goes to every worker.
     profile = Profile.model_validate(extra.pop("profile"))
     ctx.ledger.save_profile(ctx.keys["materialize"].key, profile.model_dump(mode="json"))
-    for said in idle_steps(ctx.project.spec.preprocess, ctx.snapshot, profile):
+    for said in idle_transforms(ctx.project.spec.preprocess, ctx.snapshot, profile):
         ctx.warn(f"materialize: {said}")
     return manifest.model_copy(update={"extra": extra}).model_dump(mode="json"), "ran"
 

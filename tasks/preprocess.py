@@ -1,4 +1,4 @@
-"""The preprocess stage: what do the steps learn from the train split?"""
+"""The preprocess stage: what do the transforms learn from the train split?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 
 def _facts(output: dict[str, Any]) -> Facts:
     fitted = FittedPreprocess.model_validate(output)
-    return (("steps", str(len(fitted.steps))),)
+    return (("transforms", str(len(fitted.steps))),)
 
 
 STAGE = Stage("preprocess", _run, _verify, _facts)

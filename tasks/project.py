@@ -44,8 +44,8 @@ class Project:
 
     @property
     def source(self) -> DataSpec:
-        """The data section for reading: without the label if a step may make that column."""
-        makes_columns = any(step.transform.makes_columns for step in self.spec.preprocess)
+        """The data section for reading: without the label if a transform may make that column."""
+        makes_columns = any(entry.transform.makes_columns for entry in self.spec.preprocess)
         return self.spec.data.model_copy(update={"label": None}) if makes_columns else self.spec.data
 
     @cached_property
@@ -115,11 +115,11 @@ class Project:
 
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
-        """The functions of `map_batches` steps, by target. Raises SpecError if one cannot be found."""
+        """The functions of `map_batches` transforms, by target. Raises SpecError if one cannot be found."""
         params: dict[str, list[Any]] = {}
-        for step in self.spec.preprocess:
-            if (target := step.transform.function) is not None:
-                params.setdefault(target, []).append(step.transform.options.model_dump())
+        for entry in self.spec.preprocess:
+            if (target := entry.transform.function) is not None:
+                params.setdefault(target, []).append(entry.transform.options.model_dump())
         return {target: capture(target, self.base_dir, given, self._is_source) for target, given in params.items()}
 
     @cached_property

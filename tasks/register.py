@@ -108,7 +108,7 @@ def _code_to_predict(ctx: RunContext) -> UserCode:
 def _example(ctx: RunContext) -> pa.Table:
     """The first rows of the train split that can be used, as the source has them."""
     preparation = preparation_of(ctx)
-    chain = Chain(preparation.data, preparation.steps, preparation.fitted, preparation.code)
+    chain = Chain(preparation.data, preparation.transforms, preparation.fitted, preparation.code)
     files = [file for file in ctx.snapshot.files if file.location == "train"]
     for split, table, origin in split_rows(preparation.data, ctx.snapshot, files, _SEEN_ROWS, code=preparation.code):
         if split == "train":

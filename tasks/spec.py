@@ -10,7 +10,7 @@ from pydantic import Field
 from penstock.config import OnResume, Section
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import DataSection
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
 from penstock.store_settings import StoreAddress, StoreSpec
@@ -39,8 +39,8 @@ class PipelineSpec(Section):
     environment says it: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and so on."""
     data: DataSection
     """Where the rows are."""
-    preprocess: list[PreprocessStep] = Field(default_factory=list)
-    """Steps applied to every row, in order; those that learn something learn it from the train split only."""
+    preprocess: list[TransformSpec] = Field(default_factory=list)
+    """Transforms applied to every row, in order; those that learn something learn it from the train split only."""
     materialize: MaterializeSpec = MaterializeSpec()
     """How prepared rows are kept."""
     shuffle: ShuffleSpec = ShuffleSpec()
@@ -142,16 +142,16 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
 def _variable_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
     """Rules about rows that differ in length, and images that stay encoded."""
     problems: list[tuple[str, str]] = []
-    steps = [step.transform for step in spec.preprocess]
-    kept = [number for number, step in enumerate(steps) if step.makes_lists or step.keeps_images_encoded]
+    transforms = [entry.transform for entry in spec.preprocess]
+    kept = [number for number, each in enumerate(transforms) if each.makes_lists or each.keeps_images_encoded]
     problems += [
-        (f"preprocess.{number}.{step.name}", f"it would undo step {kept[0]} ({steps[kept[0]].name}); put it before that one")
-        for number, step in enumerate(steps)
-        if step.function is not None and kept and number > kept[0]
+        (f"preprocess.{number}.{each.name}", f"it would undo {transforms[kept[0]].name} (entry {kept[0]}); put it before that")
+        for number, each in enumerate(transforms)
+        if each.function is not None and kept and number > kept[0]
     ]
-    lists = any(step.makes_lists for step in steps)
+    lists = any(each.makes_lists for each in transforms)
     if spec.train.compile and lists:
         problems.append(("train.compile", "lists have another shape in every step, and each one another kernel; leave it out"))
     if spec.shuffle.by_length is not None and not lists:
-        problems.append(("shuffle.by_length", "there are no lists to go by; a `ragged` step makes them"))
+        problems.append(("shuffle.by_length", "there are no lists to go by; the transform `ragged` makes them"))
     return problems

@@ -69,7 +69,7 @@ class TrainSpec(Section):
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "fp32"
     """Arithmetic of the forward pass (autocast); fp16 adds a gradient scaler."""
     compile: Annotated[bool, OnResume.WARN] = False
-    """Run the model through torch.compile. Not with `ragged` steps, whose batches have another shape each time."""
+    """Run the model through torch.compile. Not with `ragged`, whose batches have another shape each time."""
     accumulate: PositiveInt = 1
     """Micro-batches each worker's share of a step is split into, to save memory; its rows must divide into so many."""
     clip_norm: Annotated[PositiveFloat | None, OnResume.WARN] = None

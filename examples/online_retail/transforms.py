@@ -12,7 +12,7 @@ MAX_WORDS = 8
 
 
 def describe_line(batch):
-    """Turn the columns of the CSV into what the steps after this one need.
+    """Turn the columns of the CSV into what the transforms after this one need.
 
     `batch` maps column names to numpy arrays; a number column with gaps has NaN, a text column has None. Rows whose `_keep` is
     false are left out, and counted.

@@ -126,7 +126,7 @@ def check_columns(project: Project) -> None:
     """Compare the columns that the pipeline file names with those of one file, if its beginning tells which it has.
 
     Raises:
-        SpecError: listing every column that is not there, or holds text where a step takes none.
+        SpecError: listing every column that is not there, or holds text where a transform takes none.
     """
     data, reader = project.source, reader_of(project.spec.data)
     files = [file for file in project.files if file.location == "train"]
@@ -234,7 +234,7 @@ def check_machine(spec: PipelineSpec) -> None:
 
 
 def check_recipe(project: Project) -> None:
-    """Load what the framework will train, callbacks and the steps' functions, so that their first error costs nothing.
+    """Load what the framework will train, callbacks and the transforms' functions, so that their first error costs nothing.
 
     Raises:
         SpecError: naming the target and what is wrong.

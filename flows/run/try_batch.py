@@ -66,7 +66,7 @@ def try_one_batch(
 
     Returns:
         `rows`, `columns`, what the framework's `TriedBatch` holds, and of the rows that were prepared for it `sample_rows` and
-        `sized_by_sample`, the steps that may find more categories in all rows.
+        `sized_by_sample`, the transforms that may find more categories in all rows.
 
     Raises:
         SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
@@ -75,7 +75,7 @@ def try_one_batch(
         sample = _prepare(project, snapshot, Path(folder))
         tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, say)
     part = snapshot is not None and sample.rows < snapshot.rows
-    return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_steps if part else []}
+    return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_transforms if part else []}
 
 
 class _Sample(NamedTuple):
@@ -85,8 +85,8 @@ class _Sample(NamedTuple):
     """Before they were prepared."""
     storage: Storage
     manifest: DatasetManifest
-    sizing_steps: list[str]
-    """Steps that learnt categories, of which all rows may have more: the model may grow with them."""
+    sizing_transforms: list[str]
+    """Transforms that learnt categories, of which all rows may have more: the model may grow with them."""
 
 
 def _prepare(project: Project, snapshot: SourceSnapshot | None, folder: Path) -> _Sample:
@@ -149,7 +149,7 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
         progress=silent,
         parallel=local_map,
     )
-    sizing = [step.step.kind for step in fitted.steps if any(column.categories is not None for column in step.columns)]
+    sizing = [entry.step.kind for entry in fitted.steps if any(column.categories is not None for column in entry.columns)]
     return storage, manifest, sizing
 
 

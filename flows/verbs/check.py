@@ -90,8 +90,8 @@ def _said_of_size(batch: dict[str, Any], rows: int) -> str:
     said = f"{batch['parameters']:,} parameters"
     if not batch["sized_by_sample"]:
         return said
-    steps = " and ".join(dict.fromkeys(batch["sized_by_sample"]))
-    return f"{said} by a sample of {batch['sample_rows']:,} rows; {steps} may find more categories in all {rows:,}"
+    sizing = " and ".join(dict.fromkeys(batch["sized_by_sample"]))
+    return f"{said} by a sample of {batch['sample_rows']:,} rows; {sizing} may find more categories in all {rows:,}"
 
 
 def _check_one_step(project: Project, snapshot: SourceSnapshot) -> None:

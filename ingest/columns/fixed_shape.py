@@ -116,7 +116,7 @@ def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Une
     What `penstock.ingest.columns.extension_types` holds stays as it is.
 
     Raises:
-        DataError: the type is not numeric; names the column and the steps that would help.
+        DataError: the type is not numeric; names the column and the transforms that would help.
     """
     kind = array.type
     if pa.types.is_boolean(kind):
@@ -201,7 +201,7 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
     if is_label and is_text(kind):
         return DataError(
             f"the label {name!r} is text; training needs class indices or numbers",
-            next_step="add the step `- label_encoder: {}`, which turns class names into class indices",
+            next_step="add the transform `- label_encoder: {}`, which turns class names into class indices",
         )
     leave = f"leave it out (drop: [{in_yaml(name)}])"
     if is_text(kind):
@@ -223,5 +223,5 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(
-        f"column {name!r} has type {type_text(kind)}; after all steps every column must hold numbers", next_step=advice
+        f"column {name!r} has type {type_text(kind)}; after all transforms every column must hold numbers", next_step=advice
     )

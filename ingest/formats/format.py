@@ -58,10 +58,10 @@ class Format(Protocol):
     """Texts that are null in a column of another type than text. A column that holds nothing else may become text when a file
     is added, so a row's split takes them for null in both."""
     encoded_images: ClassVar[tuple[str, ...]] = ()
-    """Columns of bytes that become pixels (`data.images`) after the preprocess steps, unless a step has made something else of
+    """Columns of bytes that become pixels (`data.images`) after the transforms, unless a transform has made something else of
     them."""
     not_features: ClassVar[tuple[str, ...]] = ()
-    """Columns of text, such as the file's name, that steps may use and training does not see."""
+    """Columns of text, such as the file's name, that transforms may use and training does not see."""
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
         """Find rows that are no files, where `is_kept`. Runs in the driver whenever the sources are listed.

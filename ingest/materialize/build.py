@@ -83,7 +83,7 @@ def materialize(
     Raises:
         DataError: rows that cannot be used (all units are looked at, and counts and the first row of each kind reported; under
             `data.invalid: quarantine`, until there are more than its budget allows), a
-            step or column that is wrong, or a damaged unit that came out differently.
+            transform or column that is wrong, or a damaged unit that came out differently.
     """
     jobs = _plan(preparation, spec, storage, piece_bytes)
     use_units(storage, key, [job.key for job in jobs], progress)

@@ -153,7 +153,7 @@ def unit_key(job: UnitJob) -> str:
             "rules": rules,
             "fitted": of.fitted.digest,
             "code": {target: user.digest for target, user in sorted(of.code.items())},
-            **_image_libraries(decodes_images(data, of.snapshot.arrow_schema(), of.steps)),
+            **_image_libraries(decodes_images(data, of.snapshot.arrow_schema(), of.transforms)),
             "shard_bytes": job.shard_bytes,
             **({"hashed": True} if data.may_share_rows else {}),
             **({"piece": of.piece} if of.piece else {}),
@@ -205,7 +205,7 @@ def build_unit(job: UnitJob) -> UnitResult:
     to one more than all units together may have.
 
     Raises:
-        DataError: a step or a column is wrong whatever the rows hold, or a file cannot be read.
+        DataError: a transform or a column is wrong whatever the rows hold, or a file cannot be read.
     """
     if not job.again and (there := committed(job.storage, job.key)) is not None:
         return UnitResult(record=there)

@@ -1,4 +1,4 @@
-"""How do source rows become rows to train on? All steps in order, then every column checked to be numbers of one shape."""
+"""How do source rows become rows to train on? All transforms in order, then every column checked to be numbers of one shape."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.ingest.columns.images import holds_images, pixel_bytes
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.phases import phase
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.problems import NEVER_DROPPED, Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
 from penstock.ingest.preprocess.transforms.request import request_of, table_of
 from penstock.ingest.read.pieces import Piece, pieces_of
@@ -37,10 +37,10 @@ __all__ = [
     "NUMBERS_BATCH_ROWS",
     "Chain",
     "Preparation",
+    "apply_transforms",
     "cut_by_pixels",
     "decodes_images",
     "rows_at_once",
-    "run_steps",
     "split_rows",
 ]
 
@@ -61,31 +61,31 @@ MAX_CLASSES = 100_000
 
 
 class Chain:
-    """All steps of a pipeline, ready to be applied in this process.
+    """All transforms of a pipeline, ready to be applied in this process.
 
     Args:
-        steps: those of the pipeline file; `fitted` must have been made from them.
+        transforms: those of the pipeline file; `fitted` must have been made from them.
         code: `map_batches` target to the user's code, which is loaded here.
 
     Raises:
-        ValueError: `fitted` belongs to other steps.
+        ValueError: `fitted` belongs to other transforms.
         UserCodeError: user code cannot be imported.
     """
 
     def __init__(
-        self, data: DataSpec, steps: Sequence[PreprocessStep], fitted: FittedPreprocess, code: Mapping[str, UserCode]
+        self, data: DataSpec, transforms: Sequence[TransformSpec], fitted: FittedPreprocess, code: Mapping[str, UserCode]
     ) -> None:
-        # Compared as JSON: that is how the fitted state was kept, and it turns a date in a step's params into text.
-        if [step.step.model_dump(mode="json") for step in fitted.steps] != [step.model_dump(mode="json") for step in steps]:
-            raise ValueError("the fitted state was made from other preprocess steps than those given")
-        self._data, self._steps = data, fitted.steps
+        # Compared as JSON: that is how the fitted state was kept, and it turns a date in a transform's params into text.
+        if [each.step.model_dump(mode="json") for each in fitted.steps] != [it.model_dump(mode="json") for it in transforms]:
+            raise ValueError("the fitted state was made from other transforms than those given")
+        self._data, self._fitted = data, fitted.steps
         self._functions = {target: user.function() for target, user in code.items()}
 
     def apply(self, table: pa.Table, file: str, first_row: int) -> pa.Table:
         """Prepare consecutive rows of one file; columns of the result are as a shard holds them.
 
         Raises:
-            DataError: a row cannot be used (under `data.invalid: error`), or a step cannot be applied.
+            DataError: a row cannot be used (under `data.invalid: error`), or a transform cannot be applied.
         """
         rows = self.prepare(table, Origin.of_file(file, first_row, table.num_rows))
         if self._data.invalid == "error":
@@ -98,12 +98,12 @@ class Chain:
         The result's table may be empty, and then has no meaningful schema.
 
         Raises:
-            DataError: a step or a column's type is wrong, whatever the rows hold; or a label is no class index.
+            DataError: a transform or a column's type is wrong, whatever the rows hold; or a label is no class index.
         """
         rows = Rows(table, origin, listing=self._data.invalid == "quarantine")
         if origin.unreadable is not None:
             rows.reject_unreadable(origin.unreadable)
-        run_steps(rows, self._steps, self._data, self._functions)
+        apply_transforms(rows, self._fitted, self._data, self._functions)
         if rows.table.num_rows:
             self._finish(rows)
         if self._data.invalid == "drop":
@@ -111,15 +111,15 @@ class Chain:
         return rows
 
     def prepare_few(self, table: pa.Table, origin: Origin) -> Rows:
-        """Prepare a few rows to the same columns, without a table between the steps, which costs more than their work.
+        """Prepare a few rows to the same columns, without a table between the transforms, which costs more than their work.
 
         Raises:
-            DataError: one of them cannot be used, or a step cannot be applied; `prepare` tells which.
+            DataError: one of them cannot be used, or a transform cannot be applied; `prepare` tells which.
         """
         request = request_of(table)
-        for step in self._steps:
-            with step.step.naming_its_package(lambda: "the rows given"):
-                request = step.step.transform.apply_request(request, step.columns, self._data, self._functions)
+        for entry in self._fitted:
+            with entry.step.naming_its_package(lambda: "the rows given"):
+                request = entry.step.transform.apply_request(request, entry.columns, self._data, self._functions)
         rows = Rows(table_of(request), origin)
         self._finish(rows)
         raise_for(rows.problems, droppable=False)
@@ -132,9 +132,9 @@ class Chain:
         if label is not None and label not in names:
             close = difflib.get_close_matches(label, names, 1)
             raise SpecError(
-                f"data.label: there is no column {label!r} after the preprocess steps; the rows have {', '.join(names)}"
+                f"data.label: there is no column {label!r} after the transforms; the rows have {', '.join(names)}"
                 + (f"; did you mean {close[0]!r}?" if close else ""),
-                next_step="correct data.label, or keep that column in the steps",
+                next_step="correct data.label, or keep that column in the transforms",
             )
         for name in PROVENANCE_COLUMNS:
             if name in names:
@@ -154,17 +154,19 @@ class Chain:
             _check_label(rows, label)
 
 
-def run_steps(rows: Rows, steps: Sequence[FittedStep], data: DataSpec, functions: Mapping[str, object]) -> None:
-    """Apply `steps` to `rows` in place, and stop early if no row is left."""
-    for step in steps:
+def apply_transforms(
+    rows: Rows, transforms: Sequence[FittedTransform], data: DataSpec, functions: Mapping[str, object]
+) -> None:
+    """Apply `transforms` to `rows` in place, and stop early if no row is left."""
+    for entry in transforms:
         if not rows.table.num_rows:
             return
-        with step.step.naming_its_package(rows.where):
-            step.step.transform.apply(rows, step.columns, data, functions)
+        with entry.step.naming_its_package(rows.where):
+            entry.step.transform.apply(rows, entry.columns, data, functions)
 
 
 def _finish_format(rows: Rows, data: DataSpec) -> None:
-    """What the format's columns mean without a step that says so: pixels, and no file names among the features."""
+    """What the format's columns mean without a transform that says so: pixels, and no file names among the features."""
     meaning = format_of(data)
     for name in meaning.not_features:
         if name in rows.table.column_names and is_text(rows.table.schema.field(name).type):
@@ -241,11 +243,11 @@ def split_rows(
                 yield split, rows.filter(pa.array(mask)).combine_chunks(), origin.take(mask)
 
 
-def decodes_images(data: DataSpec, source: pa.Schema, steps: Sequence[PreprocessStep]) -> bool:
-    """Whether rows hold images that the steps decode."""
+def decodes_images(data: DataSpec, source: pa.Schema, transforms: Sequence[TransformSpec]) -> bool:
+    """Whether rows hold images that the transforms decode."""
     images = any(holds_images(field.type) for field in source)
     formats = bool(format_of(data).encoded_images)
-    return images or formats or any(step.transform.decodes_images for step in steps)
+    return images or formats or any(entry.transform.decodes_images for entry in transforms)
 
 
 def cut_by_pixels(table: pa.Table, origin: Origin) -> Iterator[tuple[pa.Table, Origin]]:
@@ -271,12 +273,12 @@ def cut_by_pixels(table: pa.Table, origin: Origin) -> Iterator[tuple[pa.Table, O
         begin = end
 
 
-def rows_at_once(data: DataSpec, source: pa.Schema, steps: Sequence[PreprocessStep]) -> int:
+def rows_at_once(data: DataSpec, source: pa.Schema, transforms: Sequence[TransformSpec]) -> int:
     """How many rows of the source are prepared together; what they become does not depend on it."""
-    if decodes_images(data, source, steps):
+    if decodes_images(data, source, transforms):
         return IMAGE_BATCH_ROWS
     types = [field.type for field in source]
-    widens = any(step.transform.widens_rows for step in steps)
+    widens = any(entry.transform.widens_rows for entry in transforms)
     if widens or not all(is_number(kind) for kind in types):
         return BATCH_ROWS
     row_bytes = 8 * max(1, len(types))
@@ -288,14 +290,14 @@ class Preparation:
     """How the rows of a source become rows to train on. Picklable: it goes to the workers that prepare them.
 
     Attributes:
-        steps: those of the pipeline file; `fitted` was made from them.
+        transforms: those of the pipeline file; `fitted` was made from them.
         snapshot: the files, and the schema that they agreed on.
-        code: target of `map_batches` steps and split rules to the user's code.
+        code: target of `map_batches` transforms and split rules to the user's code.
         piece: the rows of the only file; None for all.
     """
 
     data: DataSpec
-    steps: Sequence[PreprocessStep]
+    transforms: Sequence[TransformSpec]
     fitted: FittedPreprocess
     snapshot: SourceSnapshot
     code: Mapping[str, UserCode]
@@ -304,7 +306,7 @@ class Preparation:
     @property
     def rows_at_once(self) -> int:
         """How many rows are read at a time."""
-        return rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
+        return rows_at_once(self.data, self.snapshot.arrow_schema(), self.transforms)
 
     def only(self, files: Sequence[SourceFile]) -> Preparation:
         """The same of some of the files."""
@@ -329,9 +331,9 @@ class Preparation:
             read: is given all rows as they were read.
             hashed: whether each result's `origin` gets the rows' hashes.
         """
-        chain = Chain(self.data, self.steps, self.fitted, self.code)
+        chain = Chain(self.data, self.transforms, self.fitted, self.code)
         files = self.snapshot.files
-        decodes = decodes_images(self.data, self.snapshot.arrow_schema(), self.steps)
+        decodes = decodes_images(self.data, self.snapshot.arrow_schema(), self.transforms)
         for split, table, origin in split_rows(self.data, self.snapshot, files, self.rows_at_once, self.piece, self.code):
             read(split, table)
             if hashed:

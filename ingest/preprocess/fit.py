@@ -1,7 +1,7 @@
-"""What do the preprocessing steps learn from the train split? Fitted in order, each on rows prepared by the steps before it.
+"""What do the transforms learn from the train split? Fitted in order, each on rows prepared by those before it.
 
-Neighbouring steps that learn about different columns learn in one pass over the source. Missing values are left out of what is
-learnt; materialize reports them where they matter.
+Neighbouring transforms that learn about different columns learn in one pass over the source. Missing values are left out of
+what is learnt; materialize reports them where they matter.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.preprocess.chain import BATCH_ROWS, NUMBERS_BATCH_ROWS, cut_by_pixels, rows_at_once, run_steps, split_rows
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.chain import (
+    BATCH_ROWS,
+    NUMBERS_BATCH_ROWS,
+    apply_transforms,
+    cut_by_pixels,
+    rows_at_once,
+    split_rows,
+)
+from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.tallies import ask
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import DecodeImage
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.ray_tasks import ParallelMap, ray_map
@@ -43,55 +50,55 @@ _FEW_IMAGES = 16
 """Decoded to see of which type they become."""
 
 
-def needs_fit(steps: Sequence[PreprocessStep]) -> bool:
-    """Whether any step learns something, so that fitting reads rows."""
-    return any(step.transform.learns for step in steps)
+def needs_fit(transforms: Sequence[TransformSpec]) -> bool:
+    """Whether any transform learns something, so that fitting reads rows."""
+    return any(entry.transform.learns for entry in transforms)
 
 
 def fit_preprocess(
     data: DataSpec,
-    steps: Sequence[PreprocessStep],
+    transforms: Sequence[TransformSpec],
     snapshot: SourceSnapshot,
     code: Mapping[str, UserCode],
     progress: Progress,
     *,
     parallel: ParallelMap = ray_map,
 ) -> FittedPreprocess:
-    """Fit all steps on the train split.
+    """Fit all transforms on the train split.
 
     Args:
-        code: target of `map_batches` steps and split rules to the user's code.
-        parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(steps)`.
+        code: target of `map_batches` transforms and split rules to the user's code.
+        parallel: where the rows are read; `ray_map` needs Ray to be initialised if `needs_fit(transforms)`.
 
     Raises:
-        DataError: a step names a column that is not there or of the wrong type, or a column has no values to learn from.
+        DataError: a transform names a column that is not there or of the wrong type, or a column has no values to learn from.
     """
-    fitted: list[FittedStep] = []
-    progress(0, len(steps), "steps")
-    while len(fitted) < len(steps):
-        step = steps[len(fitted)]
-        if not step.transform.learns:
-            fitted.append(FittedStep(step=step))
+    fitted: list[FittedTransform] = []
+    progress(0, len(transforms), "transforms")
+    while len(fitted) < len(transforms):
+        entry = transforms[len(fitted)]
+        if not entry.transform.learns:
+            fitted.append(FittedTransform(step=entry))
         else:
-            source = _TrainRows(data, snapshot, dict(code), tuple(fitted), _required(data, steps, snapshot))
-            fitted += _fit_pass(source, steps[len(fitted) :], parallel)
-        progress(len(fitted), len(steps), "steps", fitted[-1].step.kind)
+            source = _TrainRows(data, snapshot, dict(code), tuple(fitted), _required(data, transforms, snapshot))
+            fitted += _fit_pass(source, transforms[len(fitted) :], parallel)
+        progress(len(fitted), len(transforms), "transforms", fitted[-1].step.kind)
     # Other columns may be encoded, too.
-    encoders = [step for step in fitted if step.step.transform.names_classes and step.columns[0].column == data.label]
+    encoders = [entry for entry in fitted if entry.step.transform.names_classes and entry.columns[0].column == data.label]
     classes = tuple(str(value) for value in encoders[0].columns[0].categories or ()) if encoders else None
     return FittedPreprocess(steps=tuple(fitted), classes=classes, num_classes=None if classes is None else len(classes))
 
 
-def _required(data: DataSpec, steps: Sequence[PreprocessStep], snapshot: SourceSnapshot) -> tuple[str, ...]:
-    """Columns whose rows without a value are certain to be left out: no step fills them, leaves them out or may change them."""
-    if data.invalid == "error" or any(step.transform.makes_columns or step.origin is not None for step in steps):
+def _required(data: DataSpec, transforms: Sequence[TransformSpec], snapshot: SourceSnapshot) -> tuple[str, ...]:
+    """Columns whose rows without a value are certain to be left out: no transform fills or drops them, or may change them."""
+    if data.invalid == "error" or any(entry.transform.makes_columns or entry.origin is not None for entry in transforms):
         return ()
     kinds = {field.name: field.type for field in snapshot.arrow_schema()}
-    names = {name: name for name, kind in kinds.items() if is_number(kind) or is_text(kind)}  # at this step -> in the source
+    names = {name: name for name, kind in kinds.items() if is_number(kind) or is_text(kind)}  # at this point -> in the source
     for hidden in format_of(data).not_features:
         names.pop(hidden, None)
-    for step in steps:
-        transform = step.transform
+    for entry in transforms:
+        transform = entry.transform
         taken = getattr(transform.options, "columns", ())
         if transform.takes_nulls and taken == ALL_COLUMNS:
             names = {}
@@ -103,12 +110,12 @@ def _required(data: DataSpec, steps: Sequence[PreprocessStep], snapshot: SourceS
 
 @dataclass(frozen=True)
 class _TrainRows:
-    """The train split, prepared by the steps fitted so far. Picklable, so that workers read it."""
+    """The train split, prepared by the transforms fitted so far. Picklable, so that workers read it."""
 
     data: DataSpec
     snapshot: SourceSnapshot
     code: dict[str, UserCode]
-    fitted: tuple[FittedStep, ...]
+    fitted: tuple[FittedTransform, ...]
     required: tuple[str, ...] = ()
     """Columns of the source whose rows without a value will be left out, and so must not be learnt from."""
     piece: Piece | None = None
@@ -134,19 +141,19 @@ class _TrainRows:
                 rows = Rows(part, of)
                 for name in self.required:
                     rows.reject_missing(name)
-                run_steps(rows, self.fitted, self.data, functions)
+                apply_transforms(rows, self.fitted, self.data, functions)
                 if rows.table.num_rows:
                     yield rows.table
 
     @property
     def decodes(self) -> bool:
         """Whether images are decoded for what is learnt."""
-        return any(step.step.transform.decodes_images for step in self.fitted)
+        return any(entry.step.transform.decodes_images for entry in self.fitted)
 
     @property
     def batch_rows(self) -> int:
         """How many rows are read at a time."""
-        return rows_at_once(self.data, self.snapshot.arrow_schema(), [step.step for step in self.fitted])
+        return rows_at_once(self.data, self.snapshot.arrow_schema(), [entry.step for entry in self.fitted])
 
     def units(self) -> list[list[_TrainRows]]:
         """The rows of some files each, those of a large file in pieces."""
@@ -158,7 +165,7 @@ class _TrainRows:
         return found
 
     def without_pixels(self, columns: set[str]) -> _TrainRows:
-        """The same rows without decoding images that nothing learns from, where steps after it do not look at them either.
+        """The same rows without decoding images that nothing learns from, where transforms after it do not look at them either.
 
         A broken image then stops the run later, so rows without one are learnt from only where they are not left out.
         """
@@ -166,9 +173,9 @@ class _TrainRows:
         while fitted and self.data.invalid == "error":
             pixels = [
                 at
-                for at, step in enumerate(fitted)
-                if isinstance(step.step.transform, DecodeImage)
-                and step.step.transform.options.column not in columns
+                for at, entry in enumerate(fitted)
+                if isinstance(entry.step.transform, DecodeImage)
+                and entry.step.transform.options.column not in columns
                 and all(later.step.transform.learns or later.step.transform.decodes_images for later in fitted[at + 1 :])
             ]
             if not pixels:
@@ -196,39 +203,39 @@ class _TrainRows:
         return first.schema
 
 
-def _fit_pass(source: _TrainRows, steps: Sequence[PreprocessStep], parallel: ParallelMap) -> list[FittedStep]:
-    """Fit the leading steps of `steps` that do not depend on each other: fitted ones with columns of their own."""
+def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
+    """Fit the leading transforms of `transforms` that do not depend on each other: fitted ones with columns of their own."""
     schema = source.schema()
-    group: list[tuple[PreprocessStep, list[str]]] = []
+    group: list[tuple[TransformSpec, list[str]]] = []
     taken: set[str] = set()
-    for step in steps:
-        transform = step.transform
+    for entry in transforms:
+        transform = entry.transform
         if not transform.learns or (taken and transform.takes_all):
             break
-        with step.naming_its_package(lambda: f"the columns {', '.join(schema.names)}"):
+        with entry.naming_its_package(lambda: f"the columns {', '.join(schema.names)}"):
             columns = transform.columns(schema, source.data.label)
         if taken & set(columns):
             break
         taken |= set(columns)
-        group.append((step, columns))
+        group.append((entry, columns))
     source = source.without_pixels(taken).narrowed(taken)
-    asked = [(step, column) for step, columns in group for column in columns]
+    asked = [(entry, column) for entry, columns in group for column in columns]
     units = source.units()
-    answers = ask([_question(step, column) for step, column in asked], units, parallel)
-    learnt = {column: _learnt(step, column, facts) for (step, column), facts in zip(asked, answers, strict=True)}
-    return [FittedStep(step=step, columns=tuple(learnt[column] for column in columns)) for step, columns in group]
+    answers = ask([_question(entry, column) for entry, column in asked], units, parallel)
+    learnt = {column: _learnt(entry, column, facts) for (entry, column), facts in zip(asked, answers, strict=True)}
+    return [FittedTransform(step=entry, columns=tuple(learnt[column] for column in columns)) for entry, columns in group]
 
 
-def _question(step: PreprocessStep, column: str) -> Question:
-    with step.naming_its_package(lambda: f"column {column!r}"):
-        return step.transform.question(column)
+def _question(entry: TransformSpec, column: str) -> Question:
+    with entry.naming_its_package(lambda: f"column {column!r}"):
+        return entry.transform.question(column)
 
 
-def _learnt(step: PreprocessStep, column: str, facts: ColumnFacts | None) -> ColumnState:
+def _learnt(entry: TransformSpec, column: str, facts: ColumnFacts | None) -> ColumnState:
     if facts is None:
         raise DataError(
-            f"preprocess: {step.kind}: column {column!r} has no values in the train split",
-            next_step=f"leave the column out (drop: [{in_yaml(column)}]), or check the steps before",
+            f"preprocess: {entry.kind}: column {column!r} has no values in the train split",
+            next_step=f"leave the column out (drop: [{in_yaml(column)}]), or check the transforms before",
         )
-    with step.naming_its_package(lambda: f"what the train split holds in column {column!r}: {facts}"):
-        return step.transform.learn(column, facts)
+    with entry.naming_its_package(lambda: f"what the train split holds in column {column!r}: {facts}"):
+        return entry.transform.learn(column, facts)

@@ -1,7 +1,7 @@
 """Are the columns there that a pipeline file names? Names and types of the source's columns tell, before a row is read.
 
-All wrong names are found together, those of `data` and those of every step. What comes after a step that may make columns of
-any name is not known; nothing is said of it, nor of steps of other packages.
+All wrong names are found together, those of `data` and those of every transform. What comes after a transform that may make
+columns of any name is not known; nothing is said of it, nor of transforms of other packages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from penstock.ingest.columns.fixed_shape import is_text
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.read.unify import misnamed, refuse_names
 from penstock.ingest.spec import DataSpec
 
@@ -21,7 +21,7 @@ __all__ = ["check_named_columns"]
 
 def check_named_columns(
     source: DataSpec,
-    steps: Sequence[PreprocessStep],
+    transforms: Sequence[TransformSpec],
     columns: Mapping[str, pa.DataType],
     label: str | None,
     slices: Sequence[str] = (),
@@ -29,32 +29,32 @@ def check_named_columns(
     """Compare what the pipeline file names with the source's columns and their types.
 
     Args:
-        source: the section `data` for reading, whose label is None if a step may make that column.
-        label: as it is after the steps.
+        source: the section `data` for reading, whose label is None if a transform may make that column.
+        label: as it is after the transforms.
         slices: columns of the source that `evaluate.slices` names.
 
     Raises:
-        SpecError: listing every column that is not there, or holds text where a step takes none.
+        SpecError: listing every column that is not there, or holds text where a transform takes none.
     """
     present = list(columns)
     wrong = [f"evaluate.slices: there is no column {name!r}{_meant(name, present)}" for name in slices if name not in columns]
-    refuse_names([*misnamed(source, present), *_misnamed_in_steps(source, steps, columns, label), *wrong], present)
+    refuse_names([*misnamed(source, present), *_misnamed_in_transforms(source, transforms, columns, label), *wrong], present)
 
 
-def _misnamed_in_steps(
-    source: DataSpec, steps: Sequence[PreprocessStep], columns: Mapping[str, pa.DataType], label: str | None
+def _misnamed_in_transforms(
+    source: DataSpec, transforms: Sequence[TransformSpec], columns: Mapping[str, pa.DataType], label: str | None
 ) -> list[str]:
     problems: list[str] = []
     names = [name for name in columns if source.columns is None or name in source.columns]
     # Of a part of the files text is all that is certain: numbers there may be text elsewhere.
     text = {name for name in names if is_text(columns[name])}
-    for number, step in enumerate(steps):
-        if step.origin is not None:
+    for number, entry in enumerate(transforms):
+        if entry.origin is not None:
             return problems
-        transform, where = step.transform, f"preprocess[{number}].{step.kind}"
+        transform, where = entry.transform, f"preprocess[{number}].{entry.kind}"
         for name in transform.named(label):
             if name not in names:
-                problems.append(f"{where}: there is no column {name!r} at this step{_meant(name, names)}")
+                problems.append(f"{where}: there is no column {name!r} at this point{_meant(name, names)}")
             elif name in text and hasattr(transform.options, "columns") and (advice := transform.refusal(name, pa.string())):
                 problems.append(f"{where}: it cannot take column {name!r} of text: {advice}")
         after = transform.names_after(names)
@@ -63,7 +63,7 @@ def _misnamed_in_steps(
         taken = {*transform.named(label), *(text if transform.takes_all else ())}
         names, text = after, text.intersection(after) - taken
     if label is not None and label not in names and (label in columns or source.label is None):
-        problems.append(f"data.label: there is no column {label!r} after the preprocess steps")
+        problems.append(f"data.label: there is no column {label!r} after the transforms")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""What are rows on their way through the preprocess steps, and how does one of them drop out?"""
+"""What are rows on their way through the transforms, and how does one of them drop out?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Rows"]
 
 
 class Rows:
-    """Rows on their way through the steps. A row that cannot be used is taken out at once and remembered as a problem.
+    """Rows on their way through the transforms. A row that cannot be used is taken out at once and remembered as a problem.
 
     Attributes:
         table: the rows left, one chunk a column.

@@ -104,7 +104,7 @@ def _of_vectors(question: Question, column: pa.ChunkedArray) -> list[Tally]:
     if not isinstance(vectors, pa.Array):
         raise DataError(
             f"preprocess: column {question.column!r} holds lists of unequal length, which have no scale for each place",
-            next_step=f"leave {question.column} out of the step, or cut the lists in a map_batches function",
+            next_step=f"leave {question.column} out of the transform, or cut the lists in a map_batches function",
         )
     places = math.prod(vectors.type.shape)
     if places > _MAX_PLACES:

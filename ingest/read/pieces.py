@@ -1,6 +1,6 @@
 """In which pieces are a large file's rows read, so that what is made of them does not show where it was cut?
 
-Pieces begin where a batch of the whole file would: steps see the same rows together, and sums round alike.
+Pieces begin where a batch of the whole file would: transforms see the same rows together, and sums round alike.
 """
 
 from __future__ import annotations

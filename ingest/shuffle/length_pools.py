@@ -124,6 +124,6 @@ def find_column(spec: LengthSpec, columns: Sequence[ColumnInfo]) -> ColumnInfo:
         raise SpecError(
             f"shuffle.by_length: column {spec.column!r} is no column of lists",
             problems=[f"columns: {', '.join(map(str, columns))}"],
-            next_step="name one that a `ragged` step has made, and that is read",
+            next_step="name one that `ragged` has made, and that is read",
         )
     return found

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.preprocess.chain import rows_at_once, split_rows
 from penstock.ingest.preprocess.problems import Origin
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.read.snapshot import SourceSnapshot
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
@@ -33,7 +33,7 @@ class HeldOut:
 
     data: DataSpec
     snapshot: SourceSnapshot
-    steps: Sequence[PreprocessStep]
+    transforms: Sequence[TransformSpec]
     manifest: DatasetManifest
     storage: Storage
     code: Mapping[str, UserCode]
@@ -43,9 +43,9 @@ class HeldOut:
         return split if isinstance(getattr(self.data, split), str) else "train"
 
     def raw(self, split: Split) -> Iterator[tuple[pa.Table, Origin]]:
-        """The rows of a split, with their label, in the columns that the preprocess steps begin with; and their places."""
+        """The rows of a split, with their label, in the columns that the transforms begin with; and their places."""
         files = [file for file in self.snapshot.files if file.location == self.location(split)]
-        at_once = rows_at_once(self.data, self.snapshot.arrow_schema(), self.steps)
+        at_once = rows_at_once(self.data, self.snapshot.arrow_schema(), self.transforms)
         rows = split_rows(self.data, self.snapshot, files, at_once, code=self.code)
         return ((table, origin) for of, table, origin in rows if of == split and origin.unreadable is None)
 

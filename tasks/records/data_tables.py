@@ -155,11 +155,11 @@ def _columns(data: RunData) -> Iterator[dict[str, Any]]:
 
 
 def _fitted(fitted: FittedPreprocess) -> Iterator[dict[str, Any]]:
-    for number, step in enumerate(fitted.steps):
-        for column in step.columns:
+    for number, each in enumerate(fitted.steps):
+        for column in each.columns:
             state = column.model_dump(exclude_none=True, exclude={"column", "more"}) | (column.more or {})
             for name, value in state.items():
-                entry = {"step": number, "transform": step.step.kind, "column": column.column, "statistic": name}
+                entry = {"step": number, "transform": each.step.kind, "column": column.column, "statistic": name}
                 listed = list(value) if isinstance(value, (tuple, list)) else [value]
                 more = f" and {len(listed) - _VALUES_SHOWN:,} more" if len(listed) > _VALUES_SHOWN else ""
                 yield {**entry, "value": ", ".join(map(str, listed[:_VALUES_SHOWN])) + more}

@@ -166,7 +166,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             "data.label": data.label,
             **({"data.fold": data.fold} if data.folds is not None else {}),
             "data.invalid": data.invalid,
-            # Steps do not learn from rows that are certain to be left out.
+            # Transforms do not learn from rows that are certain to be left out.
             **({"learns_from": "rows that stay"} if data.invalid != "error" else {}),
             **{f"data.{k}": v for k, v in leaves.items() if k.startswith("images.") and (k, v) != ("images.fit", "resize")},
             **{f"preprocess.{i}": step.model_dump(mode="json", exclude_none=True) for i, step in enumerate(spec.preprocess)},

@@ -17,7 +17,7 @@ from penstock.ingest.materialize.shard_file import open_shard
 from penstock.ingest.preprocess.chain import Chain, Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.preprocess.fitted import FittedPreprocess
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.ray_tasks import ParallelMap, local_map
 from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
@@ -40,7 +40,7 @@ class Source:
 
     folder: Path
     data: DataSpec
-    steps: list[PreprocessStep]
+    steps: list[TransformSpec]
     ships_params: bool = False
     """Whether files that params name travel with the code. The log of `counting_code` does not: it is written, not read."""
 
@@ -50,7 +50,7 @@ class Source:
         write_files(folder, files or {})
         section = {"format": "parquet", "train": "train", **data}
         spec = spec_class_for(section).model_validate(section)
-        return cls(folder, spec, [PreprocessStep.model_validate(step) for step in steps])
+        return cls(folder, spec, [TransformSpec.model_validate(step) for step in steps])
 
     @property
     def code(self) -> dict[str, UserCode]:
@@ -113,6 +113,6 @@ def counting_code(folder: Path, body: str = "pass") -> str:
 def transform_table(table: pa.Table, steps: Sequence[Any] = (), **data: Any) -> pa.Table:
     """Prepare a table with steps that learn nothing."""
     spec = DataSpec.model_validate({"format": "parquet", "train": "train", **data})
-    parsed = [PreprocessStep.model_validate(step) for step in steps]
+    parsed = [TransformSpec.model_validate(step) for step in steps]
     fitted = FittedPreprocess.model_validate({"steps": [{"step": step} for step in parsed]})
     return Chain(spec, parsed, fitted, {}).apply(table, "part-0.parquet", 100)

@@ -164,12 +164,12 @@ def test_rows_that_no_disk_keeps_come_to_the_same_weights_whichever_way(tmp_path
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("preprocess=[]", ["shuffle.by_length", "a `ragged` step makes them"]),
+        ("preprocess=[]", ["shuffle.by_length", "the transform `ragged` makes them"]),
         ("train.last_batch=drop", ["train.last_batch", "steps by length"]),
         ("train.compile=true", ["train.compile", "another kernel"]),
         (
             "preprocess=[{ragged: {columns: [tokens]}}, {map_batches: model.py:Reader}]",
-            ["preprocess.1.map_batches", "undo step 0"],
+            ["preprocess.1.map_batches", "undo ragged (entry 0)"],
         ),
     ],
 )

@@ -62,7 +62,7 @@ class ScoredRows(NamedTuple):
     problems: dict[int, str]
     """By given row, of all others."""
     unseen: Mapping[str, int]
-    """Column -> its values that a step took though the train split has no such category."""
+    """Column -> its values that a transform took though the train split has no such category."""
 
 
 class LoadedModel:

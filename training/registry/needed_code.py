@@ -31,7 +31,7 @@ _NO_TIME = (1980, 1, 1, 0, 0, 0)
 def archive_needed_code(model: ModelSpec, archive: Path) -> None:
     """Write the modules that loading and asking `model` needs to a zip file, as the package penstock."""
     form = RawForm.model_validate(model.raw)
-    named = [FORMATS.place(form.data.format), *(TRANSFORMS.place(step.step.kind) for step in form.fitted.steps)]
+    named = [FORMATS.place(form.data.format), *(TRANSFORMS.place(entry.step.kind) for entry in form.fitted.steps)]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in needed_modules([_ENTRY, *(place.partition(":")[0] for place in (model.loader, *named))]):
             file = _file_of(name)

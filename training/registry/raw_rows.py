@@ -1,7 +1,8 @@
 """How do rows as the source has them become what a model takes? By the code that prepared the train split, row for row.
 
-The label is what a model is asked for: whatever is given for it, a class that the train split has stands there while the steps
-run, so that steps which expect it work without. A row that cannot be used is reported by itself; the others are prepared.
+The label is what a model is asked for: whatever is given for it, a class that the train split has stands there while the
+transforms run, so that those which expect it work without. A row that cannot be used is reported by itself; the others are
+prepared.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["PreparedRows", "RawForm", "RawRows", "raw_form"]
 
 
 FEW_ROWS = 64
-"""So many rows are prepared without a table between the steps: on the tabular template one row takes 0.4 of the time."""
+"""So many rows are prepared without a table between the transforms: on the tabular template one row takes 0.4 of the time."""
 
 
 class RawForm(Section):
@@ -46,13 +47,13 @@ class RawForm(Section):
 
     version: Literal[1] = 1
     data: DataSection
-    """What the steps go by: format, label, images. It names no files."""
+    """What the transforms go by: format, label, images. It names no files."""
     columns: dict[str, str]
     """The source's columns in their order, with their Arrow types as text."""
     unneeded: tuple[str, ...] = ()
-    """Columns that need not be given: the label, and those that the steps leave out unseen."""
+    """Columns that need not be given: the label, and those that the transforms leave out unseen."""
     nullable: tuple[str, ...] = ()
-    """Columns in which a step fills or marks nulls."""
+    """Columns in which a transform fills or marks nulls."""
     label: str | None = None
     """The column of the source that becomes the label."""
     label_value: Any = None
@@ -79,7 +80,7 @@ def raw_form(data: DataSpec, fitted: FittedPreprocess, code: Mapping[str, UserCo
     """Describe how raw rows are prepared.
 
     Args:
-        example: some rows of the train split that can be used: the columns that the steps begin with.
+        example: some rows of the train split that can be used: the columns that the transforms begin with.
     """
     source = example.schema
     told = _Told(data, source, fitted)
@@ -112,17 +113,17 @@ def _label_of(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 class _Told:
-    """What the steps tell about each column of the source, where they tell it: user code may look at any column."""
+    """What the transforms tell about each column of the source, where they tell it: user code may look at any column."""
 
     def __init__(self, data: DataSpec, source: pa.Schema, fitted: FittedPreprocess) -> None:
         called = {name: name for name in source.names}
-        """Name at this step -> name in the source."""
+        """Name at this point -> name in the source."""
         seen: set[str] = set()
         sees_all = False
         self.unneeded: set[str] = set()
         self.nullable: set[str] = set()
-        for step in fitted.steps:
-            transform = step.step.transform
+        for entry in fitted.steps:
+            transform = entry.step.transform
             named = getattr(transform.options, "columns", None)
             if transform.renames:
                 called = {transform.renames.get(name, name): raw for name, raw in called.items()}
@@ -130,10 +131,10 @@ class _Told:
                 dropped = {raw for name, raw in called.items() if name in transform.drops}
                 self.unneeded |= set() if sees_all else dropped - seen
                 called = {name: raw for name, raw in called.items() if raw not in dropped}
-            elif step.step.origin is None and isinstance(named, list):
+            elif entry.step.origin is None and isinstance(named, list):
                 seen |= {raw for name, raw in called.items() if name in named}
-            elif step.columns:
-                seen |= {raw for name, raw in called.items() if name in {state.column for state in step.columns}}
+            elif entry.columns:
+                seen |= {raw for name, raw in called.items() if name in {state.column for state in entry.columns}}
             else:
                 sees_all = True
             if transform.takes_nulls or transform.function or named == ALL_COLUMNS:
@@ -155,7 +156,7 @@ class PreparedRows(NamedTuple):
     problems: dict[int, str]
     """By given row, of all others."""
     unseen: Mapping[str, int] = {}
-    """Column -> its values that a step took though the train split has no such category; where they are counted."""
+    """Column -> its values that a transform took though the train split has no such category; where they are counted."""
 
 
 class RawRows:
@@ -176,10 +177,10 @@ class RawRows:
     def __init__(self, form: RawForm, schema: FeedSchema) -> None:
         self.form, self.schema = form, form.arrow_schema
         self._features = schema.features
-        steps = [fitted.step for fitted in form.fitted.steps]
-        self._chain = Chain(form.data, steps, form.fitted, form.code)
+        transforms = [fitted.step for fitted in form.fitted.steps]
+        self._chain = Chain(form.data, transforms, form.fitted, form.code)
         self._source_names = _source_names(form)
-        self.rows_at_once = rows_at_once(form.data, self.schema, steps)
+        self.rows_at_once = rows_at_once(form.data, self.schema, transforms)
         self._label = None
         if form.label is not None:
             self._label = _label_of(form.label_value, self.schema.field(form.label).type)
@@ -214,10 +215,10 @@ class RawRows:
         """The label of each row, prepared: float64 [rows], NaN for a row that cannot be used.
 
         Args:
-            table: raw rows, the label's column among them; columns that the steps leave out unseen may be missing.
+            table: raw rows, the label's column among them; columns that the transforms leave out unseen may be missing.
 
         Raises:
-            DataError: a column is missing or of another type, or a step cannot be applied.
+            DataError: a column is missing or of another type, or a transform cannot be applied.
         """
         found = np.full(table.num_rows, np.nan)
         columns = {}
@@ -242,7 +243,7 @@ class RawRows:
     def _some(
         self, table: pa.Table, first: int, problems: dict[int, str], unseen: Counter[str] | None
     ) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Prepare together what can be; a step that stops at one row is given the halves."""
+        """Prepare together what can be; a transform that stops at one row is given the halves."""
         count = table.num_rows
         origin = Origin.of_file("the rows given", first, count)
         if count <= FEW_ROWS and unseen is None:
@@ -305,11 +306,11 @@ _RULES: dict[Reason, str] = {
 
 
 def _source_names(form: RawForm) -> dict[str, str]:
-    """Name at some step -> name in the source, where it means one column from the first step to the last."""
+    """Name at some point -> name in the source, where it means one column from the first transform to the last."""
     called = {name: name for name in form.columns}
     meant = {name: {name} for name in called}
-    for step in form.fitted.steps:
-        renames = step.step.transform.renames
+    for entry in form.fitted.steps:
+        renames = entry.step.transform.renames
         called = {renames.get(name, name): raw for name, raw in called.items()} if renames else called
         for name, raw in called.items():
             meant.setdefault(name, set()).add(raw)

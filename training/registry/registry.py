@@ -50,7 +50,7 @@ class TrainedVersion:
         key: of the register stage with the weights: the same version is registered once by it.
         model: what the model is rebuilt from, besides its files, with what prepares raw rows for it.
         files: local files in one folder, such as a safetensors file; the folder is the caller's, and may be written to.
-        example: some raw rows of the train split: the columns that the preprocess steps begin with, without the label.
+        example: some raw rows of the train split: the columns that the transforms begin with, without the label.
         tags: facts for machines, such as the dataset's digest and the code's version.
         description: paragraphs for people (markdown): the metrics, the model, the data.
         metrics: name -> (value, dataset's name, dataset's digest), of the held-out splits, as the tracker has them.
@@ -100,7 +100,7 @@ class ModelRegistry(Protocol):
     def register(self, uri: str, trained: TrainedVersion, tracker: Tracker) -> Registered:
         """Register a version and set its alias. A second call with the same `key` gives the same version.
 
-        Each step looks first whether an earlier try has done it: a process killed between any two leads to one version.
+        Each write looks first whether an earlier try has done it: a process killed between any two leads to one version.
 
         Args:
             uri: the registry, as `default_uri` says.

@@ -28,10 +28,10 @@ ADVICE = {
     "read": "files or shards are opened and parsed; materialize.cache: disk parses the source once",
     "decode": "images are decoded while they are read; materialize.cache: disk with pixels (decode_image: keep: pixels) "
     "decodes once",
-    "transform": "the preprocess steps run while training reads; materialize.cache: disk or memory runs them once",
+    "transform": "the transforms run while training reads; materialize.cache: disk or memory runs them once",
     "gather": "rows are copied into batches, and page by page from the disk where the memory does not hold them: the memory's "
     "own rate is the limit; more workers, or shuffle.mode: windowed for data that memory does not hold",
-    "augment": "the recipe's augment; give it fewer operations, or do what needs no chance in a preprocess step",
+    "augment": "the recipe's augment; give it fewer operations, or do what needs no chance in a transform",
     "copy": "batches go to the GPU; smaller dtypes (bytes instead of floats) go faster",
     "tasks": "Ray's own work between the tasks of the stream; materialize.cache: disk or memory needs none while training "
     "reads",

@@ -32,7 +32,7 @@ Keep = Literal["pixels", "encoded", "sizes"]
 class DecodeImageOptions(Section):
     """An encoded image (bytes, or a struct with `bytes`) becomes uint8 [height, width, channels], upright by its EXIF tag.
 
-    Of files with several pictures (an animated GIF) it is the first. A label that is an image is a mask without this step.
+    Of files with several pictures (an animated GIF) it is the first. A label that is an image is a mask without this transform.
     """
 
     column: str = "image"
@@ -113,7 +113,7 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         raise DataError(
             f"preprocess: decode_image: column {name!r} has type {column.type}; it takes bytes or a struct with `bytes`",
-            next_step="leave the step out if the column holds pixels already",
+            next_step="leave the transform out if the column holds pixels already",
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
     encoded, mode = [value.as_buffer() for value in column if value.is_valid], "mask" if is_mask else images.mode

@@ -83,7 +83,7 @@ class LabelEncoderOptions(Section):
     """The label becomes the index of its class, int64, classes in sorted order."""
 
     column: str | None = None
-    """The label's name at this point, if an earlier step renamed it; else `data.label`."""
+    """The label's name at this point, if an earlier transform renamed it; else `data.label`."""
 
 
 class _Encoder(Transform[O]):

@@ -37,7 +37,7 @@ class Flatten(Transform[FlattenOptions]):
         return bool(pa.types.is_struct(kind)) and not holds_images(kind)
 
     def refusal(self, column: str, kind: pa.DataType) -> str | None:
-        return None if pa.types.is_struct(kind) else f"it takes structs: leave {column} out of the step"
+        return None if pa.types.is_struct(kind) else f"it takes structs: leave {column} out of the transform"
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         flattened = set(self.columns(rows.table.schema, None))

@@ -65,7 +65,7 @@ def _ragged_lists(name: str, array: pa.Array, options: RaggedOptions) -> pa.Arra
     if deep or not lists or not (pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry)):
         raise DataError(
             f"preprocess: ragged cannot take column {name!r} of type {kind}: it takes lists of numbers",
-            next_step="make such lists in a map_batches function before it, or take the column out of the step",
+            next_step="make such lists in a map_batches function before it, or take the column out of the transform",
         )
     if options.max_length is not None:
         plain = pc.list_slice(plain, 0, options.max_length, return_fixed_size_list=False)

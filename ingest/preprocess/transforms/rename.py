@@ -31,7 +31,7 @@ class Rename(Transform[dict[str, str]]):
         return list(self.options)
 
     def names_after(self, names: Sequence[str]) -> list[str]:
-        # Where the old name is wrong, the steps after it must not be refused for the new one as well.
+        # Where the old name is wrong, the transforms after it must not be refused for the new one as well.
         kept = [name for name in names if name not in self.options]
         return [*kept, *self.options.values()]
 

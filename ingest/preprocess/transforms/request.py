@@ -32,7 +32,7 @@ def num_rows(request: Request) -> int:
 
 
 def table_of(request: Mapping[str, np.ndarray | pa.Array]) -> pa.Table:
-    """The request as the table that a step is applied to when a dataset is prepared."""
+    """The request as the table that a transform is applied to when a dataset is prepared."""
     return pa.table({name: _arrow(values) for name, values in request.items()})
 
 

@@ -163,7 +163,7 @@ class Transform(Generic[O]):
         """Why not a column of this type: what to do about it, in a few words; None if it can be taken."""
         advice = f"cast it first (cast: {{{in_yaml(column)}: float64}}), or use one_hot or ordinal for categories"
         if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
-            advice = f"it takes one number a row: leave {column} out of the step, or change it in a map_batches function"
+            advice = f"it takes one number a row: leave {column} out of the transform, or change it in a map_batches function"
         return None if is_number(kind) else advice
 
     def wanted(self, schema: pa.Schema, label: str | None) -> Sequence[str]:
@@ -213,9 +213,9 @@ class Transform(Generic[O]):
     def _no_column(self, name: str, names: Sequence[str], listed: str) -> DataError:
         close = difflib.get_close_matches(name, names, 1)
         return DataError(
-            f"preprocess: {self.name}: there is no column {name!r} at this step; the rows have {listed}"
+            f"preprocess: {self.name}: there is no column {name!r} at this point; the rows have {listed}"
             + (f"; did you mean {close[0]!r}?" if close else ""),
-            next_step=f"correct preprocess.{self.name}, or the steps before it",
+            next_step=f"correct preprocess.{self.name}, or the transforms before it",
         )
 
     # What it learns, if `learns`.

@@ -63,12 +63,12 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
         run.run(file, overrides)
     assert refused.value.problems == (
         "data.types.mean_sth: no file has a column 'mean_sth'; did you mean 'mean_smoothness'?",
-        "preprocess[0].standard_scaler: there is no column 'mean_txture' at this step; did you mean 'mean_texture'?",
-        "preprocess[2].one_hot: there is no column 'mean_area' at this step; did you mean 'mean_radius'?",
+        "preprocess[0].standard_scaler: there is no column 'mean_txture' at this point; did you mean 'mean_texture'?",
+        "preprocess[2].one_hot: there is no column 'mean_area' at this point; did you mean 'mean_radius'?",
         "preprocess[3].min_max_scaler: it cannot take column 'diagnosis' of text: cast it first (cast: {diagnosis: float64}), "
         "or use one_hot or ordinal for categories",
-        "preprocess[5].drop: there is no column 'mean_radius' at this step; did you mean 'worst_radius'?",
-        "preprocess[7].cast: there is no column 'mean_textur' at this step; did you mean 'mean_texture'?",
+        "preprocess[5].drop: there is no column 'mean_radius' at this point; did you mean 'worst_radius'?",
+        "preprocess[7].cast: there is no column 'mean_textur' at this point; did you mean 'mean_texture'?",
         "evaluate.slices: there is no column 'mean_ara'; did you mean 'mean_area'?",
     )
     assert not capsys.readouterr().err and not (tmp_path / "p" / ".penstock").exists()
@@ -81,7 +81,7 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
     ("override", "kind", "words"),
     [
         ("data.label=nothing", SpecError, "data.label: no file has a column 'nothing'"),
-        ("preprocess=[{drop: [label]}]", SpecError, "data.label: there is no column 'label' after the preprocess steps"),
+        ("preprocess=[{drop: [label]}]", SpecError, "data.label: there is no column 'label' after the transforms"),
         ("train.workers=64", PreflightError, "64 workers of 0.5 CPUs need 32 CPUs"),
         ("storage=/proc/nothing", PreflightError, "storage /proc/nothing cannot be written"),
     ],

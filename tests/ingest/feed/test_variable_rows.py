@@ -353,7 +353,7 @@ def test_bad_lists_and_images_are_named_by_their_row() -> None:
         prepare([["a"]], pa.list_(pa.string()), step)
     with pytest.raises(DataError, match="ragged cannot take column 'y' of type int64"):
         prepare([[1.0]], lists, {"ragged": {"columns": ["y"]}})
-    with pytest.raises(DataError, match=r"there is no column 'z' at this step"):
+    with pytest.raises(DataError, match=r"there is no column 'z' at this point"):
         prepare([[1.0]], lists, {"ragged": {"columns": ["z"]}})
     with pytest.raises(DataError, match=r"lists of unequal length") as caught:
         prepare([[1.0], [2.0, 3.0]], lists, {"drop": ["y"]})

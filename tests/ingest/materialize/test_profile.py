@@ -8,10 +8,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from penstock.ingest.columns.type_text import type_text
-from penstock.ingest.materialize.idle_steps import idle_steps
+from penstock.ingest.materialize.idle_transforms import idle_transforms
 from penstock.ingest.materialize.profile import MAX_VALUES, Profiler, merged
 from penstock.ingest.preprocess.problems import Origin
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.read.snapshot import SourceColumn, SourceSnapshot
 
 
@@ -66,8 +66,8 @@ def test_steps_that_find_nothing_to_do_are_named_with_the_words_that_look_missin
         {"cast": {"size": "float64", "age": "float32"}},
         {"null_mask": {"columns": ["size", "made_elsewhere"]}},
     ]
-    made = TypeAdapter(list[PreprocessStep]).validate_python(steps)
-    assert idle_steps(made, snapshot, profiler.profile()) == [
+    made = TypeAdapter(list[TransformSpec]).validate_python(steps)
+    assert idle_transforms(made, snapshot, profiler.profile()) == [
         "imputer has nothing to do: column 'size' lacks no value",
         "imputer has nothing to do: column 'work' lacks no value, but '?' is in 1 row, and counts as a value like any other",
         "cast has nothing to do: column 'size' is double already",

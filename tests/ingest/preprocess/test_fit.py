@@ -24,8 +24,8 @@ from penstock.ingest.preprocess.fit import needs_fit
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
-from penstock.ingest.preprocess.steps import PreprocessStep
 from penstock.ingest.preprocess.tallies import ask
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms import decode_image
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from tests import ROOT
@@ -142,7 +142,7 @@ def test_a_column_that_is_gone_in_other_rows_is_named(tmp_path: Path, step: str)
     )
     files = {"train/a.parquet": pa.table({"x": [1, 2], "y": [0, 0]}), "test/a.parquet": pa.table({"x": [1], "y": [1]})}
     source = Source.of(tmp_path, files, [{"map_batches": "code.py:f"}, {step: {"columns": ["x"]}}], test="test")
-    with pytest.raises(DataError, match=f"preprocess: {step}: there is no column 'x' at this step; the rows have y"):
+    with pytest.raises(DataError, match=f"preprocess: {step}: there is no column 'x' at this point; the rows have y"):
         source.materialize()
 
 
@@ -214,7 +214,7 @@ def test_a_missing_column_is_an_error_before_anything_is_learnt(tmp_path: Path) 
         {"train/a.parquet": pa.table({"fare": [1.0], "town": ["Ulm"]})},
         [{"one_hot": {"columns": ["towm"]}}],
     )
-    with pytest.raises(DataError, match=r"no column 'towm' at this step; .*; did you mean 'town'\?"):
+    with pytest.raises(DataError, match=r"no column 'towm' at this point; .*; did you mean 'town'\?"):
         source.fit()
 
 
@@ -246,8 +246,8 @@ def test_damaged_state_is_refused(damage: dict[str, Any]) -> None:
 
 
 def test_needs_fit_says_whether_ray_is_needed() -> None:
-    def parse(*steps: Any) -> list[PreprocessStep]:
-        return [PreprocessStep.model_validate(step) for step in steps]
+    def parse(*steps: Any) -> list[TransformSpec]:
+        return [TransformSpec.model_validate(step) for step in steps]
 
     assert needs_fit(parse({"drop": ["a"]}, "label_encoder"))
     assert not needs_fit(parse({"drop": ["a"]}, {"map_batches": "a.py:f"}))
@@ -287,7 +287,7 @@ class Numbers:
 
 @pytest.mark.parametrize("step", ["robust_scaler", "quantile"])
 def test_quantiles_take_as_many_bytes_a_value_as_docs_say(step: str) -> None:
-    question = PreprocessStep.model_validate({step: {"columns": ["x"]}}).transform.question("x")
+    question = TransformSpec.model_validate({step: {"columns": ["x"]}}).transform.question("x")
     tracemalloc.start()
     (facts,) = ask([question], [[Numbers()]], local_map)
     _, peak = tracemalloc.get_traced_memory()

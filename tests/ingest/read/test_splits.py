@@ -253,7 +253,7 @@ def test_pictures_are_told_by_their_bytes() -> None:
 
 
 def rows_by_split(folder: Path, format: str, **options: Any) -> dict[str, list[tuple[str, pa.Table]]]:
-    """(file's name, rows) of each split, as they go to the preprocess steps."""
+    """(file's name, rows) of each split, as they go to the transforms."""
     data, snapshot = read_snapshot(folder, format, **options)
     found: dict[str, list[tuple[str, pa.Table]]] = {split: [] for split in SPLITS}
     for split, table, origin in split_rows(data, snapshot, snapshot.files, 4096):

@@ -19,9 +19,9 @@ from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file, save_file
 
 from penstock.errors import ServiceError, SpecError
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.learnt import ColumnState
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import DataSpec
 from penstock.training.checkpoint.weights import weights_digest
@@ -95,10 +95,10 @@ def arguments(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     source = SOURCE if schema is CLASSES else SOURCE.set(3, pa.field("kind", pa.float32()))
     example = pa.table({"id": [1, 2, 3, 4], "image": images, "age": ages, "kind": kinds}, schema=source)
     written: list[Any] = [{"rename": {"kind": "label"}}, {"drop": ["id"]}]
-    steps = [FittedStep(step=PreprocessStep.model_validate(step)) for step in written]
+    steps = [FittedTransform(step=TransformSpec.model_validate(step)) for step in written]
     if schema is CLASSES:
         learnt = ColumnState(column="label", categories=CLASSES.classes)
-        steps.append(FittedStep(step=PreprocessStep.model_validate("label_encoder"), columns=(learnt,)))
+        steps.append(FittedTransform(step=TransformSpec.model_validate("label_encoder"), columns=(learnt,)))
     form = raw_form(DataSpec(format="parquet", train="t", label="label"), FittedPreprocess(steps=tuple(steps)), {}, example)
     return {
         "name": f"model-{tmp_path.name}",

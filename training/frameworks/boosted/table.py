@@ -34,7 +34,7 @@ class FeatureTable:
         if ragged:
             raise SpecError(
                 f"trees need rows of one length, and those of {', '.join(ragged)} differ",
-                next_step="drop the column in `preprocess`, or make numbers of it with a map_batches step",
+                next_step="drop the column in `preprocess`, or make numbers of it with map_batches",
             )
         if schema.label is None or not schema.features:
             raise SpecError("trees learn a label from features; the data has none", next_step="set data.label")

@@ -47,7 +47,7 @@ class Power(EachNumber[PowerOptions]):
             raise DataError(
                 f"preprocess: {self.name}: column {column!r} holds {facts.low:g} in the train split, and box_cox takes numbers "
                 "above 0",
-                next_step=f"use method: yeo_johnson, or leave {column} out of the step",
+                next_step=f"use method: yeo_johnson, or leave {column} out of the transform",
             )
         if facts.low == facts.high:
             return ColumnState(column=column, center=facts.low, scale=1.0, more={"lambda": 1.0, "constant": True})
@@ -59,7 +59,7 @@ class Power(EachNumber[PowerOptions]):
             raise DataError(
                 f"preprocess: {self.name}: the numbers of column {column!r} (from {facts.low:g} to {facts.high:g}) have no "
                 "power that makes them normal",
-                next_step=f"use quantile: {{columns: [{in_yaml(column)}]}}, or leave it out of the step",
+                next_step=f"use quantile: {{columns: [{in_yaml(column)}]}}, or leave it out of the transform",
             )
         return ColumnState(column=column, center=center, scale=scale, more={"lambda": float(found)})
 

@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.preprocess.chain import Chain, run_steps
-from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedStep
+from penstock.ingest.preprocess.chain import Chain, apply_transforms
+from penstock.ingest.preprocess.fitted import FittedPreprocess, FittedTransform
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.spec import DataSpec
 from penstock.usercode.capture import capture
 from tests.ingest.preparing import transform_table
@@ -32,18 +32,18 @@ def apply(table: pa.Table, step: Any, *states: ColumnState, **data: Any) -> pa.T
 
 
 def _transform(step: Any, *states: ColumnState, **data: Any) -> Chain:
-    parsed = PreprocessStep.model_validate(step)
+    parsed = TransformSpec.model_validate(step)
     spec = DataSpec.model_validate({"format": "parquet", "train": "t", **data})
-    return Chain(spec, [parsed], FittedPreprocess(steps=(FittedStep(step=parsed, columns=states),)), {})
+    return Chain(spec, [parsed], FittedPreprocess(steps=(FittedTransform(step=parsed, columns=states),)), {})
 
 
 def user_transform(folder: Path, source: str, params: dict[str, Any] | None = None, **data: Any) -> Chain:
     """A map_batches step with the function `f` of `source`."""
     (folder / "user.py").write_text(f"import numpy as np\n{source}\n")
-    step = PreprocessStep.model_validate({"map_batches": {"function": "user.py:f", "params": params or {}}})
+    step = TransformSpec.model_validate({"map_batches": {"function": "user.py:f", "params": params or {}}})
     spec = DataSpec.model_validate({"format": "parquet", "train": "t", **data})
     code = {"user.py:f": capture("user.py:f", folder)}
-    return Chain(spec, [step], FittedPreprocess(steps=(FittedStep(step=step),)), code)
+    return Chain(spec, [step], FittedPreprocess(steps=(FittedTransform(step=step),)), code)
 
 
 def jpeg(height: int, width: int, *, orientation: int | None = None) -> bytes:
@@ -71,7 +71,7 @@ def test_drop_rename_and_cast() -> None:
     "step", [{"drop": ["q"]}, {"rename": {"q": "r"}}, {"cast": {"q": "int64"}}, {"decode_image": {"column": "q"}}]
 )
 def test_a_step_on_a_column_that_is_not_there_names_those_there_are(step: Any) -> None:
-    with pytest.raises(DataError, match=r"no column 'q' at this step; the rows have a, b"):
+    with pytest.raises(DataError, match=r"no column 'q' at this point; the rows have a, b"):
         transform_table(pa.table({"a": [1], "b": [2]}), [step])
 
 
@@ -339,9 +339,9 @@ def f(batch, k):
 def _run_function(rows: Rows, folder: Path, body: str) -> None:
     """A map_batches step alone, without what all columns must be after the last step."""
     (folder / "user.py").write_text(f"import numpy as np\ndef f(batch):\n    {body}\n")
-    step = PreprocessStep.model_validate({"map_batches": "user.py:f"})
+    step = TransformSpec.model_validate({"map_batches": "user.py:f"})
     data = DataSpec(format="parquet", train="t")
-    run_steps(rows, [FittedStep(step=step)], data, {"user.py:f": capture("user.py:f", folder).load()})
+    apply_transforms(rows, [FittedTransform(step=step)], data, {"user.py:f": capture("user.py:f", folder).load()})
 
 
 UNTOUCHED = {
@@ -380,7 +380,7 @@ def test_a_user_function_may_change_what_it_was_given_in_place(tmp_path: Path) -
 
 def test_a_user_function_may_give_text_to_later_steps(tmp_path: Path) -> None:
     transform = user_transform(tmp_path, 'def f(batch):\n    return {"word": np.array(["a", "b"])}')
-    with pytest.raises(DataError, match="'word' has type string; after all steps"):
+    with pytest.raises(DataError, match="'word' has type string; after all transforms"):
         transform.apply(pa.table({"x": [1, 2]}), "f", 0)
 
 
@@ -423,7 +423,7 @@ def test_a_label_that_is_no_class_index_is_never_dropped(label: int, kind: pa.Da
     assert "label_encoder" in caught.value.next_step and "data.invalid" not in caught.value.next_step
 
 
-# What is left after all steps.
+# What is left after all transforms.
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_a_text_label_asks_for_the_label_encoder() -> None:
 
 
 def test_a_label_that_the_steps_removed_is_missed() -> None:
-    with pytest.raises(SpecError, match="there is no column 'y' after the preprocess steps; the rows have x"):
+    with pytest.raises(SpecError, match="there is no column 'y' after the transforms; the rows have x"):
         transform_table(pa.table({"x": [1], "y": [1]}), [{"drop": ["y"]}], label="y")
     with pytest.raises(SpecError, match="did you mean 'price'"):
         transform_table(pa.table({"price": [1]}), [], label="prize")
@@ -554,8 +554,8 @@ def test_rows_that_are_all_left_out_raise_nothing() -> None:
 
 
 def test_state_of_other_steps_is_refused() -> None:
-    step = PreprocessStep.model_validate({"drop": ["a"]})
-    with pytest.raises(ValueError, match="other preprocess steps"):
+    step = TransformSpec.model_validate({"drop": ["a"]})
+    with pytest.raises(ValueError, match="other transforms"):
         Chain(DataSpec(format="csv", train="t"), [step], FittedPreprocess(steps=()), {})
 
 

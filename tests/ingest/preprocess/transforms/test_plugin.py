@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.flows.spec_file import schema_json
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from tests import ROOT
 from tests.plugin_package import install_package
 
@@ -91,9 +91,9 @@ def answer(site: Path, script: str, *arguments: str) -> Any:
 
 def test_an_unknown_transform_is_answered_with_those_there_are() -> None:
     with pytest.raises(ValidationError, match=r"no transform 'clip_quantile'; there are standard_scaler, .*, map_batches"):
-        PreprocessStep.model_validate({"clip_quantile": {"columns": "*"}})
+        TransformSpec.model_validate({"clip_quantile": {"columns": "*"}})
     with pytest.raises(ValidationError, match="did you mean 'label_encoder'"):
-        PreprocessStep.model_validate("label_encodr")
+        TransformSpec.model_validate("label_encodr")
 
 
 def test_its_options_are_checked_at_their_line(site: Path, file: Path) -> None:
@@ -121,7 +121,7 @@ reference = runpy.run_path("docs/make_spec_reference.py")["reference"]()
 print(json.dumps([json.loads(schema_json()), reference]))
 """
     schema, reference = answer(site, script)
-    whole, short = schema["$defs"]["PreprocessStep"]["anyOf"]
+    whole, short = schema["$defs"]["TransformSpec"]["anyOf"]
     said = "Values beyond two quantiles of the train split become those quantiles."
     assert whole["properties"]["clip_quantile"]["description"] == said
     assert "clip_quantile" in short["enum"]
@@ -144,11 +144,11 @@ print(json.dumps(stage_keys(Project(loaded.spec, loaded.base_dir, loaded.origins
 
 def test_a_step_is_written_alike_and_imports_nothing_where_other_packages_are_installed(site: Path) -> None:
     script = """
-from penstock.ingest.preprocess.steps import PreprocessStep
-step = PreprocessStep.model_validate({"imputer": {"columns": ["a"]}})
+from penstock.ingest.preprocess.transform_spec import TransformSpec
+step = TransformSpec.model_validate({"imputer": {"columns": ["a"]}})
 print(json.dumps([step.model_dump(mode="json"), "acme_clip" in sys.modules]))
 """
-    written = PreprocessStep.model_validate({"imputer": {"columns": ["a"]}}).model_dump(mode="json")
+    written = TransformSpec.model_validate({"imputer": {"columns": ["a"]}}).model_dump(mode="json")
     assert written == {"imputer": {"columns": ["a"], "strategy": "mean", "fill_value": None}}
     assert answer(site, script) == [written, False]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import DataError
 from penstock.ingest.preprocess.learnt import ColumnState
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms.request import Request, request_of, schema_of, table_of
 from penstock.ingest.preprocess.transforms.transform import Transform
 from penstock.ingest.spec import DataSpec
@@ -194,7 +194,7 @@ def tried(transform: Transform[Any], form: Any, request: Request, states: list[C
 @given(data=st.data())
 def test_a_request_gives_what_a_table_gives(name: str, data: st.DataObject) -> None:
     written, states = data.draw(STEPS[name])
-    transform = PreprocessStep.model_validate(written).transform
+    transform = TransformSpec.model_validate(written).transform
     request = request_of(data.draw(tables()))
     before = outcome(request)
     assert tried(transform, type(transform).apply_request, request, states) == tried(
@@ -212,7 +212,7 @@ def test_nulls_and_nan_of_every_type_of_number_are_treated_alike(kind: pa.DataTy
     if written in ("mean", "most_frequent", "constant"):
         options |= {"strategy": written} | ({"fill_value": state.fill} if written == "constant" else {})
     name = "imputer" if "strategy" in options else written
-    transform = PreprocessStep.model_validate({name: options}).transform
+    transform = TransformSpec.model_validate({name: options}).transform
     states = [] if written in ("constant", "null_mask") else [state]
     request = request_of(pa.table({"x": pa.array(floats).cast(kind)}))
     made = tried(transform, type(transform).apply_request, request, states)
@@ -229,13 +229,13 @@ def test_a_table_comes_back_from_the_form_of_a_request(table: pa.Table) -> None:
 
 
 def test_a_request_without_the_label_passes_the_label_encoder() -> None:
-    step = PreprocessStep.model_validate("label_encoder").transform
+    step = TransformSpec.model_validate("label_encoder").transform
     request: Request = {"x": np.array([1.0])}
     assert step.apply_request(request, [ColumnState(column="label", categories=("a",))], DATA, {}) == request
 
 
 def test_a_row_that_cannot_be_used_is_named_by_its_place_in_the_request() -> None:
-    step = PreprocessStep.model_validate({"ordinal": {"columns": ["s"]}}).transform
+    step = TransformSpec.model_validate({"ordinal": {"columns": ["s"]}}).transform
     request: Request = {"s": np.array(["a", "q"], object)}
     with pytest.raises(DataError, match=r"the request, row 1 \(from 0\): 'q'") as caught:
         step.apply_request(request, [ColumnState(column="s", categories=("a",))], DATA, {})
@@ -243,7 +243,7 @@ def test_a_row_that_cannot_be_used_is_named_by_its_place_in_the_request() -> Non
 
 
 def test_a_function_that_leaves_out_a_row_of_a_request_is_refused() -> None:
-    step = PreprocessStep.model_validate({"map_batches": "user.py:f"}).transform
+    step = TransformSpec.model_validate({"map_batches": "user.py:f"}).transform
     with pytest.raises(DataError, match="leaves out 1 rows of the request"):
         functions = {"user.py:f": lambda batch: {**batch, "_keep": batch["x"] > 1}}
         step.apply_request({"x": np.array([1.0, 2.0])}, [], DATA, functions)

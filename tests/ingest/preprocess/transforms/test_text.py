@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from penstock.errors import DataError
 from penstock.ingest.preprocess.chain import Chain
 from penstock.ingest.preprocess.problems import Origin
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from tests import ROOT
 from tests.ingest.preparing import Source, transform_table
 
@@ -63,9 +63,9 @@ def test_an_unknown_category_may_be_an_error(tmp_path: Path, step: dict[str, Any
 
 def test_options_that_came_later_are_in_no_key_where_they_are_not_used() -> None:
     for kind in ("one_hot", "ordinal"):
-        assert "unknown" not in PreprocessStep.model_validate({kind: {"columns": ["c"]}}).model_dump(mode="json")[kind]
+        assert "unknown" not in TransformSpec.model_validate({kind: {"columns": ["c"]}}).model_dump(mode="json")[kind]
     with pytest.raises(ValidationError, match="unknown must be ignore or code"):
-        PreprocessStep.model_validate({"one_hot": {"columns": ["c"], "unknown": "error", "max_categories": 2}})
+        TransformSpec.model_validate({"one_hot": {"columns": ["c"], "unknown": "error", "max_categories": 2}})
 
 
 TAGS = pa.table({"t": pa.array([["x", "y"], [], ["y", "y"]], pa.list_(pa.string()))})
@@ -137,7 +137,7 @@ def test_text_that_is_empty_may_be_null() -> None:
     made = transform_table(pa.table({"c": ["?", "none", None]}), [*steps, fill, hashed]).column("c").to_pylist()
     assert made[0] == made[1] == made[2]
     with pytest.raises(ValidationError, match="is no regular expression"):
-        PreprocessStep.model_validate({"clean_text": {"columns": ["c"], "remove": "("}})
+        TransformSpec.model_validate({"clean_text": {"columns": ["c"], "remove": "("}})
 
 
 def test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts(tmp_path: Path) -> None:

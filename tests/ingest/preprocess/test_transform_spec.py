@@ -1,4 +1,4 @@
-"""The `preprocess` section of a pipeline file: what may be written, and which columns a step means."""
+"""The `preprocess` section of a pipeline file: what may be written, and which columns a transform means."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import DataError
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 
 SCHEMA = pa.schema(
     [("age", pa.int64()), ("fare", pa.float64()), ("sex", pa.string()), ("label", pa.int64()), ("day", pa.timestamp("s"))]
 )
 
 
-def parse(step: Any) -> PreprocessStep:
-    return PreprocessStep.model_validate(step)
+def parse(step: Any) -> TransformSpec:
+    return TransformSpec.model_validate(step)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_wrong_option_is_named(written: Any, said: str) -> None:
 def test_a_step_survives_json() -> None:
     for written in ({"imputer": {"columns": ["a"], "strategy": "constant", "fill_value": 1}}, {"map_batches": "t.py:f"}):
         step = parse(written)
-        assert PreprocessStep.model_validate_json(step.model_dump_json()) == step
+        assert TransformSpec.model_validate_json(step.model_dump_json()) == step
 
 
 def test_only_steps_that_learn_need_a_fit() -> None:

@@ -6,33 +6,33 @@ from collections.abc import Sequence
 
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.materialize.profile import ColumnProfile, Profile
-from penstock.ingest.preprocess.steps import PreprocessStep
+from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.read.snapshot import SourceSnapshot
 
-__all__ = ["idle_steps"]
+__all__ = ["idle_transforms"]
 
 _WORDS = frozenset({"", "?", "-", "--", ".", "*", "na", "n/a", "none", "null", "nan", "unknown", "missing"})
 """Lower-case texts that people write where a value is missing."""
 
 
-def idle_steps(steps: Sequence[PreprocessStep], snapshot: SourceSnapshot, profile: Profile) -> list[str]:
-    """A sentence for each step that found nothing to do in its source columns; nothing is said of columns that others make."""
+def idle_transforms(transforms: Sequence[TransformSpec], snapshot: SourceSnapshot, profile: Profile) -> list[str]:
+    """A sentence for each transform that found nothing to do in its source columns; columns that others make are left out."""
     types = {column.name: parse_type(column.type) for column in snapshot.columns}
     whole: dict[str, ColumnProfile] = {}
     for columns in profile.columns.values():
         for name, column in columns.items():
             whole[name] = whole.get(name, ColumnProfile()).plus(column)
     found = []
-    for step in steps:
-        if step.transform.makes_columns:
+    for entry in transforms:
+        if entry.transform.makes_columns:
             break
-        options = step.transform.options
-        if step.kind == "cast":
+        options = entry.transform.options
+        if entry.kind == "cast":
             same = [name for name, text in options.items() if types.get(name) == parse_type(text)]
             found += [f"cast has nothing to do: column {name!r} is {types[name]} already" for name in same]
-        elif step.kind in ("imputer", "null_mask") and options.columns != "*":
+        elif entry.kind in ("imputer", "null_mask") and options.columns != "*":
             full = [name for name in options.columns if name in whole and not _missing(whole[name])]
-            found += [f"{step.kind} has nothing to do: column {name!r} lacks no value{_words(whole[name])}" for name in full]
+            found += [f"{entry.kind} has nothing to do: column {name!r} lacks no value{_words(whole[name])}" for name in full]
     return found
 
 

@@ -1,7 +1,7 @@
-"""What may a pipeline file write under `preprocess`? A step: the name of one transform, and its options.
+"""What may a pipeline file write under `preprocess`? The name of a transform, and its options.
 
-A step is written as one key with its options: `- standard_scaler: {columns: [age, fare]}`. Steps run in the order written. A
-package that adds a transform is imported when a file uses its name, or when all are listed: in the JSON schema, the reference.
+A transform is written as one key with its options: `- standard_scaler: {columns: [age, fare]}`. They run in the order written.
+A package that adds one is imported when a file uses its name, or when all are listed: in the JSON schema, the reference.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.ingest.preprocess.transforms.registry import TRANSFORMS
 from penstock.ingest.preprocess.transforms.transform import Transform
 from penstock.messages import said_of
 
-__all__ = ["PreprocessStep"]
+__all__ = ["TransformSpec"]
 
 
-class PreprocessStep(Section):
-    """One step; exactly one of the fields is set. One without options is written by its name alone: `- label_encoder`."""
+class TransformSpec(Section):
+    """One transform; exactly one of the fields is set. One without options is written by its name alone: `- label_encoder`."""
 
     kind: str
     """Name of the transform."""
@@ -38,12 +38,12 @@ class PreprocessStep(Section):
     @classmethod
     def _of_one_kind(cls, value: Any) -> Any:
         """Read `{kind: options}`, a bare kind (`- label_encoder`), or a kind without options (`label_encoder:`)."""
-        if isinstance(value, PreprocessStep):
+        if isinstance(value, TransformSpec):
             return value
         given = {value: None} if isinstance(value, str) else value
         if not isinstance(given, dict) or len(given) != 1:
             held = " and ".join(map(str, given)) if isinstance(given, dict) and given else "none"
-            raise ValueError(f"a step is exactly one of {', '.join(TRANSFORMS.names)}; this one has {held}")
+            raise ValueError(f"a transform is exactly one of {', '.join(TRANSFORMS.names)}; this one has {held}")
         kind, options = next(iter(given.items()))
         try:
             model = _model_of(str(kind))
@@ -85,7 +85,7 @@ class PreprocessStep(Section):
 
     @functools.cached_property
     def transform(self) -> Transform[Any]:
-        """What the step does."""
+        """The object that does it."""
         return TRANSFORMS.get(self.kind)(self.kind, self.options)
 
     @property
@@ -119,26 +119,26 @@ class PreprocessStep(Section):
             ) from error
 
 
-def _revived(written: dict[str, Any], origin: str | None) -> PreprocessStep:
+def _revived(written: dict[str, Any], origin: str | None) -> TransformSpec:
     (kind,) = written
     TRANSFORMS.require(kind, origin)
-    return PreprocessStep.model_validate(written)
+    return TransformSpec.model_validate(written)
 
 
 @functools.cache
 def _model_of(kind: str) -> type[BaseModel]:
-    """What a step of one kind holds. Raises SpecError if there is no such transform."""
+    """What an entry of one kind holds. Raises SpecError if there is no such transform."""
     options: Any = TRANSFORMS.get(kind).Options
     return create_model(kind, __base__=Section, options=(Annotated[options, Field(alias=kind)], ...))
 
 
 @functools.cache
 def _model_of_all(kinds: tuple[str, ...]) -> type[BaseModel]:
-    """What a step may hold, one field for each kind."""
+    """What an entry may hold, one field for each kind."""
     fields: dict[str, Any] = {}
     for kind in kinds:
         transform = TRANSFORMS.get(kind)
         # The name of a field must not be that of a method of pydantic's; its alias may be anything.
         described = Field(default=None, alias=kind, description=transform.description())
         fields[f"{kind}_"] = (transform.Options | None, described)
-    return create_model("PreprocessStep", __base__=Section, __doc__=PreprocessStep.__doc__, **fields)
+    return create_model("TransformSpec", __base__=Section, __doc__=TransformSpec.__doc__, **fields)
