@@ -107,12 +107,12 @@ def _build_units(
 ) -> DatasetManifest:
     data, fitted = preparation.data, preparation.fitted
     damaged = _damaged_before(storage, key)
-    distrusted = {shard.unit for shard in damaged}
+    damaged_units = {shard.unit for shard in damaged}
     results: dict[str, UnitResult] = {}
-    there = _committed(storage, [job.key for job in jobs if job.key not in distrusted])
+    there = _committed(storage, [job.key for job in jobs if job.key not in damaged_units])
     changed = {shard.unit for shard in _changed(storage, [shard for record in there for shard in record.shards])}
     results |= {record.key: UnitResult(record=record) for record in there if record.key not in changed}
-    todo = [replace(job, again=job.key in distrusted | changed) for job in jobs if job.key not in results]
+    todo = [replace(job, again=job.key in damaged_units | changed) for job in jobs if job.key not in results]
     total = sum(job.rows for job in jobs)
     done = total - sum(job.rows for job in todo)
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")

@@ -80,11 +80,11 @@ class Draws:
         line: their weights.
         seed: of the order.
         epoch_rows: draws in an epoch.
-        grows: (share, epochs): only this share of `rows` is drawn in epoch 0, and all of them from epoch `epochs` on.
+        ramp: (share, epochs): only this share of `rows` is drawn in epoch 0, and all of them from epoch `epochs` on.
     """
 
-    def __init__(self, rows: Ids, line: _Line, seed: int, epoch_rows: int, grows: tuple[float, int] | None = None) -> None:
-        self._rows, self._line, self._seed, self._epoch_rows, self._grows = rows, line, seed, epoch_rows, grows
+    def __init__(self, rows: Ids, line: _Line, seed: int, epoch_rows: int, ramp: tuple[float, int] | None = None) -> None:
+        self._rows, self._line, self._seed, self._epoch_rows, self._ramp = rows, line, seed, epoch_rows, ramp
 
     def ids_at(self, epoch: int, positions: Ids) -> Ids:
         """Row ids drawn at `positions` (each in [0, epoch_rows)) of an epoch: int64, shape (n,) to (n,)."""
@@ -99,9 +99,9 @@ class Draws:
 
     def _length(self, epoch: int) -> int:
         whole = int(self._line.ends[-1])
-        if self._grows is None:
+        if self._ramp is None:
             return whole
-        share, epochs = self._grows
+        share, epochs = self._ramp
         share += (1 - share) * min(1.0, epoch / epochs)
         rows = max(1, round(share * len(self._rows)))
         return rows * int(self._line.width[0])
