@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 __all__ = ["GOLDEN", "hash_words", "mix_words"]
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""The step of splitmix64's counter, modulo 2**64."""
+"""The increment of splitmix64's counter, modulo 2**64."""
 
 _MASK = (1 << 64) - 1
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

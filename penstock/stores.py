@@ -52,18 +52,18 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
     what = "needs credentials for" if none else "refuses the credentials for" if denied else "fails for"
     # This may be a process on any node of a cluster, and keys do not travel: each machine has its own.
     host = socket.gethostname()
-    step = f"check the URL, the network and the credentials on {host}"
+    advice = f"check the URL, the network and the credentials on {host}"
     settings = settings_of(uri)
     if settings is not None:
         keys = "anonymous: true" if settings.anonymous else f"{settings.env_prefix or 'AWS'}_ACCESS_KEY_ID on {host}"
-        step = f"look at `stores` in the pipeline file, which says of this bucket {settings.endpoint or 'Amazon'}, and {keys}"
+        advice = f"look at `stores` in the pipeline file, which says of this bucket {settings.endpoint or 'Amazon'}, and {keys}"
     elif is_s3(uri):
         keys = (
             f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY on {host}; a node of a Ray cluster has those that were set when "
             "`ray start` was called there"
         )
-        step = f"look at {keys if denied else 'AWS_ENDPOINT_URL'}"
+        advice = f"look at {keys if denied else 'AWS_ENDPOINT_URL'}"
     return ServiceError(
         f"{store_name(uri)} {what} bucket {address.netloc!r}, key {address.path.lstrip('/')!r}, asked by {host}: {text}",
-        next_step=step,
+        next_step=advice,
     )

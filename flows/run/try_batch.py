@@ -155,8 +155,8 @@ def _materialize(project: Project, folder: Path) -> tuple[Storage, DatasetManife
 
 def _spread(files: list[SourceFile], count: int) -> list[SourceFile]:
     """`count` of the files, evenly over all of them."""
-    step = max(1, len(files) // count)
-    return files[::step][:count]
+    stride = max(1, len(files) // count)
+    return files[::stride][:count]
 
 
 def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) -> Batch:

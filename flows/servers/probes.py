@@ -109,15 +109,15 @@ class StorageFailure(NamedTuple):
 def storage_failure(storage: Storage) -> StorageFailure | None:
     """Write, list, read and delete one small object. Returns the first of these that fails."""
     folder, content = f".probe-{uuid.uuid4().hex[:8]}", b"written to see whether it can be; may be deleted"
-    steps: tuple[tuple[str, Callable[[], object]], ...] = (
+    operations: tuple[tuple[str, Callable[[], object]], ...] = (
         ("written", lambda: storage.write_bytes(f"{folder}/object", content)),
         ("listed", lambda: _expect(storage.list(folder), ["object"])),
         ("read", lambda: _expect(storage.read_bytes(f"{folder}/object"), content)),
         ("deleted", lambda: storage.delete(folder)),
     )
-    for verb, step in steps:
+    for verb, operation in operations:
         try:
-            step()
+            operation()
         except Interrupted:
             raise
         except Exception as error:  # every store has errors of its own

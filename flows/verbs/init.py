@@ -102,8 +102,8 @@ def _write_digits(data: Path) -> list[Path]:
             "label": pa.array(digits.target.astype(np.int64)),
         }
     )
-    step = DIGITS_TRAIN_ROWS // DIGITS_TRAIN_FILES
-    parts = [(f"train/part-{number:05d}.parquet", number * step, step) for number in range(DIGITS_TRAIN_FILES)]
+    of_file = DIGITS_TRAIN_ROWS // DIGITS_TRAIN_FILES
+    parts = [(f"train/part-{number:05d}.parquet", number * of_file, of_file) for number in range(DIGITS_TRAIN_FILES)]
     parts.append(("test/part-00000.parquet", DIGITS_TRAIN_ROWS, len(table) - DIGITS_TRAIN_ROWS))
     for name, start, rows in parts:
         (data / name).parent.mkdir(parents=True, exist_ok=True)

@@ -248,9 +248,9 @@ def _name_below(root: str, full: str) -> str:
 def _said_of_formats(found: Iterable[str]) -> str:
     """Which format reads such files, if one does, or how they come into one; empty if nothing is known of them."""
     extensions = {extension_of(full) for full in found} | {posixpath.splitext(full.lower())[1] for full in found}
-    for named, step in _OTHER_FORMATS.items():
+    for named, advice in _OTHER_FORMATS.items():
         if extensions & {*named.split()}:
-            return f"for {' '.join(sorted(extensions & {*named.split()}))} {step}"
+            return f"for {' '.join(sorted(extensions & {*named.split()}))} {advice}"
     return ""
 
 
@@ -377,8 +377,8 @@ def _listing_problem(called: str, uri: str, error: Exception) -> PenstockError:
                 f"{where}: bucket {bucket!r} does not exist at {store_name(uri)}",
                 next_step=f"correct the bucket in {called}, or AWS_ENDPOINT_URL if another store has it",
             )
-        step = f"correct {called}" + ("; relative paths start at the pipeline file" if called.startswith("data.") else "")
-        return DataError(f"{where} matches no file", next_step=step)
+        advice = f"correct {called}" + ("; relative paths start at the pipeline file" if called.startswith("data.") else "")
+        return DataError(f"{where} matches no file", next_step=advice)
     if is_local(uri):
         return DataError(f"{where} cannot be listed: {error}", next_step="check the path and its permissions")
     return store_problem(uri, error)

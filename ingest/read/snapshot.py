@@ -236,11 +236,11 @@ def _without_marks(table: pa.Table) -> tuple[pa.Table, pa.Array | None]:
 def _joined(problems: list[DataError], num_files: int) -> DataError:
     if len(problems) == 1:
         return problems[0]
-    steps = list(dict.fromkeys(problem.next_step for problem in problems if problem.next_step))
+    advice = list(dict.fromkeys(problem.next_step for problem in problems if problem.next_step))
     return DataError(
         f"{len(problems)} of {num_files} source files cannot be used",
         problems=capped([problem.message for problem in problems]),
-        next_step="; ".join(capped(steps, 3)),
+        next_step="; ".join(capped(advice, 3)),
     )
 
 

@@ -124,7 +124,7 @@ def _fit(
 
 
 class _Stopping:
-    """Passes a stop on to the workers, and loses patience in steps: ask, kill the workers, give up waiting for Ray."""
+    """Passes a stop on to the workers, and loses patience by degrees: ask, kill the workers, give up waiting for Ray."""
 
     def __init__(self, stop: threading.Event, mailbox: Any, fit: Fit, clock: Callable[[], float] = time.monotonic) -> None:
         self._stop, self._mailbox, self._fit, self._clock = stop, mailbox, fit, clock

@@ -83,9 +83,9 @@ class NumpyReader(Reader):
         with self._arrays(file) as arrays:
             row_bytes = sum(map(_row_bytes, arrays.values()))
             total = next(iter(arrays.values())).shape[0]
-            step = max(1, min(batch_rows, _TABLE_BYTES // max(1, row_bytes)))
-            for first_row in range(0, total, step):
-                rows = min(step, total - first_row)
+            table_rows = max(1, min(batch_rows, _TABLE_BYTES // max(1, row_bytes)))
+            for first_row in range(0, total, table_rows):
+                rows = min(table_rows, total - first_row)
                 columns = {
                     column: values for name, each in arrays.items() for column, values in self._columns(name, each, rows)
                 }
@@ -134,9 +134,9 @@ def _opened(file: SourceFile, name: str, stream: Any) -> _Array:
         "is in Fortran's order": (fortran and len(shape) > 1, "save np.ascontiguousarray(array)"),
         "holds complex numbers": (dtype.kind == "c", "save their real and imaginary parts"),
     }
-    for what, (is_so, step) in refused.items():
+    for what, (is_so, advice) in refused.items():
         if is_so:
-            raise DataError(f"{file.uri}: array {name!r} {what}", next_step=step)
+            raise DataError(f"{file.uri}: array {name!r} {what}", next_step=advice)
     return _Array(stream, dtype, shape)
 
 
