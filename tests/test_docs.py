@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from typer.main import get_command
@@ -81,6 +83,13 @@ def test_the_callback_of_the_callbacks_page_logs_and_stops(tmp_path: Path) -> No
         callbacks.after_step(TrainState(step=1), epoch_done=False)
         assert own.totals() == {"weights/largest": 2000.0}
     assert callbacks.wants_end and callbacks.state_dict()["states"] == {"0: callbacks.py:Histogram": {"largest": 2000.0}}
+
+
+@pytest.mark.parametrize("page", ["format", "framework", "registry", "tracker", "transform"])
+def test_what_another_package_adds_is_shown_in_thirty_lines(page: str) -> None:
+    text = (ROOT / "docs" / "extend" / f"{page}.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 
 def test_the_pages_name_every_callback_and_hook() -> None:

@@ -93,7 +93,10 @@ class TrainedModel(Predicts, Protocol):
 
 
 class LearningModel(TrainedModel, Protocol):
-    """A model that learns from one batch after the other, for penstock.training.frameworks.one_process."""
+    """A model that learns from one batch after the other, for penstock.training.frameworks.in_process."""
+
+    num_parameters: int = 0
+    """How many numbers are learned, for `penstock check`."""
 
     @abstractmethod
     def learn(self, batch: dict[str, Tensor]) -> float:

@@ -131,7 +131,7 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
     )
     file, environment = parts_project(tmp_path), seeing(means, fixed, clip)
     checked = Command("check", str(file), "--json", environment=environment).finish()
-    assert (checked["rows"], checked["files"], checked["batch"]["parameters"]) == (180, 3, 4)
+    assert (checked["rows"], checked["files"], checked["batch"]["parameters"]) == (180, 3, 6)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(UNKNOWN_USER)
     homeless = seeing(means, fixed, clip, tmp_path / "site")
@@ -228,16 +228,16 @@ def test_a_tracker_and_a_registry_of_other_packages_take_a_stopped_and_a_finishe
     command.wait_for("a checkpoint", lambda: any(state.glob("runs/*/checkpoints/*/manifest.json")))
     command.kill()
     run_name = next((state / "lines" / "drill").iterdir()).name
-    (state / "lines" / "drill" / run_name / "points.jsonl").touch()
+    tracked = state / "lines" / "drill" / run_name
     assert forked.Command("status", str(file), "--json", environment=seeing(*services)).finish()["repaired"] == [run_name]
-    assert (state / "lines" / "drill" / run_name / "status").read_text() == "KILLED"
+    assert [line["status"] for line in json_lines(tracked) if line.get("kind") == "status"] == ["RUNNING", "KILLED"]
     result = forked.Command("run", str(file), "--json", environment=seeing(*services)).finish()
     assert result["lines_run_id"] == f"drill/{run_name}" and "mlflow_run_id" not in result
-    tracked = state / "lines" / "drill" / run_name
-    assert (tracked / "status").read_text() == "FINISHED"
-    steps = [point["step"] for point in json_lines(tracked / "points.jsonl") if "train/loss" in point]
+    lines = json_lines(tracked)
+    assert [line["status"] for line in lines if line.get("kind") == "status"][-2:] == ["RUNNING", "FINISHED"]
+    steps = [line["step"] for line in lines if "train/loss" in line.get("values", ())]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > 20
-    kinds = {record["kind"] for record in json_lines(tracked / "records.jsonl")}
+    kinds = {line["kind"] for line in lines if "kind" in line}
     assert kinds == {"tags", "params", "artifact", "dataset", "checkpoint", "checkpoints", "status"}
     index = json.loads((state / "models" / "drill" / "index.json").read_text())
     assert index["aliases"] == {"candidate": "1"} and result["model_uri"] == str(state / "models" / "drill" / "1")

@@ -150,7 +150,7 @@ def test_a_package_is_imported_only_by_files_that_name_its_format(tmp_path: Path
     assert in_process(site, IMPORTED, str(file)) == {"imported": [], "back": True}
 
 
-def test_the_reader_of_the_page_names_a_broken_line(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reader_of_the_page_names_a_broken_row(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(site)
     from acme_fixed import FixedWidthOptions, FixedWidthReader  # type: ignore[import-not-found]
 
@@ -158,7 +158,7 @@ def test_the_reader_of_the_page_names_a_broken_line(tmp_path: Path, site: Path, 
     path.write_text(" 1 2\n x 2\n")
     file = SourceFile(uri=str(path), name="a.fw", location="train", size_bytes=10, fingerprint="f")
     reader = FixedWidthReader(FixedWidthOptions(widths={"a": 2, "b": 2}))
-    with pytest.raises(DataError, match=r"a\.fw, line 2: a: could not convert string to float: ' x'"):
+    with pytest.raises(DataError, match=r"a\.fw, row 1 \(from 0\): column 'a' holds 'x', which does not read as double"):
         reader.inspect(file)
     path.write_text(" 1 2\n 3 4\n")
     assert reader.inspect(file) == FileFacts({"a": pa.float64(), "b": pa.float64()}, 2)
