@@ -15,6 +15,7 @@ from penstock.ingest.schema import FeedSchema
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
+from penstock.training.frameworks.own_trainer import blaming_the_build
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.model import LearningModel, Predicts
 from penstock.training.not_a_number import not_a_number
@@ -48,8 +49,12 @@ class InProcess:
         return _NotStarted()
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
-        """Learn from the rows, and predict them."""
-        model = self.model(code, spec.params, schema, None)
+        """Learn from the rows, and predict them.
+
+        Raises:
+            SpecError: the model cannot be made, as with params that it does not take.
+        """
+        model: LearningModel = blaming_the_build(code, lambda: self.model(code, spec.params, schema, None))
         columns = dict(batch.columns)
         loss = model.learn(columns)
         if not math.isfinite(loss):

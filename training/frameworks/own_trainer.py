@@ -1,4 +1,4 @@
-"""What is the same for frameworks that bring a trainer of their own: Lightning, transformers, Keras?"""
+"""What is the same for frameworks that build what user code says: Lightning, transformers, Keras, those of one process?"""
 
 from __future__ import annotations
 

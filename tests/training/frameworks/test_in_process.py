@@ -1,0 +1,61 @@
+"""What does a framework of one process say of its first batch?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.errors import SpecError, TrainingError
+from penstock.ingest.feed.batch import Batch
+from penstock.training.frameworks.in_process import InProcess
+from penstock.training.model import LearningModel
+from penstock.training.spec import TrainSpec
+from penstock.usercode.capture import UserCode
+from tests.training.digits import SCHEMA
+
+CODE = UserCode(target="model.py:Guess", digest="0", files={}, versions={})
+BATCH = Batch({"label": torch.zeros(3, dtype=torch.int64)}, np.arange(3), 3, 3, 0, 3)
+
+
+class Guess(LearningModel):
+    """Says what it was made with of every row, and that this was its loss."""
+
+    num_parameters = 1
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def predict(self, batch: dict[str, torch.Tensor], rows: int) -> torch.Tensor:
+        return torch.full((rows, 10), self.value)
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tensor(self.value)
+
+    def learn(self, batch: dict[str, torch.Tensor]) -> float:
+        return self.value
+
+    def files(self) -> dict[str, bytes]:
+        return {"guess": b"12345678"}
+
+
+GUESS = InProcess(lambda code, params, schema, files: Guess(**params), (), "guess:load", ("guess",))
+
+
+def tried(**params: Any) -> Any:
+    return GUESS.try_batch(CODE, TrainSpec(recipe="model.py:Guess", params=params), SCHEMA, BATCH, 17)
+
+
+def test_the_first_batch_tells_sizes_loss_and_what_is_predicted() -> None:
+    found = tried(value=0.5)
+    assert (found.loss, found.parameters, found.weights_bytes, found.predict_shape) == (0.5, 1, 8, [3, 10])
+
+
+def test_params_that_do_not_fit_and_a_loss_that_is_no_number_end_before_anything_runs() -> None:
+    with pytest.raises(SpecError, match=r"train\.params do not fit model\.py:Guess"):
+        tried(values=1.0)
+    with pytest.raises(TrainingError, match=r"model\.py:Guess: the loss of the first batch is nan"):
+        tried(value=math.nan)
