@@ -56,7 +56,9 @@ class NoRetryOfUserErrors(ray.train.UserCallback):
 class FixedWorkers(FixedScalingPolicy):
     """A number of workers that no autoscaler is asked for: what a cluster lacks that does not grow, it will not get.
 
-    Asking takes an actor, whose start the controller would wait for.
+    Asking takes an actor, whose start the controller would wait for: 2.5 s of CPU of its own, and 28.8 s instead of 25.1 s in
+    all processes up to the first step of two workers (2026-11-26, two cores of an Intel Xeon with other work, medians of five
+    turns).
     """
 
     def _send_resource_request(self) -> None:
