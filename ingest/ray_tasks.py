@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import PenstockError, PreflightError, ServiceError
+from penstock.machine.prints import keeping_prints, print_again, printed_before
 from penstock.redact import first_line, hiding_secrets
 
 __all__ = [
@@ -50,7 +51,7 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
 
     Plain tasks, because Ray Data takes up to two seconds to begin, and has nothing to do where no rows come back. A task whose
     worker dies is run again, three times. When a task has failed no more are handed to Ray, and those it has are waited for:
-    who tries again must not meet them.
+    who tries again must not meet them. What an item prints is printed by this process once it is done.
 
     Raises:
         Exception: what `fn` raised, as it was raised; errors of Ray itself as `raising_ours` tells them.
@@ -69,11 +70,17 @@ def ray_map(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: fl
                 return
             done, running = ray.wait(running)
             try:
-                result = ray.get(done[0])
-            except (RayTaskError, WorkerCrashedError, OutOfMemoryError):  # not of a Ray that is gone: nothing would end
+                result, printed = ray.get(done[0])
+            except (
+                RayTaskError,
+                WorkerCrashedError,
+                OutOfMemoryError,
+            ) as error:  # not of a Ray that is gone: nothing would end
+                print_again(printed_before(error))
                 if running:
                     ray.wait(running, num_returns=len(running), fetch_local=False)
                 raise
+            print_again(printed)
             yield result
 
 
@@ -84,7 +91,7 @@ def ray_pool(
 
     Results come in the order they are done. A process that dies is started again, three times, with the item it had. One that
     has nothing left to do ends, so that its CPU is there for one that is started again. When an item has failed no more are
-    handed out, and those in hand are waited for.
+    handed out, and those in hand are waited for. What an item prints is printed by this process once it is done.
 
     Args:
         processes: at most so many; each takes one CPU.
@@ -107,14 +114,16 @@ def ray_pool(
             (done, *_), _rest = ray.wait(list(running))
             actor = running.pop(done)
             try:
-                result = ray.get(done)
-            except (RayTaskError, RayActorError):
+                result, printed = ray.get(done)
+            except (RayTaskError, RayActorError) as error:
+                print_again(printed_before(error))
                 if running:
                     ray.wait(list(running), num_returns=len(running), fetch_local=False)
                 raise
             for item in itertools.islice(waiting, 1):
                 running[actor.call.remote(shared, item)] = actor
             del actor
+            print_again(printed)
             yield result
 
 
@@ -158,9 +167,10 @@ def _task() -> Any:
     import ray
 
     @ray.remote
-    def call(fn: Callable[[Any], Any], item: Any) -> Any:
-        with hiding_secrets():
-            return fn(item)
+    def call(fn: Callable[[Any], Any], item: Any) -> tuple[Any, list[str]]:
+        with keeping_prints() as printed, hiding_secrets():
+            result = fn(item)
+        return result, printed.take()
 
     return call
 
@@ -174,10 +184,11 @@ def _worker() -> Any:
         def __init__(self) -> None:
             self._fn: Callable[[Any], Any] | None = None
 
-        def call(self, make: Callable[[], Callable[[Any], Any]], item: Any) -> Any:
-            with hiding_secrets():
+        def call(self, make: Callable[[], Callable[[Any], Any]], item: Any) -> tuple[Any, list[str]]:
+            with keeping_prints() as printed, hiding_secrets():
                 self._fn = self._fn or make()
-                return self._fn(item)
+                result = self._fn(item)
+            return result, printed.take()
 
     return Worker
 

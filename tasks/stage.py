@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelled, Completed
 
 from penstock.errors import Interrupted, PenstockError, ServiceError
+from penstock.machine.prints import passing_prints
 from penstock.redact import hiding_secrets
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext, StageOutcome
@@ -134,7 +135,8 @@ def perform(stage: Stage, ctx: RunContext) -> StageOutcome:
         because = [doubt]
     else:
         because = why_run(stage.name, key, ctx.before, ctx.now)
-    output, outcome = stage.run(ctx)
+    with passing_prints(lambda line: ctx.reporter.say(f"{stage.name}: {line}")):
+        output, outcome = stage.run(ctx)
     if outcome == "resumed":
         because = [f"it continued from the checkpoint of step {ctx.attempt.resumed_from_step or 0:,}", *because]
     record = StageRecord(

@@ -120,7 +120,7 @@ class Warned(Section):
 
 
 class Printed(Section):
-    """Lines that user code has printed on a rank."""
+    """Lines that user code has printed, warned or logged on a rank."""
 
     rank: int
     lines: tuple[str, ...]

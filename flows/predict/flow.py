@@ -27,6 +27,7 @@ from penstock.flows.servers.services import ray_cluster, telemetry_off
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.ray_tasks import ray_pool
 from penstock.lease import hold_lease
+from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.messages import counted
 from penstock.progress import silent
@@ -82,7 +83,8 @@ def predict(request: PredictRequest) -> State[Any]:
             name_flow_run(f"{model.uri} on {Path(request.input).name}", [model.name or "model"])
             run = partial(_on_ray, request, model, listing.files, storage, reporter, stopping, stack)
             progress = reporter.progress("predict") if work.todo else silent
-            score(output, asked, listing.files, work, run, progress, scored)
+            with passing_prints(lambda line: reporter.say(f"predict: {line}")):
+                score(output, asked, listing.files, work, run, progress, scored)
             stopping.check()
         except BaseException as error:
             stopped = stop_behind(error)

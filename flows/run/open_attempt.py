@@ -35,6 +35,7 @@ from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
 from penstock.lease import hold_lease
+from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind
 from penstock.redact import redact_text
 from penstock.tasks.context import Reporter, RunContext
@@ -84,7 +85,8 @@ def open_attempt(
     """
     ledger = Ledger(project.storage)
     keys = stage_keys(project, ledger.stage_output)
-    check_recipe(project)
+    with passing_prints(lambda line: reporter.say(f"recipe: {line}")):
+        check_recipe(project)
     current = _current_run(ledger, loaded.spec.name, request.fresh, reporter)
     if before is None and current is not None:
         before = Before.of(ledger, current)

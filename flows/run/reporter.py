@@ -46,10 +46,11 @@ def _sentence(outcome: StageOutcome) -> str:
 
 
 class PlainReporter:
-    """One line per event, for logs."""
+    """One line per event, for logs; on the stderr of its beginning, as user code's passes through here."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
+        self._stream = sys.stderr
 
     def progress(self, stage: str) -> Progress:
         """A progress callable that prints at most every few seconds."""
@@ -66,7 +67,7 @@ class PlainReporter:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        print(redact_text(text), file=sys.stderr, flush=True)
+        print(redact_text(text), file=self._stream, flush=True)
         _to_prefect(text)
 
     def warn(self, text: str) -> None:
@@ -79,10 +80,10 @@ class PlainReporter:
 
 
 class TerminalReporter:
-    """A live progress bar for the stage in hand."""
+    """A live progress bar for the stage in hand; on the stderr of its beginning, as user code's passes through here."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, emoji=False)
+        self._console = Console(file=sys.stderr, highlight=False, emoji=False)
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._started = 0.0
@@ -98,6 +99,8 @@ class TerminalReporter:
             TextColumn("{task.fields[note]}"),
             console=self._console,
             transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._task = self._bar.add_task(stage, total=None, amount="", note="")
         self._started = time.monotonic()

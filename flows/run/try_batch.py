@@ -32,6 +32,7 @@ from penstock.ingest.shuffle.length_pools import find_column
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.sampling import check_column
 from penstock.ingest.spec import DataSpec, MaterializeSpec, QuarantineSpec, ShuffleSpec
+from penstock.machine.prints import aloud, passing_prints
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
@@ -62,7 +63,7 @@ def try_one_batch(
     Args:
         snapshot: the source if it was read already; without it only the first train file is read, the beginning of a large one.
         on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
-        say: hears what is waited for there.
+        say: hears what is waited for there, and what user code prints.
 
     Returns:
         `rows`, `columns`, what the framework's `TriedBatch` holds, and of the rows that were prepared for it `sample_rows` and
@@ -71,9 +72,12 @@ def try_one_batch(
     Raises:
         SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder:
+    with (
+        passing_prints(lambda line: say(f"first batch: {line}")),
+        tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder,
+    ):
         sample = _prepare(project, snapshot, Path(folder))
-        tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, say)
+        tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, aloud(say))
     part = snapshot is not None and sample.rows < snapshot.rows
     return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_transforms if part else []}
 

@@ -23,6 +23,7 @@ from penstock.flows.spec_file import LoadedSpec, load_spec
 from penstock.flows.tune.space import check_space
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
+from penstock.machine.prints import passing_prints
 from penstock.messages import counted
 from penstock.progress import silent
 from penstock.tasks.project import Project
@@ -57,7 +58,8 @@ def _check_the_rest(
     loaded: LoadedSpec, project: Project, warnings: list[str], say: Callable[[str], None], *, on_cluster: bool
 ) -> dict[str, Any]:
     say(f"storage    ok   {project.storage.root}")
-    check_recipe(project)
+    with passing_prints(lambda line: say(f"recipe: {line}")):
+        check_recipe(project)
     TRACKERS.get(loaded.spec.tracking.tracker)
     stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
     say(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -48,9 +51,13 @@ def test_a_full_disk_of_a_worker_is_told_as_one() -> None:
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/the/shard")
 
 
-def test_what_a_task_prints_is_written_without_secrets() -> None:
+def test_what_a_task_prints_warns_or_logs_is_written_here_and_there_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     def tell(item: int) -> str:
         print("connected with", f"http://alice:canary@host/{item}")
+        warnings.warn(f"old {item}", stacklevel=1)
+        logging.getLogger("their.own").warning("slow %d", item)
+        if item > 3:
+            raise ValueError("refused")
         return os.readlink("/proc/self/fd/1")
 
     def stream(item: int) -> Iterator[str]:
@@ -61,6 +68,14 @@ def test_what_a_task_prints_is_written_without_secrets() -> None:
     for item, file in files.items():
         text = Path(file).read_text()
         assert f"connected with http://***@host/{item}\n" in text and "canary" not in text
+    for failing in (lambda: ray_map(tell, [4]), lambda: ray_pool(lambda: tell, [5], processes=1)):
+        with pytest.raises(Exception, match="refused"):
+            list(failing())
+    here = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  warnings.warn")]
+    told = [re.sub(r".*: (?=UserWarning)", "", line) for line in here]
+    assert told == [
+        line for n in (1, 2, 4, 5) for line in (f"connected with http://***@host/{n}", f"UserWarning: old {n}", f"slow {n}")
+    ]
 
 
 def test_an_unexpected_error_keeps_its_message() -> None:

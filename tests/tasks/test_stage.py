@@ -45,6 +45,7 @@ with prefect_api(folder / "state"):
         calls.append(1)
         if len(calls) <= failures:
             raise getattr(errors, error)("the store was away")
+        print("of the work")
         (folder / "data").write_text("rows")
         return {"rows": 4}, "ran"
 
@@ -62,7 +63,7 @@ with prefect_api(folder / "state"):
         outcomes={},
         before=None,
         now=None,
-        reporter=SimpleNamespace(finished=lambda outcome: None),
+        reporter=SimpleNamespace(finished=lambda outcome: None, say=told.append),
         tracker=SimpleNamespace(url=None, run_id="m"),
         state_dir=folder,
         warn=told.append,
@@ -128,7 +129,8 @@ def test_a_store_that_was_away_is_tried_again_and_a_record_without_data_is_not_b
     found = perform(tmp_path, "ServiceError", failures=2)
     assert [outcome for _, outcome in found["ends"]] == ["ran", "reused", "ran"]
     assert found["calls"] == 4
-    assert found["told"] == ["read: the recorded output is not used: its data are gone"]
+    printed = "read: of the work"
+    assert found["told"] == [printed, "read: the recorded output is not used: its data are gone", printed]
 
 
 @pytest.mark.slow

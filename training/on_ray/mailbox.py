@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from penstock.redact import redact_text
 from penstock.training.events import Event, WorkersLost, WorkersStarting, WorkerStarted
 
 __all__ = ["Mailbox", "RayMailboxClient", "say_in_log", "start_mailbox"]
@@ -98,9 +99,9 @@ def start_mailbox() -> Any:
 
 
 def say_in_log(text: str) -> None:
-    """Put a line into the file that Ray keeps of this worker's stderr; Ray Train takes `print` elsewhere."""
-    sys.stderr.write(f"penstock: {text}\n")
-    sys.stderr.flush()
+    """Put a line into the file that Ray keeps of this worker's stderr, and nowhere else."""
+    assert sys.__stderr__ is not None
+    print(f"penstock: {redact_text(text)}", file=sys.__stderr__, flush=True)
 
 
 class RayMailboxClient:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ray
-from ray.exceptions import OutOfMemoryError, WorkerCrashedError
+from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
 
 from penstock.errors import TrainingError
 from penstock.ingest.ray_tasks import raising_ours
+from penstock.machine.prints import keeping_prints, print_again, printed_before
 from penstock.redact import first_line, hiding_secrets
 from penstock.training.events import Event, Notice, Warned
 from penstock.training.on_ray.resources import gpus_of_auto
@@ -59,13 +60,17 @@ def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], T], say: Callab
         _wait_for_start(parts, Silence(spec.model_copy(update={"workers": 1}), need), what, say)
         try:
             ray.get(next(parts))
-            result: T = ray.get(next(parts))
+            result, printed = ray.get(next(parts))
+            print_again(printed)
+        except RayTaskError as error:
+            print_again(printed_before(error))
+            raise
         except (OutOfMemoryError, WorkerCrashedError) as error:
             raise TrainingError(
                 f"{what}: the process on the cluster died: {first_line(error)}",
                 next_step="look at the memory of the cluster's nodes, then run the same command again",
             ) from error
-    return result
+    return cast("T", result)
 
 
 def _wait_for_start(parts: Any, silence: Silence, what: str, say: Callable[[str], None]) -> None:
@@ -84,9 +89,9 @@ def _tell(events: list[Event], what: str, say: Callable[[str], None]) -> None:
             say(f"{what}: {event.message}")
 
 
-def _call(work: Callable[[], T]) -> Iterator[T | None]:
-    """Yields nothing when it has begun, and what was done."""
+def _call(work: Callable[[], T]) -> Iterator[tuple[T, list[str]] | None]:
+    """Yields nothing when it has begun, and what was done, with what was printed."""
     yield None
-    with hiding_secrets():
+    with keeping_prints() as printed, hiding_secrets():
         result = work()
-    yield result
+    yield result, printed.take()

@@ -48,19 +48,21 @@ def test_on_a_cluster_a_training_worker_tries_the_batch(tmp_path: Path, monkeypa
 
     def on_one_worker(spec: TrainSpec, what: str, work: Callable[[], Any], say: Callable[[str], None]) -> Any:
         say("waits")
+        print("of its own")
         asked.append((spec.cpus_per_worker, what))
         return pickle.loads(pickle.dumps(work))()
 
     monkeypatch.setattr("penstock.training.on_ray.one_worker.on_one_worker", on_one_worker)
     assert try_one_batch(project(tmp_path), on_cluster=True, say=said.append)["rows"] == 2
-    assert asked == [(0.5, "the first batch")] and said == ["waits"]
+    assert asked == [(0.5, "the first batch")] and said == ["waits", "first batch: of its own"]
 
 
 def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     said: list[str] = []
-    made = project(tmp_path, "    FILES = ('words.txt', 'data/train/part-0.parquet')\n")
+    made = project(tmp_path, "    FILES = ('words.txt', 'data/train/part-0.parquet')\n    print('of the recipe')\n")
     (made.base_dir / "words.txt").write_text("one")
     result = check_pipeline(made.base_dir / "pipeline.yaml", [], said.append)
+    said.remove("recipe: of the recipe")
     assert [line.split("  ")[0] for line in said] == [
         *("spec", "storage", "recipe", "sources", "ships", "one batch"),
         "warning: model.py:21: the environment variable DRILL_PAUSE_S is known only when the code runs, so that a change of it "

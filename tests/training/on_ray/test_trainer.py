@@ -243,13 +243,16 @@ def loud(words: str) -> None:
     raise ConnectionError(f"refused {words}")
 
 
-def test_what_is_printed_or_raised_on_one_worker_is_written_without_secrets() -> None:
+def test_what_is_printed_or_raised_on_one_worker_is_written_here_and_there_without_secrets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     spec = TrainSpec(recipe="model.py:Net")
     logs = Path(on_one_worker(spec, "the first batch", partial(os.readlink, "/proc/self/fd/1"), print)).parent
     with pytest.raises(Exception, match=r"refused http://\*\*\*@host"):
         on_one_worker(spec, "the first batch", partial(loud, "http://alice:canary@host"), print)
     written = [file.read_text() for file in logs.glob("worker-*")]
     assert sum("printed http://***@host" in text for text in written) == 2
+    assert capsys.readouterr().out.count("\nprinted http://***@host") == 2
     assert not any("canary" in text for text in written)
 
 

@@ -1,0 +1,188 @@
+"""What user code prints, logs and draws as a bar: is each line heard once, with no secrets, and no bar a flood of lines?"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import pickle
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from penstock.flows.run.reporter import TerminalReporter
+from penstock.machine.drawn_line import DrawnLine
+from penstock.machine.prints import (
+    MAX_LINES,
+    copying_prints,
+    keeping_prints,
+    passing_prints,
+    print_again,
+    printed_before,
+)
+from penstock.training.events import Event, Printed
+from penstock.training.on_ray.printed import sending_prints
+
+SECRET = "http://alice:canary@host"
+
+
+@contextlib.contextmanager
+def handled() -> Iterator[logging.StreamHandler[Any]]:
+    """A root logger whose one handler lets nothing through, as Prefect's in a command."""
+    root, handler = logging.getLogger(), logging.StreamHandler(io.StringIO())
+    handler.setLevel(logging.CRITICAL)
+    before, root.handlers = root.handlers, [handler]
+    try:
+        yield handler
+    finally:
+        assert root.handlers == [handler]
+        root.handlers = before
+
+
+def speak() -> None:
+    print("printed", SECRET)
+    print("a part", end="")
+    sys.stderr.writelines(["to stderr\n", "\n"])
+    logging.getLogger("their.model").warning("logged")
+
+
+def test_each_line_of_this_thread_goes_to_its_taker_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+
+    def take(line: str) -> None:
+        print("taken")
+        lines.append(line)
+
+    before = sys.stdout, sys.stderr
+    with handled(), passing_prints(take):
+        speak()
+        other = threading.Thread(target=print, args=["in another thread"])
+        other.start()
+        other.join()
+        assert not sys.stdout.isatty() and sys.stderr.encoding == before[1].encoding
+    assert (sys.stdout, sys.stderr) == before
+    assert lines == ["printed http://***@host", "to stderr", "logged", "a part"]
+    assert capsys.readouterr().out == "taken\n" * 3 + "in another thread\n" + "taken\n"
+
+
+def test_what_another_handler_writes_or_a_library_logs_is_no_line() -> None:
+    lines: list[str] = []
+    with handled() as handler, passing_prints(lines.append):
+        handler.setLevel(logging.WARNING)
+        logging.warning("written already")
+        handler.setLevel(logging.CRITICAL)
+        record = logging.LogRecord("urllib3", logging.WARNING, pytest.__file__, 1, "retries", None, None)
+        logging.getLogger("urllib3").handle(record)
+        logging.warning("mine")
+    assert lines == ["mine"]
+
+
+def test_lines_of_all_threads_are_copied_and_a_handler_made_meanwhile_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    first: list[str] = []
+    second: list[str] = []
+    log = logging.getLogger("their.own")
+    with copying_prints(first.append):
+        log.addHandler(handler := logging.StreamHandler())  # as `logging.basicConfig` in a module that stays imported
+        threads = [threading.Thread(target=print, args=[f"thread {number}"]) for number in range(2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+    with copying_prints(second.append):
+        log.warning("logged later")
+    log.removeHandler(handler)
+    print("outside")
+    assert (first, second) == (["thread 0", "thread 1"], ["logged later"])
+    assert capsys.readouterr() == ("thread 0\nthread 1\noutside\n", "logged later\n")
+
+
+def test_a_worker_sends_what_goes_to_stdout_and_stderr_with_its_rank_and_counts_what_is_too_much() -> None:
+    sent: list[Event] = []
+
+    class Client:
+        def put(self, events: list[Event]) -> bool:
+            sent.extend(events)
+            return False
+
+    with sending_prints(Client(), 3):
+        print(f"first {SECRET}\nsecond", file=sys.stderr)
+        print("\n".join(str(number) for number in range(MAX_LINES)))
+    events = [event for event in sent if isinstance(event, Printed)]
+    lines = [line for event in events for line in event.lines]
+    assert {event.rank for event in events} == {3}
+    assert lines[:3] == ["first http://***@host", "second", "0"] and lines[-1] == "... and 2 more lines"
+
+
+def test_an_error_takes_along_what_was_printed_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="broken") as caught, keeping_prints():
+        print("about to fail", SECRET)
+        raise ValueError("broken")
+    capsys.readouterr()
+    print_again(printed_before(pickle.loads(pickle.dumps(caught.value))))
+    assert capsys.readouterr().out == "about to fail http://***@host\n"
+    assert printed_before(ValueError()) == []
+
+
+class Terminal(io.StringIO):
+    """A terminal, and a clock that goes on with each write."""
+
+    write_s = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 100.0
+        self.lines: list[str] = []
+        self.line = DrawnLine(lambda: self.now_s)
+
+    def write(self, text: str) -> int:
+        """Take in text."""
+        self.now_s += self.write_s
+        self.lines += self.line.add(text)
+        return len(text)
+
+
+def bar(terminal: Terminal, total: int, name: str, **more: Any) -> tqdm[int]:
+    return tqdm(range(total), file=terminal, mininterval=0, miniters=1, bar_format=f"{name} {{n_fmt}}", **more)
+
+
+def test_a_bar_is_a_line_in_five_seconds_and_its_last_state() -> None:
+    terminal = Terminal()
+    for number in bar(terminal, 12, "rows"):
+        if number == 6:
+            terminal.write("in between\n")
+    assert terminal.lines == ["rows 5", "in between", "rows 9", "rows 12"]
+    terminal.write_s = 0.0
+    list(bar(terminal, 3, "gone", leave=False))
+    for number in range(3):
+        terminal.write(f"{number}/3\r")
+    terminal.write("\nthe end\r\n")
+    assert terminal.lines[4:] == ["2/3", "the end"]
+
+
+def test_a_bar_within_a_bar_is_no_line_each_time_it_moves() -> None:
+    terminal = Terminal()
+    for _ in bar(terminal, 2, "epochs"):
+        list(bar(terminal, 30, "steps", leave=False))
+    steps = [line for line in terminal.lines if line.startswith("steps")]
+    assert {line for line in terminal.lines} - {*steps} == {"epochs 0", "epochs 1", "epochs 2"}
+    assert len(terminal.lines) < 50, "and 360 writes"
+
+
+def test_above_the_bar_of_a_terminal_a_line_of_user_code_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    reporter = TerminalReporter()
+    with passing_prints(lambda line: reporter.say(f"train: {line}")):
+        reporter.progress("train")(1, 2, "steps")
+        print("hello")
+        reporter.say("train: continues")
+        reporter._stop()
+    assert screen.getvalue().count("train: hello") == 1
+    assert screen.getvalue().count("train: continues") == 1 and "train: train:" not in screen.getvalue()
