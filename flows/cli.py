@@ -424,7 +424,7 @@ def clean(
     """Free what no kept run, alias or live run uses: checkpoints, prepared rows, answers. Records of runs stay."""
 
     def work() -> dict[str, Any]:
-        _read_spec(file, None)
+        _read_spec(file, None, to_train=False)
         from penstock.flows.verbs.clean import clean_pipeline
 
         return clean_pipeline(
@@ -530,11 +530,14 @@ def version(
         raise typer.Exit
 
 
-def _read_spec(file: Path, overrides: list[str] | None) -> None:
+def _read_spec(file: Path, overrides: list[str] | None, *, to_train: bool = True) -> None:
     """Tell what is wrong with the file at once, before libraries are loaded that take seconds."""
     from penstock.flows.spec_file import load_spec
+    from penstock.tasks.project import Project
 
-    load_spec(file, overrides or [])
+    loaded = load_spec(file, overrides or [])
+    if to_train:
+        Project(loaded.spec, loaded.base_dir, loaded.origins).check_start()
 
 
 def _open_what_is_closed() -> None:

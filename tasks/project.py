@@ -15,13 +15,13 @@ from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
 from penstock.training.callback_code import CallbackCode
+from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
 from penstock.training.registry.registries import REGISTRIES
 from penstock.usercode.capture import NO_CODE, UserCode, capture
 from penstock.usercode.definitions import Definitions, definitions_of
 
 if TYPE_CHECKING:  # `penstock status` reads records and does not wait for torch
-    from penstock.training.checkpoint.start_from import StartWeights
     from penstock.training.frameworks.framework import Framework
     from penstock.training.registry.registry import ModelRegistry
 
@@ -150,9 +150,13 @@ class Project:
             return None
         if name.startswith("models:/"):
             return self._registered_start(name)
-        from penstock.training.checkpoint.start_from import find_start  # loads torch
-
         return find_start(name, self.base_dir, self.storage)
+
+    def check_start(self) -> None:
+        """Raise SpecError if `train.start_from` is a file or a run that is not there, where a look at this machine tells."""
+        name = self.spec.train.start_from
+        if name is not None and not name.startswith("models:/") and (is_local(self.spec.storage) or "run:" not in name):
+            find_start(name, self.base_dir, self.storage)
 
     def _registered_start(self, model: str) -> StartWeights:
         from penstock.training.registry.registry import GivesWeights  # loads torch

@@ -15,6 +15,7 @@ from penstock.tasks.records.keys import framework_versions
 from penstock.tasks.stage import Facts, Stage, VerifyContext
 from penstock.training.checkpoint.exactness import check_identity
 from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.start_from import START
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import (
     CheckpointCommitted,
@@ -92,8 +93,6 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.reporter.say("train: no checkpoint of this run is there; it starts at step 0 again")
 
     if not committed and (start := ctx.project.start_from) is not None:
-        from penstock.training.checkpoint.start_from import START  # loads torch
-
         ctx.work_storage.write_bytes(START, start.read())
         if start.name != job.spec.start_from:
             ctx.reporter.say(f"train: train.start_from is {start.name}")

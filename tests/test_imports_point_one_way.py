@@ -104,7 +104,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *("ingest/columns/images.py", "ingest/shuffle/row_generator.py", "ingest/feed/", "ingest/open_feed.py"),
         *(f"training/{room}/" for room in ("callbacks", "step", "evaluation", "loop", "on_ray", "frameworks")),
         *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
-        *(f"training/checkpoint/{file}.py" for file in ("exactness", "host_copy", "packed", "start_from")),
+        *(f"training/checkpoint/{file}.py" for file in ("exactness", "host_copy", "matching", "packed")),
         *("training/checkpoint/state_files.py", "training/checkpoint/weights.py"),
         *(f"training/registry/{file}.py" for file in ("answer", "loaded_model", "prepared_rows")),
         *("tasks/evaluate.py", "flows/run/preflight.py", "flows/tune/flow.py", "flows/verbs/doctor/machine.py"),

@@ -147,6 +147,11 @@ class OwnValues:
             self._steps.append({})
 
     @property
+    def names(self) -> list[str]:
+        """What was logged here."""
+        return sorted(self._reduce)
+
+    @property
     def new_names(self) -> int:
         """How many names this rank has that not all ranks know of."""
         return len(self._reduce.keys() - self._agreed.keys())

@@ -100,6 +100,7 @@ def check_ahead(loaded: LoadedSpec, until: str | None = None, *, tries_storage: 
     """
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     _ = project.recipe, project.row_code
+    project.check_start()
     places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
     listed = all(map(is_local, places)) and bool(project.files)
     if listed:

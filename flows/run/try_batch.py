@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import pyarrow.parquet as pq
 
-from penstock.errors import DataError, Interrupted, PenstockError
+from penstock.errors import DataError, Interrupted, PenstockError, SpecError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.files.listing import SourceFile, list_source
@@ -36,6 +36,7 @@ from penstock.machine.prints import aloud, passing_prints
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
+from penstock.training.checkpoint.start_from import StartWeights
 from penstock.training.evaluation.metrics import make_metrics, validation_metrics
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.registry import FRAMEWORKS
@@ -56,6 +57,7 @@ def try_one_batch(
     snapshot: SourceSnapshot | None = None,
     *,
     on_cluster: bool = False,
+    for_sweep: bool = False,
     say: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, Any]:
     """Send one batch of real rows through the transforms and the framework, which does with it what training will do.
@@ -63,11 +65,13 @@ def try_one_batch(
     Args:
         snapshot: the source if it was read already; without it only the first train file is read, the beginning of a large one.
         on_cluster: the framework gets it in a Ray task with what a training worker has; Ray is connected.
+        for_sweep: `tune.metric` must be one that a validation measures, as far as one batch tells.
         say: hears what is waited for there, and what user code prints.
 
     Returns:
         `rows`, `columns`, what the framework's `TriedBatch` holds, and of the rows that were prepared for it `sample_rows` and
-        `sized_by_sample`, the transforms that may find more categories in all rows.
+        `sized_by_sample`, the transforms that may find more categories in all rows; `begins_with` where `train.start_from` is
+        given.
 
     Raises:
         SpecError, DataError, TrainingError: what is wrong, naming the user's file and line where there is one.
@@ -77,7 +81,7 @@ def try_one_batch(
         tempfile.TemporaryDirectory(prefix="penstock-sample-") as folder,
     ):
         sample = _prepare(project, snapshot, Path(folder))
-        tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, aloud(say))
+        tried = _try_framework(project, sample.storage, sample.manifest, on_cluster, for_sweep, aloud(say))
     part = snapshot is not None and sample.rows < snapshot.rows
     return {**tried, "sample_rows": sample.rows, "sized_by_sample": sample.sizing_transforms if part else []}
 
@@ -174,14 +178,19 @@ def _first_batch(project: Project, storage: Storage, manifest: DatasetManifest) 
 
 
 def _try_framework(
-    project: Project, storage: Storage, manifest: DatasetManifest, on_cluster: bool, say: Callable[[str], None]
+    project: Project,
+    storage: Storage,
+    manifest: DatasetManifest,
+    on_cluster: bool,
+    for_sweep: bool,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     train, sample = project.spec.train, project.spec.shuffle.sample
     batch = _first_batch(project, storage, manifest)
     if sample is not None:
         check_column(sample, manifest.feed_schema.columns)
     trained = project.framework.check(project.recipe, train)
-    validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
+    measured = validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, trained)
     if (promote := project.spec.register_.promote) is not None:
         make_metrics([promote.metric.partition("/")[2]], manifest.feed_schema, trained)
@@ -193,8 +202,29 @@ def _try_framework(
         tried = on_one_worker(train, "the first batch", there, say)
     else:
         tried = there()
+    if for_sweep and tried.logged is not None and not project.callbacks:  # a callback may chart values, too
+        _refuse_unmeasured(project, ["val/loss", *(f"val/{name}" for name in measured.makers), *tried.logged])
     columns = {c.name: c.type_text for c in schema.columns}
-    return {"rows": batch.rows, "columns": columns, **tried.model_dump()}
+    begins = {"begins_with": _begins_with(start, tried)} if (start := project.start_from) is not None else {}
+    return {"rows": batch.rows, "columns": columns, **tried.model_dump(exclude={"weights", "logged"}), **begins}
+
+
+def _refuse_unmeasured(project: Project, there: list[str]) -> None:
+    """A sweep's trials would be trained before this is found out."""
+    tune = project.spec.tune
+    if tune is not None and tune.metric not in there:
+        raise SpecError(
+            f"tune.metric is {tune.metric!r}, which validation does not measure", next_step=f"choose one of {there}"
+        )
+
+
+def _begins_with(start: StartWeights, tried: TriedBatch) -> str | None:
+    """Which weights of `train.start_from` the model takes; None where the framework does not tell its own."""
+    if tried.weights is None:
+        return None
+    from penstock.training.checkpoint.matching import read_weights, told_of_matching  # most do without
+
+    return told_of_matching(tried.weights, read_weights(start.read()), start.name)
 
 
 def _try_batch(framework: str, *arguments: Any) -> TriedBatch:

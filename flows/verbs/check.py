@@ -78,9 +78,11 @@ def _check_the_rest(
     for code in project.codes:
         ships |= code.shipped
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
-    batch = try_one_batch(project, snapshot, on_cluster=on_cluster, say=say)
+    batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, say=say)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
     say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {_said_of_size(batch, snapshot.rows)}")
+    if begins_with := batch.get("begins_with"):
+        say(f"start      ok   {begins_with}")
     for warning in warnings:
         say(f"warning: {warning}")
     counts = {"rows": snapshot.rows, "files": len(snapshot.files)}

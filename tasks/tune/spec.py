@@ -126,6 +126,11 @@ class TuneSpec(Section):
         for key in self.space:
             if not key.startswith("train.") or key == "train.start_from":
                 raise ValueError(f"scheduler: pbt hands weights on, so that it changes values of `train` alone; {key} is none")
+        if self.trials is not None and self.trials < self.population:
+            raise ValueError(
+                f"trials: {self.trials} are less than one generation (population: {self.population}); give "
+                f"{2 * self.population} or more, or a smaller population"
+            )
         listed = [dimension.options for dimension in self.space.values()]
         cells = math.prod(len(options) for options in listed if options is not None)
         if None not in listed and cells < self.population:

@@ -81,7 +81,7 @@ def test_training_that_did_not_end_well_is_not_recorded_as_done(
 
 
 def test_the_workers_find_the_weights_to_begin_with_until_there_is_a_checkpoint(tmp_path: Path) -> None:
-    start = StartWeights("models:/m/3", "digest", lambda: b"weights")
+    start = StartWeights("models:/m/3", lambda: "digest", lambda: b"weights")
     begun = context(tmp_path, Trains("finished", saves=True), start=start)
     STAGE.run(begun)
     assert begun.work_storage.read_bytes(START) == b"weights" and begun.said == ["train: train.start_from is models:/m/3"]

@@ -11,12 +11,15 @@ from penstock.config import Section
 from penstock.storage import Storage
 from penstock.training.state import TrainState
 
-__all__ = ["MANIFEST", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest", "StoredFile"]
+__all__ = ["MANIFEST", "MODEL", "VERSION", "Checkpoint", "CheckpointFacts", "CheckpointManifest", "StoredFile"]
 
 
 VERSION: Literal[4] = 4
 
 MANIFEST = "manifest.json"
+
+MODEL = "model.safetensors"
+"""The weights of a torch model, readable without penstock."""
 
 
 class StoredFile(Section):

@@ -17,17 +17,14 @@ import torch
 from torch import Tensor
 
 from penstock.storage import Storage
-from penstock.training.checkpoint.manifest import CheckpointFacts
+from penstock.training.checkpoint.manifest import MODEL, CheckpointFacts
 from penstock.training.checkpoint.packed import unpack
 from penstock.training.checkpoint.store import Snapshot
 from penstock.training.checkpoint.weights import NamedTensors
 from penstock.training.not_a_number import check_weights
 
-__all__ = ["MODEL", "TRAINING", "torch_snapshot", "training_file", "training_of", "weights_of"]
+__all__ = ["TRAINING", "torch_snapshot", "training_file", "training_of", "weights_of"]
 
-
-MODEL = "model.safetensors"
-"""The weights, readable without penstock."""
 
 TRAINING = "training.safetensors"
 """Optimizer, scheduler, gradient scaler, extra state of modules, every rank's random generators."""

@@ -38,6 +38,10 @@ class TriedBatch(Section):
     """What it takes as a rule, with the state of the optimizer."""
     predict_shape: list[int] | None
     """Of the predictions; None where the model cannot predict."""
+    weights: dict[str, list[int]] | None = None
+    """Name -> shape of the model's weights, for a framework that takes `train.start_from`."""
+    logged: list[str] | None = None
+    """What a validation charts besides the loss and the usual metrics, `val/<name>`; None where only training tells."""
 
 
 class Framework(Protocol):

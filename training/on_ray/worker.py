@@ -29,8 +29,8 @@ from penstock.training.checkpoint.exactness import (
 )
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts, CheckpointManifest
+from penstock.training.checkpoint.matching import load_matching, start_weights
 from penstock.training.checkpoint.outcome import job_checkpoints
-from penstock.training.checkpoint.start_from import load_matching, start_weights
 from penstock.training.checkpoint.state_files import training_of, weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.determinism import in_deterministic_mode, make_deterministic

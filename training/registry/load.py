@@ -13,8 +13,8 @@ import safetensors.torch
 
 from penstock.errors import DataError, ServiceError, SpecError
 from penstock.redact import redact_text
+from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.start_from import StartWeights
-from penstock.training.checkpoint.state_files import MODEL
 from penstock.training.checkpoint.weights import weights_digest
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.registry import WEIGHTS_TAG
@@ -111,7 +111,8 @@ def registered_weights(model: str, uri: str) -> StartWeights:
             next_step="download its weights, and name the file: a .safetensors, or what torch.save made of a state_dict",
         )
     read = partial(_content, f"{folder}/{MODEL}", uri)
-    return StartWeights(found, digest or weights_digest(safetensors.torch.load(read())), read)
+    known = digest or weights_digest(safetensors.torch.load(read()))
+    return StartWeights(found, lambda: known, read)
 
 
 def _content(artifact: str, uri: str) -> bytes:

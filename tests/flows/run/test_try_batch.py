@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 from penstock.errors import DataError, SpecError, TrainingError
@@ -102,6 +103,10 @@ def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Pat
             "    def predict(self, model, batch): return torch.full((2, 10), 0.1) + 0 * model[0].weight.sum()\n",
             "are they probabilities or logits",
         ),
+        (
+            "    def predict(self, model, batch): return model(torch.cat([batch['image'], batch['label'][:, None]], dim=1))\n",
+            r"(?s)predict\(\) failed: KeyError: 'label' .*model\.py:\d+.*let predict\(\) do without 'label'",
+        ),
         ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
         (
             "    def augment(self, batch, generator): return {**batch, 'image': batch['image'] + torch.rand(64)}\n",
@@ -126,6 +131,43 @@ def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Pat
 def test_a_recipe_that_would_fail_or_could_not_be_resumed_is_refused(tmp_path: Path, method: str, words: str) -> None:
     with pytest.raises(TrainingError, match=words):
         try_one_batch(project(tmp_path, "\n" + method))
+
+
+def test_a_sweeps_metric_is_one_that_a_validation_measures(tmp_path: Path) -> None:
+    loss = "    def loss(self, model, batch):\n        found = self.predict(model, batch).mean()\n"
+    file = project(tmp_path, "\n" + loss + "        return {'loss': found, 'kl': found}\n").base_dir / "pipeline.yaml"
+
+    def tried(metric: str, *more: str, for_sweep: bool = True) -> dict[str, Any]:
+        loaded = load_spec(file, [f"tune={{space: {{train.learning_rate: {{range: [0.1, 1]}}}}, metric: {metric}}}", *more])
+        return try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins), for_sweep=for_sweep)
+
+    with pytest.raises(SpecError, match=r"tune\.metric is 'val/auroc', which validation does not measure") as caught:
+        tried("val/auroc")
+    assert caught.value.next_step == "choose one of ['val/loss', 'val/accuracy', 'val/f1', 'val/kl']"
+    assert tried("val/auroc", for_sweep=False)["rows"] == 2, "a run ignores the section"
+    for metric, *more in (
+        ["val/kl"],
+        ["val/auroc", "train.checkpoint.best={metric: val/auroc, mode: max}"],
+        ["val/mine", "train.callbacks=[gradient_norms]"],
+    ):
+        assert tried(metric, *more)["rows"] == 2
+    with file.with_name("model.py").open("a") as model:
+        model.write("import penstock\n")
+    assert tried("val/mine")["rows"] == 2, "it may log that in some batches"
+
+
+def test_check_says_which_weights_training_will_begin_with(tmp_path: Path) -> None:
+    made = project(tmp_path)
+    file = made.base_dir / "pipeline.yaml"
+    torch.save({"0.bias": torch.zeros(32), "old": torch.zeros(1)}, made.base_dir / "fits.pt")
+    torch.save({"0.bias": torch.zeros(31)}, made.base_dir / "fits_nothing.pt")
+    said: list[str] = []
+    result = check_pipeline(file, ["train.start_from=fits.pt"], said.append)
+    told = "1 of 4 weights are those of fits.pt; new: 0.weight, 3.weight, 3.bias; left: old"
+    assert result["batch"]["begins_with"] == told and f"start      ok   {told}" in said
+    with pytest.raises(TrainingError, match=r"none of the 1 weights of fits_nothing\.pt fits the model") as caught:
+        check_pipeline(file, ["train.start_from=fits_nothing.pt"], said.append)
+    assert caught.value.problems[0] == "there: 0.bias [31]" and "0.bias [32]" in caught.value.problems[1]
 
 
 def test_augmentation_from_its_generator_is_tried_and_passes(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Interrupted, PreflightError, SpecError
+from penstock.flows import cli
 from penstock.flows.run.preflight import check_ahead
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs import run
 from penstock.flows.verbs.check import check_pipeline
 from penstock.flows.verbs.init import create_project
 from penstock.machine.stopping import StopRequest
+from tests import ROOT
 from tests.drills.project import make_project
 
 
@@ -82,6 +86,8 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
     [
         ("data.label=nothing", SpecError, "data.label: no file has a column 'nothing'"),
         ("preprocess=[{drop: [label]}]", SpecError, "data.label: there is no column 'label' after the transforms"),
+        ("train.start_from=none.pt", SpecError, "train.start_from: 'none.pt' is no file of weights in"),
+        ("train.start_from=run:none", SpecError, "train.start_from: 'run:none' is no run with a torch model in"),
         ("train.workers=64", PreflightError, "64 workers of 0.5 CPUs need 32 CPUs"),
         ("storage=/proc/nothing", PreflightError, "storage /proc/nothing cannot be written"),
     ],
@@ -100,6 +106,26 @@ def test_what_check_refuses_is_refused_before_a_server_starts(
         run.run(file, ["preprocess=[]", override])
     assert words in str(refused.value)
     assert "starting" not in capsys.readouterr().err and not (file.parent / ".penstock").exists()
+
+
+BEFORE_LIBRARIES = """
+import sys
+from pathlib import Path
+from penstock.flows import cli
+
+try:
+    cli._read_spec(Path(sys.argv[1]), ["train.start_from=a.pt"])
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+def test_weights_that_are_not_there_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=2)
+    told = subprocess.run([sys.executable, "-c", BEFORE_LIBRARIES, str(file)], capture_output=True, text=True, cwd=ROOT)
+    assert told.stdout == "False\n" and "SpecError: train.start_from: 'a.pt' is no file of weights" in told.stderr
+    file.write_text(file.read_text().replace("  recipe:", "  start_from: a.pt\n  recipe:"))
+    cli._read_spec(file, None, to_train=False)  # `clean` makes room in such a pipeline, too
 
 
 def test_a_column_that_only_another_file_or_the_users_function_has_is_for_the_flow_to_look_for(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.schema import FeedSchema
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import StageKey, changed_inputs, stage_keys
-from penstock.training.checkpoint.state_files import MODEL as WEIGHTS
+from penstock.training.checkpoint.manifest import MODEL as WEIGHTS
 from penstock.training.registry.registry import WEIGHTS_TAG
 from penstock.training.tracking.mlflow_backend import connect
 

@@ -83,6 +83,10 @@ def test_optuna_comes_nearer_to_the_best() -> None:
         ({"space": {"train.params": {"choice": [{}]}, "train.params.x": {"choice": [1]}}}, "are both in the space"),
         ({"space": {"a": {"choice": [1]}}, "metric": "test/loss"}, "no validation metric"),
         ({"space": {"train.x": {"choice": [1, 2, 3]}}, "scheduler": "pbt"}, "population: 4 is more than the 3 combinations"),
+        (
+            {"space": {"train.x": {"range": [1, 9]}}, "scheduler": "pbt", "trials": 3},
+            r"trials: 3 are less than one generation \(population: 4\); give 8 or more",
+        ),
         ({"space": {"train.start_from": {"choice": [1]}}, "scheduler": "pbt"}, "changes values of `train` alone"),
         ({"space": {"train.x": {"range": [1, 9]}}, "scheduler": "pbt", "searcher": "optuna"}, "draws its first generation"),
     ],

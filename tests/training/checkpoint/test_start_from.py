@@ -10,7 +10,8 @@ import torch
 
 from penstock.errors import CheckpointError, SpecError, TrainingError
 from penstock.storage import Storage
-from penstock.training.checkpoint.start_from import START, find_start, start_weights
+from penstock.training.checkpoint.matching import start_weights
+from penstock.training.checkpoint.start_from import START, find_start
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.events import Notice

@@ -103,7 +103,12 @@ class BoostedFramework:
         leaves = self._library.most_leaves(params) * (1 if classes == 2 else classes) * rounds_of(spec)
         shape = list(output.shape)
         return TriedBatch(
-            loss=float(loss), parameters=leaves, weights_bytes=0, checkpoint_bytes=leaves * BYTES_PER_LEAF, predict_shape=shape
+            loss=float(loss),
+            parameters=leaves,
+            weights_bytes=0,
+            checkpoint_bytes=leaves * BYTES_PER_LEAF,
+            predict_shape=shape,
+            logged=[],
         )
 
     def train(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
-from penstock.training.checkpoint.state_files import MODEL
+from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.torch import one_batch

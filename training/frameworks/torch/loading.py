@@ -9,7 +9,8 @@ import torch
 
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
-from penstock.training.checkpoint.state_files import MODEL, TRAINING, training_of
+from penstock.training.checkpoint.manifest import MODEL
+from penstock.training.checkpoint.state_files import TRAINING, training_of
 from penstock.training.model import ModelSpec
 from penstock.training.recipe import RecipeModel, load_recipe
 

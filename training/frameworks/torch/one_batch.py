@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 
 import torch
@@ -11,15 +12,18 @@ from penstock.errors import TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
+from penstock.training.checkpoint.matching import shapes_of
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.own_values import OwnValues, collecting
-from penstock.training.recipe import Recipe, load_recipe
+from penstock.training.recipe import Columns, Recipe, load_recipe
 from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
 __all__ = ["try_batch"]
 
+
+_LOGS = re.compile(r"\b(penstock|mlflow)\b")
 
 BYTES_PER_WEIGHT, BYTES_PER_PARAMETER = 4, 12
 """In a checkpoint: AdamW's two averages come to the weight."""
@@ -60,9 +64,11 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
         # Where neither is there nothing is tried: torch loads its compiler for the first optimizer made.
         recipe.scheduler(recipe.optimizer(model, spec.learning_rate))
     shape: list[int] | None = None
-    if recipe.can_predict:
-        with torch.no_grad():
-            output = recipe.predict(model.eval(), {n: column.to(device) for n, column in batch.columns.items()}, batch.rows)
+    there = {name: column.to(device) for name, column in batch.columns.items()}
+    with torch.no_grad(), collecting(OwnValues(None, "val")) as charted:
+        recipe.loss(model.eval(), there)
+        output = _predicted(recipe, model, there, batch.rows, schema.label) if recipe.can_predict else None
+    if output is not None:
         if schema.num_classes is not None:
             recipe.refuse_undeclared(output, schema.num_classes)
         shape = list(output.shape)
@@ -73,7 +79,27 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
         weights_bytes=parameters * BYTES_PER_WEIGHT,
         checkpoint_bytes=parameters * BYTES_PER_PARAMETER,
         predict_shape=shape,
+        weights=shapes_of(model.state_dict()),
+        logged=None if _may_log_elsewhere(code) else charted.names,
     )
+
+
+def _predicted(recipe: Recipe, model: torch.nn.Module, columns: Columns, rows: int, label: str | None) -> torch.Tensor:
+    """Predictions without the label, which nobody gives a registered model."""
+    try:
+        return recipe.predict(model, {name: column for name, column in columns.items() if name != label}, rows)
+    except TrainingError as error:
+        if label is None or repr(label) not in error.message:
+            raise
+        raise TrainingError(
+            error.message,
+            next_step=f"let predict() do without {label!r}: the registered model is asked for it, and its rows have none",
+        ) from error
+
+
+def _may_log_elsewhere(code: UserCode) -> bool:
+    """Whether the code may chart values of its own, which it may do in some batches only."""
+    return any(_LOGS.search(text) for path, text in code.files.items() if path.endswith(".py"))
 
 
 def _augmented(recipe: Recipe, batch: Batch, packed: Collection[str], target: str) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from penstock.digest import bytes_digest
 from penstock.errors import TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
+from penstock.training.checkpoint.matching import shapes_of
 from penstock.training.events import Event
 from penstock.training.frameworks.framework import TriedBatch
 from penstock.training.frameworks.own_trainer import must_have, refuse_unread
@@ -85,6 +86,7 @@ class TransformersFramework:
             weights_bytes=parameters * 4,
             checkpoint_bytes=parameters * 12,
             predict_shape=shape,
+            weights=shapes_of(module.state_dict()),
         )
 
     def train(

@@ -19,7 +19,7 @@ import ray.train
 import torch
 import transformers
 
-from penstock.training.checkpoint.start_from import load_matching, start_weights
+from penstock.training.checkpoint.matching import load_matching, start_weights
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.evaluation.validation import measured
 from penstock.training.frameworks.ray_train.epochs import Epochs, train_epochs
