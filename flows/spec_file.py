@@ -18,7 +18,7 @@ from penstock.config import Section
 from penstock.errors import SpecError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.spec import DataSpec
-from penstock.redact import holds_secret
+from penstock.redact import holds_secret, redact
 from penstock.store_settings import StoreSpec, use_stores
 from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
@@ -27,6 +27,12 @@ from penstock.tasks.tune.spec import TuneSpec
 __all__ = ["LoadedSpec", "as_override", "load_spec", "schema_json", "state_named_in", "with_values"]
 
 Path_ = tuple[str | int, ...]
+
+Problem = tuple[str, str]
+"""Dotted path, and what is wrong there."""
+
+_SHOWN = 80
+"""Characters of the value of a `--set` option in an error."""
 
 
 class LoadedSpec:
@@ -83,21 +89,14 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     origins = {_dotted(p): f"{path.name}:{line}" for p, line in lines.items()}
     for override in overrides:
         problems += _apply(data, override, origins)
-    spec: PipelineSpec | None = None
-    try:
-        spec = PipelineSpec.model_validate(data)
-    except ValidationError as error:
-        problems += [_describe(item, data) for item in error.errors(include_url=False)]
-    if spec is not None:
-        problems += cross_check(spec)
-        problems += _secrets(spec.model_dump(mode="json", by_alias=True))
-    if spec is not None and spec.tune is not None and not problems:
-        problems += _space_problems(data, spec.tune)
+    spec, found = _validated(data, problems)
+    problems += found
     if problems or spec is None:
+        of_file = {*_validated(_parse(path, text)[0], ())[1]} if overrides else {*problems}
         shown = [
             f"{where}: {message}" if where == p else f"{where}: {p}: {message}"
             for p, message in problems
-            for where in [_where(path.name, p, origins)]
+            for where in [_where(path.name, p, origins) if (p, message) in of_file else _set_for(p, overrides)]
         ]
         raise SpecError(
             f"{path.name} has {len(shown)} problem{'s' if len(shown) > 1 else ''}",
@@ -110,6 +109,18 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     use_stores(spec.stores)  # from here on every location of the file is reached as it says
     leaves = {p: _origin(p, origins) for p in _leaves(spec.model_dump(mode="json", by_alias=True))}
     return LoadedSpec(spec, path, overrides, leaves)
+
+
+def _validated(data: dict[str, Any], known: Sequence[Problem]) -> tuple[PipelineSpec | None, list[Problem]]:
+    """The spec, if it has the form of one, and what is wrong with it besides the problems that are known."""
+    try:
+        spec = PipelineSpec.model_validate(data)
+    except ValidationError as error:
+        return None, [_describe(item, data) for item in error.errors(include_url=False)]
+    problems = [*cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
+    if spec.tune is not None and not problems and not known:
+        problems += _space_problems(data, spec.tune)
+    return spec, problems
 
 
 def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path, str]:
@@ -338,6 +349,28 @@ def _where(name: str, path: str, origins: dict[str, str]) -> str:
     below = next((origin for leaf, origin in origins.items() if leaf.startswith(f"{path}.")), "default")
     found = origins.get(path, below) if below.startswith("--set") else _nearest(path, origins)
     return name if found == "default" else found
+
+
+def _set_for(path: str, overrides: Sequence[str]) -> str:
+    """Those of the `--set` options that made a problem at `path`: of those that it has most of the path in common with."""
+    if path == "--set":
+        return path
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    shared = [_shared(path.split("."), key.split(".")) for key in keys]
+    last = {key: override for key, override, parts in zip(keys, overrides, shared, strict=True) if parts == max(shared)}
+    return " ".join(_shown_set(override) for override in last.values())
+
+
+def _shown_set(override: str) -> str:
+    """The option without secrets; of a mapping or a list, which may hold some, not what is in it."""
+    key, _, value = (part.strip() for part in override.partition("="))
+    held = {"{": "{...}", "[": "[...]"}.get(value[:1], redact(value, key))
+    return f"--set {key}={held if len(held) <= _SHOWN else held[: _SHOWN - 3] + '...'}"
+
+
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many parts two paths begin with alike."""
+    return next((depth for depth, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _nearest(path: str, origins: dict[str, str]) -> str:

@@ -40,7 +40,8 @@ def check_space(loaded: LoadedSpec) -> None:
         PreflightError: the searcher's package is not installed.
     """
     section, problems = tune_spec(loaded), list[str]()
-    check_searcher(section)
+    origin = loaded.origins["tune.searcher"]
+    check_searcher(section, f"{origin}={section.searcher}" if origin.startswith("--set") else origin)
     tried = {f"tune.space.{key}": {key: dimension.extremes[0]} for key, dimension in section.space.items()}
     if section.scheduler == "pbt":
         tried["tune.scheduler: pbt"] = {START: "run:another"}
@@ -54,5 +55,7 @@ def check_space(loaded: LoadedSpec) -> None:
         raise SpecError(
             f"{loaded.file.name}: {counted(len(problems), 'value')} of the section tune cannot be used",
             problems=problems,
-            next_step=f"edit {loaded.file.name}, then: penstock check {loaded.file}",
+            next_step=f"correct the --set options, or edit {loaded.file.name}; then: penstock check {loaded.file}"
+            if any(option.startswith("tune") for option in loaded.overrides)
+            else f"edit {loaded.file.name}, then: penstock check {loaded.file}",
         )

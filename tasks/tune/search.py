@@ -23,14 +23,18 @@ _TRIES = 100
 """Draws in a row that were tried before, after which a space counts as exhausted."""
 
 
-def check_searcher(spec: TuneSpec) -> None:
-    """Raise PreflightError if the searcher's package is not installed."""
+def check_searcher(spec: TuneSpec, origin: str) -> None:
+    """Raise PreflightError if the searcher's package is not installed.
+
+    Args:
+        origin: where the searcher is named.
+    """
     if spec.searcher == "optuna":
         try:
             importlib.import_module("optuna")
         except ImportError as error:
             raise PreflightError(
-                f"tune.searcher: optuna cannot be used: {error}",
+                f"{origin}: tune.searcher: optuna cannot be used: {error}",
                 next_step="pip install 'penstock[optuna]', or use searcher: random",
             ) from error
 

@@ -104,7 +104,7 @@ def test_what_user_code_prints_stays_out_of_the_answer(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stdout.splitlines()
     assert "build_model" in json.dumps(json.loads(line)["error"])
-    assert {"said in Python", "said by a child", "said in a class"} <= set(done.stderr.splitlines())
+    assert {"recipe: said in Python", "said by a child", "recipe: said in a class"} <= set(done.stderr.splitlines())
 
 
 def test_names_are_shown_as_they_are_written(tmp_path: Path) -> None:

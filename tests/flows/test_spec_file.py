@@ -71,7 +71,7 @@ def test_all_problems_are_reported_together_with_their_lines(tmp_path: Path) -> 
 
 def test_a_key_without_its_section_is_told_where_it_belongs(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "epochs=3", "shufle=1")
-    assert "--set epochs: epochs: unknown key; did you mean 'train.epochs'?" in found
+    assert "--set epochs=3: epochs: unknown key; did you mean 'train.epochs'?" in found
     assert any("did you mean 'shuffle'?" in problem for problem in found)
 
 
@@ -95,13 +95,28 @@ def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: 
 
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "train.batch_rows=500", "train.workers=3")
-    assert found == ["--set train.batch_rows: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
+    assert found == ["--set train.batch_rows=500: train.batch_rows: 500 does not divide over 3 workers; use 498 or 501"]
+    found = problems_of(write(tmp_path, GOOD), "train.workers=3", "shuffle.seed=1")
+    assert found == ["--set train.workers=3: train.batch_rows: 64 does not divide over 3 workers; use 63 or 66"]
+
+
+def test_what_a_set_option_breaks_in_a_section_of_the_file_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    space = "tune: {space: {train.learning_rate: {range: [0.1, 1]}}}\n"
+    (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")
+    assert found.startswith("--set tune.searcher=grid: tune: searcher: grid goes through lists")
+    assert problems_of(write(tmp_path, GOOD), "tune.searcher=optuna") == [
+        "--set tune.searcher=optuna: tune.space: missing; this key is needed"
+    ]
+    found = problems_of(write(tmp_path, GOOD), "stores={a: {secret_key: canary}}", "stores.a.secret_key=canary")
+    assert found and not any("canary" in problem for problem in found)
+    found = problems_of(write(tmp_path, GOOD.replace("epochs: 2", "epochs: 0")), "train.workers=-1")
+    assert [problem.split(": ")[0] for problem in found] == ["pipeline.yaml:9", "--set train.workers=-1"]
 
 
 def test_a_bare_name_for_columns_is_one_problem(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "preprocess=[{imputer: {columns: age}}]")
     assert found == [
-        "--set preprocess: preprocess.0.imputer.columns: 'age': columns are a list, such as [age], or '*' for all of them"
+        "--set preprocess=[...]: preprocess.0.imputer.columns: 'age': columns are a list, such as [age], or '*' for all of them"
     ]
 
 

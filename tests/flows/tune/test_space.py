@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import SpecError
+from penstock.errors import PreflightError, SpecError
 from penstock.flows.spec_file import as_override, load_spec
 from penstock.flows.tune.folds import with_folds
 from penstock.flows.tune.space import check_space, load_trial
@@ -50,6 +51,19 @@ def test_a_parameter_that_the_recipe_does_not_take_is_named(tmp_path: Path) -> N
         check_space(loaded)
     assert refused.value.problems[0].startswith("tune.space.train.params.pause: ")
     check_space(load_spec(with_space(tmp_path / "right", "train.params.pause_s: {range: [0, 0.5]}\n  scheduler: pbt")))
+
+
+def test_what_a_set_option_asks_of_a_sweep_is_blamed_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = with_space(tmp_path, "shuffle.seed: {choice: [1, 2]}")
+    with pytest.raises(SpecError) as refused:
+        check_space(load_spec(file, ["tune.space={train.params.pause: {choice: [1]}}"]))
+    assert refused.value.next_step.startswith("correct the --set options, or edit pipeline.yaml; then: penstock check ")
+    monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
+    with pytest.raises(PreflightError, match=r"^--set tune\.searcher=optuna: tune\.searcher: optuna cannot be used"):
+        check_space(load_spec(file, ["tune.searcher=optuna"]))
+    file.write_text(f"{file.read_text()}  searcher: optuna\n")
+    with pytest.raises(PreflightError, match=r"^pipeline\.yaml:\d+: tune\.searcher: optuna cannot be used"):
+        check_space(load_spec(file))
 
 
 def test_a_framework_that_takes_no_weights_has_no_population(tmp_path: Path) -> None:
