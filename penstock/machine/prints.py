@@ -18,7 +18,16 @@ from penstock.machine.drawn_line import DrawnLine
 from penstock.own_code import PACKAGE_DIR
 from penstock.redact import redact_text
 
-__all__ = ["KeptLines", "aloud", "copying_prints", "keeping_prints", "passing_prints", "print_again", "printed_before"]
+__all__ = [
+    "KeptLines",
+    "aloud",
+    "copying_prints",
+    "is_worth_a_line",
+    "keeping_prints",
+    "passing_prints",
+    "print_again",
+    "printed_before",
+]
 
 MAX_LINES = 100
 """That `KeptLines` holds; what a loop prints beyond them is counted, not shown."""
@@ -108,14 +117,24 @@ def keeping_prints() -> Iterator[KeptLines]:
 
 
 def printed_before(error: BaseException) -> list[str]:
-    """What was printed before an error that has left `keeping_prints`, in this process or another."""
-    return list(getattr(error, _PRINTED, ()))
+    """What was printed before an error that has left `keeping_prints`, here or elsewhere; Ray's names it as `cause`."""
+    carries = error if hasattr(error, _PRINTED) else getattr(error, "cause", None)
+    return list(getattr(carries, _PRINTED, ()))
 
 
 def print_again(lines: Iterable[str]) -> None:
     """Print in this process what was printed in another."""
     for line in lines:
         print(line)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a log record is user code's, or a warning: what libraries tell of themselves is neither."""
+    return record.levelno >= logging.WARNING or not _is_of_library(record)
+
+
+def _is_of_library(record: logging.LogRecord) -> bool:
+    return record.pathname.startswith(_LIBRARIES)
 
 
 _PRINTED = "_penstock_printed"
@@ -222,7 +241,7 @@ class _UserLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand the record on, as Python itself writes it."""
-        if _OF_THREAD.get() is self._taker and not record.pathname.startswith(_LIBRARIES) and not self._is_written(record):
+        if _OF_THREAD.get() is self._taker and not _is_of_library(record) and not self._is_written(record):
             for line in self.format(record).splitlines():
                 self._taker.tell(line)
 

@@ -75,10 +75,14 @@ class Slow(Digits):
         self.seconds = seconds
 
     def loss(self, model, batch):
+        import logging
+        import sys
         import time
 
         if model.training:
             print("rows:", len(batch["label"]))
+            print("and to stderr", file=sys.stderr)
+            logging.getLogger("its.own").warning("and logged")
             time.sleep(self.seconds)  # a step of a network this small is over before a test can act
         return super().loss(model, batch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import traceback
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from penstock.errors import LeaseHeldError, PenstockError, SpecError
 from penstock.ingest.feed.batch import Feed
+from penstock.machine.prints import is_worth_a_line
 from penstock.redact import first_line, hiding_secrets
 from penstock.training.callbacks.callback import Training
 from penstock.training.callbacks.loading import load_callbacks
@@ -74,6 +76,9 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """
     import ray.train.torch  # it brings pandas and Ray Data, which a lone rank does not wait for
 
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):  # Ray Train's, which writes what any library tells of itself
+            handler.addFilter(is_worth_a_line)
     group = Group.current(ray.train.torch.get_device())
     actor = ray.get_runtime_context().current_actor
     return _as_rank(config["job"], group, config["mailbox"], actor, config["work"] or run_rank)

@@ -19,6 +19,7 @@ from penstock.machine.drawn_line import DrawnLine
 from penstock.machine.prints import (
     MAX_LINES,
     copying_prints,
+    is_worth_a_line,
     keeping_prints,
     passing_prints,
     print_again,
@@ -76,6 +77,11 @@ def test_what_another_handler_writes_or_a_library_logs_is_no_line() -> None:
         logging.warning("written already")
         handler.setLevel(logging.CRITICAL)
         record = logging.LogRecord("urllib3", logging.WARNING, pytest.__file__, 1, "retries", None, None)
+        assert is_worth_a_line(record), "on a training worker, whose libraries warn of what is trained there"
+        record.levelno = logging.INFO
+        assert not is_worth_a_line(record)
+        assert is_worth_a_line(logging.LogRecord("mine", logging.INFO, __file__, 1, "told", None, None))
+        record.levelno = logging.WARNING
         logging.getLogger("urllib3").handle(record)
         logging.warning("mine")
     assert lines == ["mine"]
