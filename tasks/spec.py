@@ -129,7 +129,7 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
     if promote is None:
         return []
     problems = []
-    split = promote.metric.partition("/")[0]
+    split = "validation" if promote.metric.startswith("val/") else "test"
     if getattr(spec.data, split) is None:
         problems.append(("register.promote.metric", f"{promote.metric!r} needs a {split} split; set data.{split}"))
     if spec.register_.alias is None:

@@ -80,7 +80,7 @@ def _check_the_rest(
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
     batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, say=say)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
-    say(f"one batch  ok   {batch['rows']} rows, loss {batch['loss']:.4g}, {_said_of_size(batch, snapshot.rows)}")
+    say(f"one batch  ok   {batch['rows']} rows, {_said_of_model(batch, snapshot.rows)}")
     if begins_with := batch.get("begins_with"):
         say(f"start      ok   {begins_with}")
     for warning in warnings:
@@ -89,9 +89,12 @@ def _check_the_rest(
     return {"status": "done", **counts, "ships": ships, "batch": batch, "warnings": warnings}
 
 
-def _said_of_size(batch: dict[str, Any], rows: int) -> str:
-    """The number of parameters, and why a run may have more."""
-    said = f"{batch['parameters']:,} parameters"
+def _said_of_model(batch: dict[str, Any], rows: int) -> str:
+    """The loss and the number of parameters, and why a run may have more."""
+    if not batch["parameters"]:
+        return "prepared; a loop itself is tried by training alone"
+    loss = "no loss that is a number" if batch["loss"] is None else f"loss {batch['loss']:.4g}"
+    said = f"{loss}, {batch['parameters']:,} parameters"
     if not batch["sized_by_sample"]:
         return said
     sizing = " and ".join(dict.fromkeys(batch["sized_by_sample"]))

@@ -188,6 +188,15 @@ def test_what_mlflow_would_refuse_after_training_is_refused_at_once(tmp_path: Pa
     assert "MLflow" in problem or "letters, digits" in problem
 
 
+def test_what_moves_the_alias_needs_the_split_it_names(tmp_path: Path) -> None:
+    moved_by = "register.promote={metric: %s/accuracy}"
+    assert load_spec(write(tmp_path, GOOD), [moved_by % "val"]).spec.register_.promote is not None
+    (problem,) = problems_of(write(tmp_path, GOOD), moved_by % "test")
+    assert problem.endswith("register.promote.metric: 'test/accuracy' needs a test split; set data.test")
+    (problem,) = problems_of(write(tmp_path, GOOD), moved_by % "val", "data.validation=null")
+    assert problem.endswith("register.promote.metric: 'val/accuracy' needs a validation split; set data.validation")
+
+
 def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD), ["register.alias=null", "register.name=my model"]).spec
     assert (spec.register_.alias, spec.register_.name) == (None, "my model")

@@ -17,6 +17,7 @@ from penstock.errors import DataError, SpecError, TrainingError
 from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.check import check_pipeline
+from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
 from penstock.training.spec import TrainSpec
 from tests.drills.project import make_project
@@ -77,6 +78,12 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     assert said[5].endswith(" 2,442 parameters"), "nothing that is learnt makes the model larger"
 
 
+def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
+    said: list[str] = []
+    check_pipeline(create_project(tmp_path / "p", "ray-loop")[0], [], said.append)
+    assert "one batch  ok   2 rows, prepared; a loop itself is tried by training alone" in said
+
+
 def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     file = project(tmp_path).base_dir / "pipeline.yaml"
@@ -105,7 +112,7 @@ def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Pat
         ),
         (
             "    def predict(self, model, batch): return model(torch.cat([batch['image'], batch['label'][:, None]], dim=1))\n",
-            r"(?s)predict\(\) failed: KeyError: 'label' .*model\.py:\d+.*let predict\(\) do without 'label'",
+            r"(?s)predict\(\) failed: KeyError: 'label' .*model\.py:\d+.*Next: predict without 'label'",
         ),
         ("    def optimizer(self, model): return model\n", "returned a Sequential, not a torch.optim.Optimizer"),
         (

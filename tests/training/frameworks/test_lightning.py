@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.errors import SpecError
+from penstock.errors import SpecError, TrainingError
+from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
@@ -74,6 +75,16 @@ def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: P
     # Lightning's sync_dist divides by the mean number of rows of a rank, rounded down: 50 of 101 / 2.
     logged = there[0].manifest.metrics["val/loss"]
     assert found.metrics["val/loss"] == pytest.approx(logged * 50 / 50.5, rel=1e-5)
+
+
+def test_a_module_that_predicts_by_the_label_is_refused(tmp_path: Path) -> None:
+    file = create_project(tmp_path / "project", "lightning")[0]
+    with (file.parent / "model.py").open("a") as model:
+        model.write("\n    def predict_step(self, batch, _):\n        return self(batch) + batch['diagnosis'][:, None]\n")
+    loaded = load_spec(file)
+    with pytest.raises(TrainingError, match="predicting failed: KeyError: 'diagnosis'") as refused:
+        try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins))
+    assert refused.value.next_step.startswith("predict without 'diagnosis'")
 
 
 def test_the_page_fits_the_module_of_the_template_and_names_what_is_not_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from penstock.training.frameworks.lightning.library import DISTRIBUTIONS, make_m
 from penstock.training.frameworks.lightning.loading import WEIGHTS, LightningModel
 from penstock.training.frameworks.own_trainer import installed, refuse_unread
 from penstock.training.frameworks.ray_train.rank import run_session
+from penstock.training.frameworks.torch.one_batch import without_label
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.model import Predicts
@@ -84,7 +85,8 @@ class LightningFramework:
         shape = None
         if model.can_predict:
             with torch.no_grad():
-                shape = list(LightningModel(module.eval(), code.target).predict(columns, batch.rows).shape)
+                shown = LightningModel(module.eval(), code.target)
+                shape = list(without_label(lambda given: shown.predict(given, batch.rows), columns, schema.label).shape)
         parameters = sum(parameter.numel() for parameter in module.parameters())
         loss = value if torch.isfinite(found) else None
         return TriedBatch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -20,7 +20,7 @@ from penstock.training.rng import seed_rng
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
-__all__ = ["try_batch"]
+__all__ = ["try_batch", "without_label"]
 
 
 _LOGS = re.compile(r"\b(penstock|mlflow)\b")
@@ -67,7 +67,9 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     there = {name: column.to(device) for name, column in batch.columns.items()}
     with torch.no_grad(), collecting(OwnValues(None, "val")) as charted:
         recipe.loss(model.eval(), there)
-        output = _predicted(recipe, model, there, batch.rows, schema.label) if recipe.can_predict else None
+        output = None
+        if recipe.can_predict:
+            output = without_label(lambda given: recipe.predict(model, given, batch.rows), there, schema.label)
     if output is not None:
         if schema.num_classes is not None:
             recipe.refuse_undeclared(output, schema.num_classes)
@@ -84,16 +86,21 @@ def _try_batch(code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch
     )
 
 
-def _predicted(recipe: Recipe, model: torch.nn.Module, columns: Columns, rows: int, label: str | None) -> torch.Tensor:
-    """Predictions without the label, which nobody gives a registered model."""
+def without_label(predict: Callable[[Columns], torch.Tensor], columns: Columns, label: str | None) -> torch.Tensor:
+    """Predictions without the label, which nobody gives a registered model.
+
+    Raises:
+        TrainingError: user code fails so; where it is for the label, the error says what to do.
+    """
     try:
-        return recipe.predict(model, {name: column for name, column in columns.items() if name != label}, rows)
-    except TrainingError as error:
-        if label is None or repr(label) not in error.message:
+        return predict({name: column for name, column in columns.items() if name != label})
+    except (KeyError, TrainingError) as error:
+        message = error.message if isinstance(error, TrainingError) else f"predicting failed: KeyError: {error}"
+        if label is None or repr(label) not in message:
             raise
         raise TrainingError(
-            error.message,
-            next_step=f"let predict() do without {label!r}: the registered model is asked for it, and its rows have none",
+            message,
+            next_step=f"predict without {label!r}: the registered model is asked for it, and its rows have none",
         ) from error
 
 
