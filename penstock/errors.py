@@ -47,6 +47,7 @@ class PenstockError(Exception):
 
     Attributes:
         result: what an attempt reached before this error ended it; see flows/run/close_attempt.py.
+        parts: the errors that it tells together; empty of one by itself.
     """
 
     exit_code = 1
@@ -59,6 +60,7 @@ class PenstockError(Exception):
         self.problems = tuple(map(redact_text, problems))
         self.next_step = redact_text(next_step)
         self.result: dict[str, Any] = {}
+        self.parts: tuple[PenstockError, ...] = ()
 
     def with_next_step(self) -> Self:
         """The error itself, which ends a command: it has a next step, if only the usual one."""

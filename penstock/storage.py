@@ -21,11 +21,11 @@ from typing import IO, Any
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PreflightError
 from penstock.store_settings import StoreSpec, settings_of
 from penstock.stores import is_local, is_s3, store_problem
 
-__all__ = ["NO_ROOM", "Storage", "filesystem_of"]
+__all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the OSError of a disk without room says."""
@@ -43,6 +43,13 @@ def filesystem_of(uri: str) -> tuple[AbstractFileSystem, str]:
             options |= _s3fs_options(settings)
     fs, path = fsspec.core.url_to_fs(uri, **options)
     return fs, path
+
+
+def existing_folder(path: Path) -> Path:
+    """The path itself, or the first folder above it that is there: on its disk the path would be made."""
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def _s3fs_options(settings: StoreSpec) -> dict[str, Any]:
@@ -78,6 +85,17 @@ class Storage:
     def is_local(self) -> bool:
         """Whether the files lie on this machine's own disks (or a mount that looks like them)."""
         return is_local(self.root)
+
+    def refuse_file(self, called: str = "storage") -> None:
+        """Raise PreflightError where the root of a local storage, or what it would lie in, is a file."""
+        if not self.is_local:
+            return
+        found = existing_folder(Path(self.root))
+        if not found.is_dir():
+            raise PreflightError(
+                f"{called} {self.root}: {found} is a file, and a {called} is a folder, or a URL such as s3://bucket/prefix",
+                next_step=f"name a folder as `{called}`, or move the file away, and run the same command again",
+            )
 
     def uri(self, path: str = "") -> str:
         """The absolute URI of `path`, as a user may paste it."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import SpecError
+from penstock.errors import DataError, PenstockError, SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
+from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec, split_rules
 from penstock.storage import Storage
 from penstock.stores import is_local
 from penstock.tasks.spec import STATE_FOLDER, PipelineSpec
+from penstock.together import together
 from penstock.training.callback_code import CallbackCode
 from penstock.training.checkpoint.start_from import StartWeights, find_start
 from penstock.training.frameworks.registry import FRAMEWORKS
@@ -68,6 +71,40 @@ class Project:
             data = keep_rows(data, self.base_dir, self.storage)
         return list_source(data, self.base_dir, found.extensions)
 
+    @property
+    def train_files(self) -> list[SourceFile]:
+        """The source files of `data.train`, also where another location is missing. Raises DataError, ServiceError."""
+        try:
+            files = self.files
+        except DataError:
+            if format_of(self.spec.data).is_kept:
+                raise
+            held_out: dict[str, Any] = {split: None for split in SPLITS[1:] if isinstance(getattr(self.spec.data, split), str)}
+            data = self.spec.data.model_copy(update=held_out)
+            files = list_source(data, self.base_dir, format_of(data).extensions).files
+        return [file for file in files if file.location == "train"]
+
+    def look_for(self, *more: Callable[[], object], lists: bool = True) -> None:
+        """Look for the files of rows and of code that the pipeline file names.
+
+        Args:
+            more: other looks, whose errors are told with those of these.
+            lists: list the source files; without it only code is looked for.
+
+        Raises:
+            SpecError, DataError: all that cannot be found.
+        """
+        looks: list[Callable[[], object]] = [lambda: self.files] if lists else []
+        looks += [lambda: self.recipe, lambda: self.row_code, lambda: self.callbacks, lambda: self.data_config, *more]
+        problems: list[PenstockError] = []
+        for look in looks:
+            try:
+                look()
+            except (SpecError, DataError) as error:
+                problems.append(error)
+        if problems:
+            raise together(problems, "the pipeline file names what cannot be found or used")
+
     def _is_source(self, file: Path) -> bool:
         return file in self._source_paths
 
@@ -116,25 +153,42 @@ class Project:
     @cached_property
     def transforms(self) -> dict[str, UserCode]:
         """The functions of `map_batches` transforms, by target. Raises SpecError if one cannot be found."""
+        return {target: self.row_code[target] for target in self._transform_params}
+
+    @property
+    def _transform_params(self) -> dict[str, list[Any]]:
         params: dict[str, list[Any]] = {}
         for entry in self.spec.preprocess:
             if (target := entry.transform.function) is not None:
                 params.setdefault(target, []).append(entry.transform.options.model_dump())
-        return {target: capture(target, self.base_dir, given, self._is_source) for target, given in params.items()}
+        return params
 
     @cached_property
     def row_code(self) -> dict[str, UserCode]:
-        """`transforms`, and the functions of split rules, by target. Raises SpecError if one cannot be found."""
-        targets = [target for rule in split_rules(self.spec.data).values() for target in rule.functions]
-        return {target: capture(target, self.base_dir, is_source=self._is_source) for target in targets} | self.transforms
+        """`transforms`, and the functions of split rules, by target. Raises SpecError of all that cannot be found."""
+        rules = [target for rule in split_rules(self.spec.data).values() for target in rule.functions]
+        params: dict[str, Any] = {**dict.fromkeys(rules), **self._transform_params}
+        return dict(zip(params, self._captured(list(params.items())), strict=True))
 
     @cached_property
     def callbacks(self) -> tuple[CallbackCode, ...]:
-        """What `train.callbacks` names; entries with a colon are the user's code. Raises SpecError if it cannot be found."""
-        return tuple(
-            CallbackCode(name, options, capture(name, self.base_dir, options, self._is_source) if ":" in name else None)
-            for name, options in self.spec.train.named_callbacks
-        )
+        """What `train.callbacks` names; those with a colon are user code. Raises SpecError of all that cannot be found."""
+        named = self.spec.train.named_callbacks
+        codes = iter(self._captured([(name, options) for name, options in named if ":" in name]))
+        return tuple(CallbackCode(name, options, next(codes) if ":" in name else None) for name, options in named)
+
+    def _captured(self, named: Sequence[tuple[str, Any]]) -> list[UserCode]:
+        """The code of each (target, params). Raises SpecError of all that cannot be found."""
+        codes: list[UserCode] = []
+        problems: list[SpecError] = []
+        for target, params in named:
+            try:
+                codes.append(capture(target, self.base_dir, params, self._is_source))
+            except SpecError as error:
+                problems.append(error)
+        if problems:
+            raise together(problems, f"{len(problems)} pieces of the code that the pipeline file names cannot be found")
+        return codes
 
     @cached_property
     def data_config(self) -> UserCode | None:

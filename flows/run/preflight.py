@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import gpus_refused, held_by_workers
-from penstock.flows.servers.probes import StorageFailure, existing_folder, ray_address, storage_failure
+from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
 from penstock.flows.spec_file import LoadedSpec
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.preprocess.named_columns import check_named_columns
@@ -21,7 +22,7 @@ from penstock.ingest.read.unify import columns_in
 from penstock.ingest.schema import SPLITS
 from penstock.machine.cache_dir import cache_folder, configured_budget
 from penstock.messages import said_of
-from penstock.storage import NO_ROOM, Storage
+from penstock.storage import NO_ROOM, Storage, existing_folder
 from penstock.stores import is_local
 from penstock.tasks.project import Project
 from penstock.tasks.records.ledger import Ledger
@@ -30,8 +31,8 @@ from penstock.tasks.stages import BEFORE_TRAINING
 
 __all__ = [
     "check_ahead",
-    "check_columns",
     "check_machine",
+    "check_named",
     "check_recipe",
     "check_resources",
     "check_room",
@@ -47,14 +48,24 @@ FREE_AFTER_BYTES = 256 << 20
 """What must stay free on the disk when the dataset and the checkpoints are written."""
 
 
-def check_storage(storage: Storage) -> None:
+def check_storage(storage: Storage, *, writes: bool = True) -> None:
     """Write, list, read and delete a small file; look at the node's cache, where rows of a remote storage go first.
+
+    Args:
+        writes: without it nothing is written, and only the permissions of a local storage are looked at.
 
     Raises:
         PreflightError: naming the storage and what the store said, or the folder of the cache.
         SpecError: PENSTOCK_CACHE_BYTES is no size.
     """
     configured_budget()
+    storage.refuse_file()
+    if not writes:
+        folder = existing_folder(Path(storage.root))
+        if storage.is_local and not os.access(folder, os.W_OK | os.X_OK):
+            error = PermissionError(errno.EACCES, f"{folder} may not be written")
+            raise _storage_refusal(storage, StorageFailure("written", error))
+        return
     if not storage.is_local:
         folder = cache_folder()
         try:
@@ -87,30 +98,27 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
     )
 
 
-def check_ahead(loaded: LoadedSpec, until: str | None = None, *, tries_storage: bool = True) -> None:
+def check_ahead(loaded: LoadedSpec, until: str | None = None, *, writes: bool = True) -> None:
     """Say before a server starts what is wrong with the files, their columns, the code and the machine; the flow looks again.
 
     A listing of a remote store may take long, and is not done twice.
 
     Args:
-        tries_storage: write a small file to a local storage.
+        writes: as in `check_storage`, of a local storage.
 
     Raises:
         PenstockError: what is wrong.
     """
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
-    _ = project.recipe, project.row_code
-    project.check_start()
     places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
-    listed = all(map(is_local, places)) and bool(project.files)
-    if listed:
-        check_columns(project)
+    listed = all(map(is_local, places))
+    check_named(project, lists=listed)
+    project.check_start()
     if is_local(loaded.spec.storage):
         begins = not _has_begun(project)
         if begins and ray_address() is None and until not in BEFORE_TRAINING:
             check_machine(loaded.spec)
-        if tries_storage:
-            check_storage(project.storage)
+        check_storage(project.storage, writes=writes)
         if begins and listed:
             check_resources(project)
 
@@ -123,14 +131,26 @@ def _has_begun(project: Project) -> bool:
         return True
 
 
-def check_columns(project: Project) -> None:
+def check_named(project: Project, *, lists: bool = True) -> None:
+    """Look for all that the pipeline file names: files of rows and of code, and columns.
+
+    Args:
+        lists: list the source files; without it only code is looked for.
+
+    Raises:
+        SpecError, DataError: listing all that is not there, or that a step cannot take.
+    """
+    project.look_for(*([lambda: _check_columns(project)] if lists else []), lists=lists)
+
+
+def _check_columns(project: Project) -> None:
     """Compare the columns that the pipeline file names with those of one file, if its beginning tells which it has.
 
     Raises:
         SpecError: listing every column that is not there, or holds text where a transform takes none.
     """
     data, reader = project.source, reader_of(project.spec.data)
-    files = [file for file in project.files if file.location == "train"]
+    files = project.train_files
     if len(files) > 1 and (reader.missing_is_null or data.missing_columns == "null"):
         return  # another file may have what this one lacks
     # Spark and Dask write parts without rows; one of half the mean size or more has some.

@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,7 +21,6 @@ __all__ = [
     "StorageFailure",
     "basic_login",
     "connection_refusal",
-    "existing_folder",
     "http_get",
     "ray_address",
     "ray_refusal",
@@ -128,10 +126,3 @@ def storage_failure(storage: Storage) -> StorageFailure | None:
 def _expect(found: object, wanted: object) -> None:
     if found != wanted:
         raise OSError(f"expected {wanted!r}, found {found!r}")
-
-
-def existing_folder(path: Path) -> Path:
-    """The path itself, or the first folder above it that is there: on its disk the path would be made."""
-    while not path.exists():
-        path = path.parent
-    return path

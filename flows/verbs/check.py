@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.flows.run.cluster import check_cluster
 from penstock.flows.run.preflight import (
-    check_columns,
     check_machine,
+    check_named,
     check_recipe,
     check_resources,
     check_room,
@@ -44,6 +44,7 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
     say(f"spec       ok   {loaded.file.name}, {counted(len(loaded.overrides), 'override')}")
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     check_storage(project.storage)
+    check_named(project)
     warnings = check_resources(project)
     with ray_cluster(loaded.state_dir) if ray_address() is not None else nullcontext() as cluster:
         if cluster is None:
@@ -70,7 +71,6 @@ def _check_the_rest(
         warnings += [
             f"{limit} is known only when the code runs, so that a change of it is not noticed" for limit in code.limits
         ]
-    check_columns(project)
     snapshot = read_source(project.source, project.files, silent)
     _check_one_step(project, snapshot)
     say(f"sources    ok   {counted(snapshot.rows, 'row')} in {counted(len(snapshot.files), 'file')}")

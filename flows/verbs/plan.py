@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock.errors import PenstockError
+from penstock.errors import DataError, PenstockError, SpecError
 from penstock.flows.run.command_line import run_command
 from penstock.flows.run.decisions import (
     Continue,
@@ -22,7 +22,7 @@ from penstock.flows.run.decisions import (
     refusal,
     refuse_same_training,
 )
-from penstock.flows.run.preflight import check_ahead
+from penstock.flows.run.preflight import check_ahead, check_named, check_storage
 from penstock.flows.spec_file import load_spec
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.shuffle.mixing_quality import mixes_like, window_runs
@@ -53,7 +53,11 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
     loaded = load_spec(file, overrides)
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     ledger = Ledger(project.storage)
-    keys = stage_keys(project, ledger.stage_output)
+    try:
+        keys = stage_keys(project, ledger.stage_output)
+    except (SpecError, DataError):
+        check_named(project)  # which tells of all that is missing
+        raise
     current = ledger.current_run(loaded.spec.name)
     others = others_at_work(ledger, loaded.spec.name, keys)
     decision = beside(decide(ledger, current, loaded.spec.model_dump(mode="json", by_alias=True)["train"], keys), others)
@@ -90,7 +94,9 @@ def plan_pipeline(file: Path, overrides: list[str]) -> dict[str, Any]:
         if isinstance(decision, Refuse):
             raise refusal(decision, run_command(loaded.file, overrides, "--fresh"))
         if will_run:
-            check_ahead(loaded, tries_storage=False)
+            check_ahead(loaded, writes=False)
+        else:
+            check_storage(project.storage, writes=False)
     except PenstockError as error:
         error.result = plan
         raise

@@ -30,6 +30,7 @@ from penstock.ingest.spec import DataSpec, check_split_rules
 from penstock.messages import counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
+from penstock.together import together
 
 __all__ = ["Cut", "Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
 
@@ -161,18 +162,25 @@ def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> 
 
     Raises:
         SpecError: the split rules contradict each other.
-        DataError: a location is missing or holds no file of the format, or one file is in two locations.
+        DataError: locations are missing or hold no file of the format (all of them are listed), or one file is in two.
         ServiceError: the store does not answer or refuses the credentials.
     """
     check_split_rules(data)
     files: list[SourceFile] = []
     left_out: list[str] = []
+    problems: list[DataError] = []
     for split in SPLITS:
         location = getattr(data, split)
         if isinstance(location, str):
-            found = list_location(data.format, extensions, base_dir, location, split)
+            try:
+                found = list_location(data.format, extensions, base_dir, location, split)
+            except DataError as error:
+                problems.append(error)
+                continue
             files += found.files
             left_out += found.left_out
+    if problems:
+        raise together(problems, f"{len(problems)} locations of the section data cannot be read")
     _refuse_shared_files(files)
     return Listing(files, left_out)
 

@@ -183,9 +183,14 @@ def lease_of(run: Run) -> str:
 
 
 class Ledger:
-    """Reads and writes the records of one storage. A stage's or attempt's record that does not parse counts as absent."""
+    """Reads and writes the records of one storage. A stage's or attempt's record that does not parse counts as absent.
+
+    Raises:
+        PreflightError: the storage is a file.
+    """
 
     def __init__(self, storage: Storage) -> None:
+        storage.refuse_file()
         self.storage = storage
 
     def new_run(self, pipeline: str, spec: dict[str, Any]) -> Run:

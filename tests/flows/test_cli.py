@@ -155,6 +155,21 @@ def test_a_folder_that_cannot_be_written_or_is_gone_is_named(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (3, "penstock: the current folder has been deleted; go to one that exists\n")
 
 
+@pytest.mark.parametrize("below", ["", "/below"])
+@pytest.mark.parametrize("verb", ["check", "plan", "run", "tune", "status", "log", "clean"])
+def test_a_storage_that_is_a_file_is_named_with_the_rule(tmp_path: Path, verb: str, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    file = make_project(tmp_path / "p", files=1)
+    sweep = "tune: {metric: val/loss, mode: min, space: {train.epochs: {choice: [1, 2]}}}"
+    file.write_text(f"{file.read_text()}storage: {tmp_path}/file{below}\n{sweep}\n")
+    told = CliRunner().invoke(app, [verb, str(file)])
+    assert told.exit_code == 3, told.output
+    assert told.stderr == (
+        f"penstock: storage {tmp_path}/file{below}: {tmp_path}/file is a file, and a storage is a folder, or a URL such as "
+        "s3://bucket/prefix\nNext: name a folder as `storage`, or move the file away, and run the same command again\n"
+    )
+
+
 ADDRESS = "http://127.0.0.1:5000/#/experiments/1234567890/runs/0123456789abcdef0123456789abcdef?workflowType=machine_learning"
 
 

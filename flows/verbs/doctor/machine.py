@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from penstock.flows.servers.probes import TELEMETRY_OFF, existing_folder
+from penstock.flows.servers.probes import TELEMETRY_OFF
 from penstock.flows.verbs.doctor.finding import Finding, fail, ok, warn
+from penstock.storage import existing_folder
 
 __all__ = [
     "check_disks",

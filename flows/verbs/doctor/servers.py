@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PreflightError
 from penstock.flows.servers.nodes import ask_nodes, installed_versions
 from penstock.flows.servers.probes import (
     HttpAnswer,
@@ -120,6 +120,10 @@ def check_storage(storage: Storage, environ: Mapping[str, str]) -> list[Finding]
         refusal = connection_refusal(endpoint, 443 if endpoint.startswith("https") else 80)
         if refusal is not None:  # its client would take up to 40 s to say so
             return [fail(name, f"the endpoint {endpoint} does not answer: {refusal}", "start it, or correct AWS_ENDPOINT_URL")]
+    try:
+        storage.refuse_file()
+    except PreflightError as error:
+        return [fail(name, error.message, error.next_step)]
     started = time.monotonic()
     failure = storage_failure(storage)
     if failure is not None:

@@ -63,6 +63,10 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
         with pytest.raises(kind, match=r"(?s)" + says) as refused:
             plan_pipeline(file, [override])
         assert [stage["action"] for stage in refused.value.result["stages"]] == ["run"] * 7
+    with monkeypatch.context() as unwritable, pytest.raises(PreflightError, match="cannot be written: ") as refused:
+        unwritable.setattr("penstock.flows.run.preflight.os.access", lambda _path, _mode: False)
+        plan_pipeline(file, [])
+    assert len(refused.value.result["stages"]) == 7
     assert not (file.parent / ".penstock").exists(), "a plan writes nothing"
 
     loaded = load_spec(file)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import Interrupted, PreflightError, SpecError
+from penstock.errors import DataError, Interrupted, PreflightError, SpecError
 from penstock.flows import cli
 from penstock.flows.run.preflight import check_ahead
 from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs import run
 from penstock.flows.verbs.check import check_pipeline
 from penstock.flows.verbs.init import create_project
+from penstock.flows.verbs.plan import plan_pipeline
 from penstock.machine.stopping import StopRequest
 from tests import ROOT
 from tests.drills.project import make_project
@@ -79,6 +82,37 @@ def test_columns_that_are_not_there_are_refused_all_together_before_a_server_sta
     with pytest.raises(SpecError) as checked:
         check_pipeline(file, overrides, lambda _line: None)
     assert checked.value.problems == refused.value.problems
+
+
+def test_all_files_and_columns_that_are_not_there_are_told_at_once(tmp_path: Path) -> None:
+    file = make_project(tmp_path / "p", files=2)
+    wrong = ["data.train=data/trian/", "data.validation=held.parquet", "train.recipe=modle.py:Net"]
+    wrong += ["preprocess=[{drop: [maen]}, {map_batches: 'transfroms.py:scale'}]", "train.callbacks=['calls.py:Count']"]
+    folder = file.parent
+    sources = [f"data.train: {folder}/data/trian matches no file", f"data.validation: {folder}/held.parquet matches no file"]
+    code = [
+        f"modle.py:Net: there is no file modle.py in {folder} (did you mean 'model.py'?)",
+        f"transfroms.py:scale: there is no file transfroms.py in {folder} (did you mean 'transforms.py'?)",
+        f"calls.py:Count: there is no file calls.py in {folder} (did you mean 'model.py'?)",
+    ]
+    column = "preprocess[0].drop: there is no column 'maen' at this step; did you mean 'mean'?"
+    refusing: list[Callable[[list[str]], object]] = [
+        lambda overrides: run.run(file, overrides),
+        lambda overrides: check_pipeline(file, overrides, lambda _line: None),
+        lambda overrides: plan_pipeline(file, overrides),
+    ]
+    for refuses in refusing:
+        with pytest.raises(SpecError) as refused:
+            refuses(wrong)
+        assert list(refused.value.problems) == [*sources, *code]
+        with pytest.raises(SpecError) as refused:
+            refuses(wrong[1:])  # the columns of the train files are looked at although others are missing
+        assert list(refused.value.problems) == [sources[1], *code, column]
+        with pytest.raises(DataError) as rows_only:
+            refuses(wrong[:2])
+        assert list(rows_only.value.problems) == sources
+        assert rows_only.value.next_step.count("relative paths start at the pipeline file") == 1
+    assert pickle.loads(pickle.dumps(rows_only.value)).parts[0].message == sources[0]
 
 
 @pytest.mark.parametrize(
