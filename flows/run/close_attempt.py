@@ -71,7 +71,8 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
 def _flow_run_name(ctx: RunContext, status: Status) -> str:
     """Pipeline and date, which the run's id is made of, then how it ended: a list of flow runs can be read."""
     performed = [outcome.outcome for outcome in ctx.outcomes.values()]
-    how = "all reused" if status == "done" and set(performed) == {"reused"} else status
+    nothing_new = status == "done" and set(performed) == {"reused"} and ctx.run.sweep != ctx.run.run
+    how = "all reused" if nothing_new else status
     names = (f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "r2", "loss"))
     metric = next((name for name in names if name in ctx.attempt.metrics), None)
     result = f", {metric} {ctx.attempt.metrics[metric]:.4f}" if metric is not None and status == "done" else ""

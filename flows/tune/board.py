@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from penstock.flows.tune.summary import short
 from penstock.redact import redact_text
 from penstock.tasks.tune.record import Trial
 from penstock.tasks.tune.spec import TuneSpec
 
-__all__ = ["Board", "short", "table_of"]
+__all__ = ["Board", "table_of"]
 
 _STYLE = {"done": "green", "stopped": "yellow", "failed": "red", "running": "bold"}
 _CUT = "to continue"
 """A trial that is not done and that nobody works on."""
-
-
-def short(value: Any) -> str:
-    """A value of the space in few characters."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def table_of(tune: TuneSpec, trials: Sequence[Trial], steps: dict[int, str], live: set[int]) -> Table:

@@ -17,7 +17,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import quote
 
-from penstock.flows.tune.board import Board, short
+from penstock.flows.tune.board import Board
+from penstock.flows.tune.summary import short
 from penstock.flows.tune.trial import Hears, Sweep, close_stopped, perform_trial
 from penstock.machine.stopping import StopRequest
 from penstock.tasks.tune.early_stop import EarlyStop

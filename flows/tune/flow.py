@@ -28,14 +28,16 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
-from penstock.flows.tune.board import Board, short
+from penstock.flows.tune.board import Board
 from penstock.flows.tune.driver import Driver
 from penstock.flows.tune.folds import finish_folds, with_folds
 from penstock.flows.tune.slots import trials_at_once
 from penstock.flows.tune.space import check_space, tune_spec
+from penstock.flows.tune.summary import best_of, short, told_of_trials
 from penstock.flows.tune.trial import Hears, Sweep
 from penstock.lease import hold_lease
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
+from penstock.messages import counted
 from penstock.redact import hiding_secrets
 from penstock.tasks.all_stages import ALL_STAGES
 from penstock.tasks.context import Reporter, RunContext
@@ -177,7 +179,7 @@ def _keep_best(
     ctx.tracker.log_text(file.name, file.read_text(encoding="utf-8"))
     ctx.tracker.log_metrics({section.metric: best.value or 0.0}, 0)
     ctx.tracker.set_tags({"penstock.best": best.run or ""})
-    summary = _summary(section, trials, best)
+    summary = told_of_trials(section.metric, trials, best)
     ctx.reporter.say(f"{summary}; {file.name} holds its spec")
     ray_stack.close()
     registered = _run_best(ctx, file, best)
@@ -203,21 +205,20 @@ def _concurrent(ctx: RunContext, spec: PipelineSpec, section: TuneSpec, need_ray
     if need_ray.cluster.embedded:  # it may have been given more CPUs than there are, for the tasks that prepare rows
         nodes, most = ({"CPU": machine_cpus(), "GPU": float(torch.cuda.device_count())},), None
     concurrent, said = trials_at_once(spec, section, nodes, most)
-    for line in (*said, f"{section.limit} trials, {concurrent} at once"):
+    for line in (*said, f"{counted(section.limit, 'trial')}, {concurrent} at once"):
         ctx.reporter.say(f"{spec.name}: {line}")
     return concurrent
 
 
 def _best(section: TuneSpec, trials: list[Trial]) -> Trial:
-    sign = {"min": 1, "max": -1}[section.mode]
-    done = [(sign * trial.value, trial.number, trial) for trial in trials if trial.state == "done" and trial.value is not None]
-    if not done:
+    best = best_of(section.mode, trials)
+    if best is None:
         raise TrainingError(
             "no trial came to its end",
             problems=[f"trial {trial.number}: {trial.error or trial.note or trial.state}" for trial in trials],
             next_step="change tune.space, or give the sweep more time (tune.time_s)",
         )
-    return min(done)[2]
+    return best
 
 
 def _head(loaded: LoadedSpec, ctx: RunContext, section: TuneSpec, best: Trial) -> str:
@@ -226,15 +227,6 @@ def _head(loaded: LoadedSpec, ctx: RunContext, section: TuneSpec, best: Trial) -
         f"# The best of sweep {ctx.run.run} of {loaded.file.name}: trial {best.number}, {section.metric} {short(best.value)},\n"
         f"# with {values}. It is trained already: `penstock run {best_file(loaded).name}` finds it.\n"
     )
-
-
-def _summary(section: TuneSpec, trials: list[Trial], best: Trial) -> str:
-    counts = {state: sum(trial.state == state for trial in trials) for state in ("done", "stopped", "failed")}
-    words = {"done": "done", "stopped": "stopped early", "failed": "failed"}
-    counted = ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
-    values = ", ".join(f"{key} {short(value)}" for key, value in best.values.items())
-    result = f"{section.metric} {short(best.value)} with {values}"
-    return f"{len(trials)} trials ({counted}); the best is trial {best.number}: {result}"
 
 
 def _run_best(ctx: RunContext, file: Path, best: Trial) -> dict[str, Any]:

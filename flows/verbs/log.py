@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from penstock.flows.tune.summary import described_sweep, described_trial, sweeps_in
 from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
 from penstock.tasks.records.ledger import Attempt, Ledger, Run
 
@@ -25,10 +26,17 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
     names = RunNames(file)
     found = [(run, attempt) for run in names.runs for attempt in names.ledger.attempts(run.run)]
     found.sort(key=lambda pair: (pair[1].started, pair[1].number))
+    sweeps = sweeps_in(names.ledger, names.runs)
+    newest = {run.run: attempt.number for run, attempt in found}
     entries: list[dict[str, Any]] = []
     best: dict[str, float] = {}
     for run, attempt in found:
         entries.append(_entry(names.ledger, run, attempt, best.get(run.pipeline)))
+        sweep = next((each for each in sweeps if each.run.run == run.run and attempt.number == newest[run.run]), None)
+        entries[-1] |= {"sweep": described_sweep(sweep) if sweep is not None else None}
+        trial = described_trial(run, sweeps)
+        if trial is not None and attempt.status == "partial":
+            entries[-1]["outcome"] = f"trial {trial['number']} {trial['state']}"
         if entries[-1]["value"] is not None:
             best[run.pipeline] = entries[-1]["value"]
     return {"status": "done", "storage": names.ledger.storage.root, "attempts": entries[-last:] if last else entries}
@@ -48,7 +56,8 @@ def show_log(result: dict[str, Any], console: Console) -> None:
         console.print("  ".join(filter(None, words)), markup=False, soft_wrap=True)
         shown = entry["changed"][:_CHANGES_SHOWN]
         more = len(entry["changed"]) - len(shown)
-        for line in [*shown, *([f"and {more} more: penstock explain {entry['run']}"] if more else []), *entry["why"]]:
+        told = [entry["sweep"]["told"]] if entry["sweep"] else []
+        for line in [*told, *shown, *([f"and {more} more: penstock explain {entry['run']}"] if more else []), *entry["why"]]:
             console.print(f"    {line}", markup=False, soft_wrap=True)
 
 
@@ -57,7 +66,9 @@ def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> 
     value = attempt.metrics.get(metric) if metric is not None else None
     difference = None if value is None or before is None else value - before
     seconds = _seconds(attempt)
-    nothing_new = attempt.status == "done" and attempt.stages and all(stage["outcome"] == "reused" for stage in attempt.stages)
+    reused = bool(attempt.stages) and all(stage["outcome"] == "reused" for stage in attempt.stages)
+    # The stages of a sweep are those that its trials share; what the trials came to is told besides.
+    nothing_new = attempt.status == "done" and reused and run.sweep != run.run
     return {
         "started": attempt.started,
         "run": run.run,

@@ -13,7 +13,9 @@ from rich.console import Console
 from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import load_spec, state_named_in
+from penstock.flows.tune.summary import SweepTrials, described_sweep, described_trial, sweeps_in
 from penstock.lease import LeaseHolder, current_holder, hold_lease
+from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
@@ -64,7 +66,8 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     leases = {lease_of(run) for run in (*suspects, *(run for run in runs if run.status == "running"))}
     holders = {lease: current_holder(storage, lease) for lease in leases}
     repaired, told = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
-    shown = [_describe(ledger, run, holders.get(lease_of(run))) for run in runs]
+    sweeps = sweeps_in(ledger, (ledger.load_run(run.run) or run for run in runs))
+    shown = [_describe(ledger, run, holders.get(lease_of(run)), sweeps) for run in runs]
     return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "told": told}
 
 
@@ -74,7 +77,7 @@ def show_status(result: dict[str, Any], console: Console) -> None:
         console.print(f"no runs in {result['storage']}", markup=False, soft_wrap=True)
     for run in result["runs"]:
         words = [
-            run["status"] + (f" by {run['held_by']}" if run["held_by"] else ""),
+            _how(run) + (f" by {run['held_by']}" if run["held_by"] else ""),
             _count(run["status"], run["attempts"]),
             f"step {run['step']:,}" if run["step"] else "",
             run["exactness"] or "",
@@ -82,7 +85,8 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             run["cleaned"] or "",
         ]
         console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
-        for line in _why(run):
+        told = [run["sweep"]["told"]] if run["sweep"] else [run["trial"]["note"]] if run["trial"] else []
+        for line in [*filter(None, told), *_why(run)]:
             console.print(f"    {line}", markup=False, soft_wrap=True)
     for run_id in result["repaired"]:
         console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
@@ -96,15 +100,24 @@ def _why(run: dict[str, Any]) -> list[str]:
     return lines if len(lines) <= 6 else [*lines[:4], f"  - and {len(lines) - 5} more", lines[-1]]
 
 
+def _how(run: dict[str, Any]) -> str:
+    """The status; `partial` says little of a trial, which has no later stages."""
+    trial = run["trial"]
+    if trial is None:
+        return str(run["status"])
+    how = trial["state"] if run["status"] == "partial" else run["status"]
+    return f"trial {trial['number']}{', the best,' if trial['best'] else ''} {how}"
+
+
 def _count(status: str, attempts: Sequence[dict[str, Any]]) -> str:
     """How many attempts there were; where the newest has not come to the end and one before it has, which is which."""
     done = [attempt["number"] for attempt in attempts if attempt["status"] == "done"]
     if done and status != "done":  # most likely the end of fewer epochs
         return f"in attempt {attempts[-1]['number']}, done in attempt {done[-1]}"
-    return f"{len(attempts)} attempt{'s' if len(attempts) != 1 else ''}"
+    return counted(len(attempts), "attempt")
 
 
-def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:
+def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None, sweeps: Sequence[SweepTrials] = ()) -> dict[str, Any]:
     run = ledger.load_run(run.run) or run
     try:
         committed = CheckpointStore(ledger.run_storage(run.run)).committed()
@@ -125,6 +138,8 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str,
         "model_uri": run.result.get("model_uri"),
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "metrics": run.result.get("metrics", {}),
+        "sweep": next((described_sweep(sweep) for sweep in sweeps if sweep.run.run == run.run), None),
+        "trial": described_trial(run, sweeps),
         "attempts": [
             attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})
             for attempt in attempts
