@@ -81,7 +81,7 @@ def clean_pipeline(
     )
     if tracked:
         say(f"{'would free' if dry_run else 'frees'} {tracked_text(tracked)}")
-    freed_mlflow = sum(run.size_bytes for run in tracked) if dry_run else free_tracked(loaded.state_dir, tracked)
+    freed_mlflow = sum(run.size_bytes for run in tracked) if dry_run else free_tracked(ledger, loaded.state_dir, tracked)
     flow_runs = 0 if dry_run else _free_flow_runs(cleaning, loaded.state_dir, going, say)
     for line in _left(loaded):
         say(line)

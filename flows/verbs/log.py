@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.flows.tune.summary import described_sweep, described_trial, sweeps_in
 from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
-from penstock.tasks.records.ledger import Attempt, Ledger, Run
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, told_model
 
 __all__ = ["collect_log", "show_log"]
 
@@ -52,7 +52,7 @@ def show_log(result: dict[str, Any], console: Console) -> None:
         if measured and entry["difference"]:
             measured += f" ({entry['difference']:+.4f}, {'better' if entry['better'] else 'worse'})"
         words = [when, entry["run"], f"attempt {entry['attempt']}", entry["outcome"], entry["took"], measured]
-        words += [entry["model_uri"] or "", entry["cleaned"] or ""]
+        words += [told_model(entry), entry["cleaned"] or ""]
         console.print("  ".join(filter(None, words)), markup=False, soft_wrap=True)
         shown = entry["changed"][:_CHANGES_SHOWN]
         more = len(entry["changed"]) - len(shown)
@@ -66,6 +66,7 @@ def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> 
     value = attempt.metrics.get(metric) if metric is not None else None
     difference = None if value is None or before is None else value - before
     seconds = _seconds(attempt)
+    registered = _registered(ledger, run, attempt)
     reused = bool(attempt.stages) and all(stage["outcome"] == "reused" for stage in attempt.stages)
     # The stages of a sweep are those that its trials share; what the trials came to is told besides.
     nothing_new = attempt.status == "done" and reused and run.sweep != run.run
@@ -82,10 +83,11 @@ def _entry(ledger: Ledger, run: Run, attempt: Attempt, before: float | None) -> 
         "value": value,
         "difference": difference,
         "better": None if not difference or metric is None else better_is(run, metric) * difference > 0,
-        "model_uri": _registered(ledger, run, attempt),
+        "model_uri": registered,
+        "model_deleted": run.versions_deleted,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "changed": attempt.changed,
-        "why": (attempt.error or "").splitlines() if attempt.status == "failed" else [],
+        "why": attempt.why_failed(run.cleaned),
     }
 
 

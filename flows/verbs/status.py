@@ -19,7 +19,7 @@ from penstock.messages import counted
 from penstock.redact import redact_text
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
-from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of
+from penstock.tasks.records.ledger import Attempt, Ledger, Run, lease_of, told_model
 from penstock.training.checkpoint.store import CheckpointStore
 
 __all__ = ["collect_status", "show_status", "state_of"]
@@ -81,7 +81,7 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             _count(run["status"], run["attempts"]),
             f"step {run['step']:,}" if run["step"] else "",
             run["exactness"] or "",
-            run["model_uri"] or "",
+            told_model(run),
             run["cleaned"] or "",
         ]
         console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
@@ -96,7 +96,7 @@ def show_status(result: dict[str, Any], console: Console) -> None:
 
 def _why(run: dict[str, Any]) -> list[str]:
     """Why the newest attempt failed, and the next step; of a long list of problems the first."""
-    lines = (run["attempts"][-1]["error"] or "").splitlines() if run["status"] == "failed" and run["attempts"] else []
+    lines = run["why"]
     return lines if len(lines) <= 6 else [*lines[:4], f"  - and {len(lines) - 5} more", lines[-1]]
 
 
@@ -136,10 +136,12 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None, sweeps: Sequ
         "checkpoint": committed[0].name if committed else None,
         "exactness": exactness,
         "model_uri": run.result.get("model_uri"),
+        "model_deleted": run.versions_deleted,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "metrics": run.result.get("metrics", {}),
         "sweep": next((described_sweep(sweep) for sweep in sweeps if sweep.run.run == run.run), None),
         "trial": described_trial(run, sweeps),
+        "why": attempts[-1].why_failed(run.cleaned) if run.status == "failed" and attempts else [],
         "attempts": [
             attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})
             for attempt in attempts

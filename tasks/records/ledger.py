@@ -54,6 +54,7 @@ __all__ = [
     "lease_path",
     "run_leases",
     "sweep_lease_path",
+    "told_model",
     "utc_now",
 ]
 
@@ -142,6 +143,15 @@ class Attempt(Section):
     """The version that it has registered; not one that it found registered already."""
     error: str | None = None
 
+    def why_failed(self, cleaned: Cleaned | None) -> list[str]:
+        """The lines of its error, if it failed. What they advise to do next leads nowhere once the run is cleaned."""
+        lines = (self.error or "").splitlines() if self.status == "failed" else []
+        if not lines or cleaned is None:
+            return lines
+        again = self.command or "penstock run FILE"
+        lines = [line for line in lines if not line.startswith("Next: ")]
+        return [*lines, f"Next: {again} --fresh begins a new run; of this one nothing is left to continue"]
+
 
 class Run(Section):
     """One pipeline run over all its attempts."""
@@ -170,11 +180,19 @@ class Run(Section):
     """What the last finished attempt reported."""
     cleaned: Cleaned | None = None
     """Its checkpoints, figures and answers are deleted: it does not continue."""
+    versions_deleted: bool = False
+    """So are the versions of the model that it had registered, with their files."""
 
     @property
     def tracker(self) -> str:
         """Name of the newest attempt's tracker."""
         return str(self.spec.get("tracking", {}).get("tracker", TrackingSpec().tracker))
+
+
+def told_model(entry: Mapping[str, Any]) -> str:
+    """`models:/name/3`, or `models:/name/3 (deleted)`, of a described run or attempt; empty if it has registered none."""
+    uri = entry["model_uri"] or ""
+    return f"{uri} (deleted)" if uri and entry["model_deleted"] else uri
 
 
 def lease_of(run: Run) -> str:

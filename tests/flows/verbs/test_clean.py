@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import tempfile
@@ -13,10 +14,13 @@ import pytest
 from mlflow import MlflowClient
 from prefect import flow
 from prefect.client.orchestration import get_client
+from rich.console import Console
 
 from penstock.errors import ServiceError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.verbs.clean import clean_pipeline
+from penstock.flows.verbs.log import collect_log
+from penstock.flows.verbs.status import collect_status, show_status
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger
 from penstock.temporary import own_folder, user_folder
@@ -154,9 +158,24 @@ def test_what_mlflow_keeps_of_a_run_that_goes_goes_with_it_but_for_its_metrics(f
         assert Path(version.source.removeprefix("file://"), "model.safetensors").stat().st_size == 5000
     run = tracked.ledger.load_run("r02")
     assert run is not None
+    assert tracked.ledger.storage.read_bytes("runs/r02/run.json").startswith(b"\x1f\x8b"), "it still takes little room"
     kept = tracked.client.get_run(run.tracking_runs["mlflow"])
     assert kept.data.metrics == {"test/accuracy": 0.5} and CLEANED_TAG in kept.data.tags
     assert cleaned(file, 1, None)[0]["freed_mlflow_bytes"] == 0
+    error = "it broke\nNext: correct it, and run the same command again"
+    for number in (1, 2, 3):
+        (attempt,) = tracked.ledger.attempts(f"r{number:02d}")
+        ended = {"status": "failed" if number == 2 else "done", "command": "penstock run p.yaml", "error": error}
+        tracked.ledger.save_attempt(f"r{number:02d}", attempt.model_copy(update=ended))
+    tracked.ledger.save_run(run.model_copy(update={"status": "failed"}))
+    deleted = "models:/m/2 (deleted)"
+    advice = "Next: penstock run p.yaml --fresh begins a new run; of this one nothing is left to continue"
+    said = io.StringIO()
+    show_status(collect_status(file), Console(file=said, width=200))
+    assert said.getvalue().count("(deleted)") == said.getvalue().count(deleted) == 1
+    assert f"    it broke\n    {advice}\n" in said.getvalue() and "same command" not in said.getvalue()
+    (entry,) = [each for each in collect_log(file)["attempts"] if each["run"] == "r02"]
+    assert entry["model_deleted"] and entry["why"] == ["it broke", advice]
     # Once the alias has moved on, its run goes as well, and what it registered.
     tracked.client.set_registered_model_alias("m", "champion", "3")
     assert cleaned(file, 1, None)[0]["freed_mlflow_bytes"] == 8000 and tracked.versions() == {"3"}
