@@ -41,7 +41,10 @@ def show_explanation(result: dict[str, Any], console: Console) -> None:
     console.print("  ".join(filter(None, [result["run"], result["cleaned"]])), markup=False, soft_wrap=True)
     for attempt in result["attempts"]:
         console.print(f"attempt {attempt['number']}  {attempt['started']}  {attempt['status']}", markup=False, soft_wrap=True)
+        told = {line for entry in attempt["stages"] for line in entry.get("because", ())}
         for line in attempt["changed"]:
+            if told & {f"{line} changed", line.removeprefix("spec: ")}:
+                continue  # a stage below says so
             console.print(f"  changed since the attempt before: {line}", markup=False, soft_wrap=True)
         for entry in attempt["stages"]:
             console.print(f"  {entry['name']:<12} {entry['outcome']:<8} {entry['seconds']:6.1f} s", markup=False)

@@ -6,7 +6,7 @@ A record of it is small JSON: target -> file -> name -> source text, of reached 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from penstock.usercode.capture import UserCode
 from penstock.usercode.syntax import DEFINITIONS, bound_names, canonical, executed_statements, without_docstring
@@ -36,8 +36,12 @@ def definitions_of(code: UserCode) -> Definitions:
 
 
 def changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The definitions of one file that differ, down to a class's methods; comments and docstrings do not count."""
-    old, new = dict(_members(before)), dict(_members(after))
+    """The definitions of one file that differ, down to a class's methods; comments and docstrings do not count.
+
+    A class that only one side has is named as a whole.
+    """
+    both = before.keys() & after.keys()
+    old, new = (dict(_members(side, both)) for side in (before, after))
     return [name for name in dict.fromkeys([*new, *old]) if old.get(name) != new.get(name)]
 
 
@@ -57,11 +61,11 @@ def _source(text: str, statement: ast.stmt) -> str:
     return "\n".join(text.splitlines()[first - 1 : statement.end_lineno])
 
 
-def _members(sources: Mapping[str, str]) -> Iterator[tuple[str, object]]:
-    """(name, what it does) of each definition; a class gives its methods, and the rest of it, one by one."""
+def _members(sources: Mapping[str, str], taken_apart: Collection[str]) -> Iterator[tuple[str, object]]:
+    """(name, what it does) of each definition; a class that is taken apart gives its methods, and its rest, one by one."""
     for name, text in sources.items():
         body = ast.parse(text).body
-        if len(body) == 1 and isinstance(body[0], ast.ClassDef):
+        if name in taken_apart and len(body) == 1 and isinstance(body[0], ast.ClassDef):
             methods = [node for node in body[0].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
             yield from ((f"{name}.{method.name}", canonical(method)) for method in methods)
             body[0].body = [node for node in body[0].body if node not in methods]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -43,13 +43,14 @@ class FileChange(Section):
 class CodeChange(Section):
     """One file of the user's code that does something else."""
 
-    target: str
+    targets: tuple[str, ...]
+    """What reaches it, on either side."""
     file: str
     names: tuple[str, ...] = ()
     """The definitions that differ; empty where the file is no Python, or nothing is on record of it."""
 
     def __str__(self) -> str:
-        return f"{self.file}" + (f": {', '.join(self.names)}" if self.names else "")
+        return f"{self.file}" + (f": {_some(self.names)}" if self.names else "")
 
 
 class Changes(Section):
@@ -80,6 +81,10 @@ class Before(Section):
     def of(cls, ledger: Ledger, run: Run) -> Before:
         """As the ledger has it now."""
         return cls(run=run.run, spec=run.spec, keys=run.keys, code=ledger.code_of(run.run))
+
+    def definitions(self, targets: Iterable[str], file: str) -> dict[str, str]:
+        """Name -> source of what the targets reach in a file."""
+        return {name: text for each in targets for name, text in self.code.get(each, {}).get(file, {}).items()}
 
 
 def changes(before: Before, after: Before) -> Changes:
@@ -125,16 +130,23 @@ def _without_digests(line: str) -> str:
 
 
 def _code_changes(was: Mapping[str, Any], now: Mapping[str, Any], before: Before, after: Before) -> Iterator[CodeChange]:
-    for name in sorted({*was, *now}):
-        old, new = was.get(name) or {}, now.get(name) or {}
-        if not name.startswith("code.") or old == new:
-            continue
-        target = name.removeprefix("code.")
-        then, here = before.code.get(target, {}), after.code.get(target, {})
-        for file in sorted({*old, *new}):
-            if old.get(file) != new.get(file):
-                names = changed_names(then.get(file, {}), here.get(file, {}))
-                yield CodeChange(target=target, file=file, names=tuple(names))
+    """Each file once, whatever reaches it: another class of a file may reach much of what the one before it did."""
+    codes = [name for name in sorted({*was, *now}) if name.startswith("code.") and was.get(name) != now.get(name)]
+    targets = tuple(name.removeprefix("code.") for name in codes)
+    old, new = (_by_file([side.get(name) or {} for name in codes]) for side in (was, now))
+    for file in sorted({*old, *new}):
+        if old.get(file) != new.get(file):
+            names = changed_names(before.definitions(targets, file), after.definitions(targets, file))
+            yield CodeChange(targets=targets, file=file, names=tuple(names))
+
+
+def _by_file(reached: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
+    """File -> the digests of what is reached in it."""
+    found: dict[str, set[str]] = {}
+    for each in reached:
+        for file, digest in each.items():
+            found.setdefault(file, set()).add(digest)
+    return found
 
 
 def _file_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[FileChange]:
@@ -160,5 +172,5 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")

@@ -14,7 +14,7 @@ def code_diffs(before: Before, after: Before, found: Changes) -> list[dict[str, 
     """For each changed file: the definitions that do something else, and a unified diff of what is reached of it."""
     diffs: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
     for change in found.code:
-        sides = [side.code.get(change.target, {}).get(change.file, {}) for side in (before, after)]
+        sides = [side.definitions(change.targets, change.file) for side in (before, after)]
         names = list(dict.fromkeys([*sides[0], *sides[1]]))
         lines = [line for name in names for line in _diff(name, *(side.get(name, "") for side in sides))]
         entry = {"file": change.file, "names": list(change.names), "diff": lines}

@@ -161,6 +161,17 @@ def test_a_run_whose_tracker_is_no_longer_installed_is_closed_with_a_warning(
     assert "there is no tracker 'lines'" in caplog.text
 
 
+def test_what_a_stage_says_of_a_change_is_not_said_above_it_too() -> None:
+    stage = {"name": "train", "outcome": "ran", "seconds": 1.0, "because": ["train.epochs: 1 -> 2", "code: m.py: Net changed"]}
+    changed = ["data: added train/b.csv", "code: m.py: Net", "spec: train.epochs: 1 -> 2", "spec: train.retries: 1 -> 2"]
+    attempt = {"number": 1, "started": "then", "status": "done", "changed": changed, "stages": [stage], "reached": ["train"]}
+    said = io.StringIO()
+    show_explanation({"run": "r", "cleaned": None, "attempts": [attempt]}, Console(file=said, width=200))
+    above, below = said.getvalue().split("  train ")
+    assert [line.partition(": ")[2] for line in above.splitlines()[2:]] == [changed[0], changed[3]]
+    assert below.splitlines()[1:] == [f"    {line}" for line in ("train.epochs: 1 -> 2", "code: m.py: Net changed")]
+
+
 def test_what_reads_records_alone_loads_no_library_that_works_on_rows() -> None:
     load = "import sys, penstock.flows.verbs.status, penstock.flows.verbs.log\n"
     load += "print({'torch', 'ray', 'prefect', 'mlflow'} & {*sys.modules})"

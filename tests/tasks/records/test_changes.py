@@ -55,6 +55,21 @@ def test_a_change_of_code_is_named_down_to_the_method(tmp_path: Path) -> None:
     assert why_run("read", before.keys["read"], before, before) == ["it was not finished before"]
 
 
+def test_another_class_is_named_once_and_what_both_reach_is_no_change(tmp_path: Path) -> None:
+    file = make_project(tmp_path, files=1)
+    methods = "".join(f"    def {name}(self, *_):\n        return 1\n" for name in ("build_model", "loss", "a", "b"))
+    with open(file.parent / "model.py", "a") as model:
+        model.write(f"\n\nclass Wider(Net):\n    def loss(self, model, batch):\n        return 2\n\n\nclass Plain:\n{methods}")
+    net, wider, plain = (side(file, name, (f"train.recipe=model.py:{name}",)) for name in ("Net", "Wider", "Plain"))
+    assert changes(net, wider).lines() == ["code: model.py: Wider", "spec: train.recipe: model.py:Net -> model.py:Wider"]
+    assert changes(net, plain).lines()[0] == "code: model.py: Plain, HERE, Net"
+    assert [change.file for change in changes(net, plain).code] == ["model.py", "smoothing.txt", "width.txt"]
+    edit(file.parent / "model.py", "return 1\n", "return 3\n")
+    edited = side(file, "Plain", ("train.recipe=model.py:Plain",))
+    because = ["code: model.py: Plain.build_model, Plain.loss, Plain.a and 1 more changed"]
+    assert why_run("train", edited.keys["train"], plain, edited) == because
+
+
 def test_comments_docstrings_and_what_is_not_reached_are_no_change(tmp_path: Path) -> None:
     file = make_project(tmp_path, files=1)
     before: Any = side(file, "a")
