@@ -63,12 +63,14 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     said: list[str] = []
     made = project(tmp_path, "    FILES = ('words.txt', 'data/train/part-0.parquet')\n    print('of the recipe')\n")
     (made.base_dir / "words.txt").write_text("one")
+    transforms = made.base_dir / "transforms.py"
+    transforms.write_text(f"import os\n{transforms.read_text()}\n\nscale.by = os.environ.get('DRILL_PAUSE_S')\n")
     result = check_pipeline(made.base_dir / "pipeline.yaml", [], said.append)
     said.remove("recipe: of the recipe")
     assert [line.split("  ")[0] for line in said] == [
         *("spec", "storage", "recipe", "sources", "ships", "one batch"),
-        "warning: model.py:21: the environment variable DRILL_PAUSE_S is known only when the code runs, so that a change of it "
-        "is not noticed",
+        "warning: model.py:21, transforms.py:10: the environment variable DRILL_PAUSE_S is known only when the code runs, so "
+        "that a change of it is not noticed",
     ]
     ships = ("model.py", "smoothing.txt", "transforms.py", "width.txt", "words.txt")
     assert result["ships"] == {name: (made.base_dir / name).stat().st_size for name in ships}
