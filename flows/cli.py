@@ -22,6 +22,7 @@ from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.answer import ANSWERED, ERR, OUT, answer
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
+from penstock.messages import counted
 from penstock.tasks.stages import StageName
 from penstock.temporary import user_folder
 
@@ -381,7 +382,7 @@ def predict(
         from penstock.flows.verbs.model.predict import predict as predict_rows
 
         result = predict_rows(model, source, output, columns=columns or [], format=format, gpus=gpus, file=file)
-        ERR.print(f"{result['output']}: {result['total_rows']:,} rows", markup=False, soft_wrap=True)
+        ERR.print(f"{result['output']}: {counted(result['total_rows'], 'row')}", markup=False, soft_wrap=True)
         return result
 
     answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))

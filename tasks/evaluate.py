@@ -13,6 +13,7 @@ import torch
 
 from penstock.ingest.materialize.provenance import sources_of
 from penstock.ingest.schema import SPLITS, Split
+from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.model.held_out import HeldOut, held_out_of
@@ -162,7 +163,7 @@ def _facts(output: dict[str, Any]) -> Facts:
 def _measured(entry: Mapping[str, Any]) -> str:
     values = [f"{name} {value:.4f}" for name, value in entry.items() if isinstance(value, float)]
     undefined = [f"not defined: {why}"] if (why := entry.get("not_defined")) else []
-    return f"{entry['rows']:,} rows: {', '.join([*values, *undefined])}"
+    return f"{counted(entry['rows'], 'row')}: {', '.join([*values, *undefined])}"
 
 
 STAGE = Stage("evaluate", _run, other_weights, _facts, of_run=True, publish=_show)

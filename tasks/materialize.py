@@ -17,6 +17,7 @@ from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.schema import SPLITS
+from penstock.messages import counted
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.records.data import RunData
 from penstock.tasks.records.data_tables import NEW_TABLE, data_tables, dataset_name, new_since, split_profile
@@ -144,7 +145,7 @@ def _facts(output: dict[str, Any]) -> Facts:
         *(("rows in two splits", str(found)) for found in _shared(manifest)),
         *((("classes", classes),) if (classes := classes_text(manifest)) else ()),
         ("columns", ", ".join(map(str, manifest.feed_schema.columns))),
-        ("shards", f"{shards:,} in {len(manifest.units):,} units, {size / 1e6:,.1f} MB" if shards else "none on disk"),
+        ("shards", f"{shards:,} in {counted(len(manifest.units), 'unit')}, {size / 1e6:,.1f} MB" if shards else "none on disk"),
         ("content digest", manifest.content_digest),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.errors import PreflightError
+from penstock.messages import counted
 from penstock.tasks.spec import PipelineSpec
 from penstock.training.on_ray.resources import missing_for_workers
 
@@ -38,8 +39,9 @@ def workers_refused(
     if held_by_workers(spec) + streams <= cpus:
         return None
     return PreflightError(
-        f"{train.workers} workers of {train.cpus_per_worker:g} CPUs plus {streams:g} for the tasks of their streams need "
-        f"{held_by_workers(spec) + streams:g} CPUs; the Ray cluster has {cpus:g}: they would wait for each other without end",
+        f"{counted(train.workers, 'worker')} of {train.cpus_per_worker:g} CPUs plus {streams:g} for the tasks of their streams "
+        f"need {held_by_workers(spec) + streams:g} CPUs; the Ray cluster has {cpus:g}: they would wait for each other "
+        "without end",
         next_step="use materialize.cache: disk or memory, lower train.workers or train.cpus_per_worker, or add nodes",
     )
 
@@ -49,7 +51,8 @@ def gpus_refused(spec: PipelineSpec, gpus: float) -> PreflightError | None:
     if not isinstance(spec.train.gpus, int) or spec.train.gpus * spec.train.workers <= gpus:
         return None
     return PreflightError(
-        f"{spec.train.workers} workers with train.gpus: {spec.train.gpus} need {spec.train.gpus * spec.train.workers} GPUs; "
+        f"{counted(spec.train.workers, 'worker')} with train.gpus: {spec.train.gpus} need "
+        f"{counted(spec.train.gpus * spec.train.workers, 'GPU')}; "
         f"there are {gpus:g}",
         next_step="lower train.gpus or train.workers, or use train.gpus: auto, which takes what there is",
     )

@@ -21,7 +21,7 @@ from penstock.ingest.read.inspection import glance
 from penstock.ingest.read.unify import columns_in
 from penstock.ingest.schema import SPLITS
 from penstock.machine.cache_dir import cache_folder, configured_budget
-from penstock.messages import said_of
+from penstock.messages import counted, said_of
 from penstock.storage import NO_ROOM, Storage, existing_folder
 from penstock.stores import is_local
 from penstock.tasks.project import Project
@@ -240,9 +240,10 @@ def check_machine(spec: PipelineSpec) -> None:
     """
     cpus = machine_cpus()
     if held_by_workers(spec) > cpus:
+        each = f"of {spec.train.cpus_per_worker:g} CPUs"
         raise PreflightError(
-            f"{spec.train.workers} workers of {spec.train.cpus_per_worker:g} CPUs need {held_by_workers(spec):g} CPUs; this "
-            f"machine has {len(os.sched_getaffinity(0))}",
+            f"{counted(spec.train.workers, f'worker {each} needs', f'workers {each} need')} "
+            f"{held_by_workers(spec):g} CPUs; this machine has {len(os.sched_getaffinity(0))}",
             next_step="lower train.workers or train.cpus_per_worker, or set RAY_ADDRESS to a cluster that has as many",
         )
     if not isinstance(spec.train.gpus, int) or not spec.train.gpus:

@@ -33,6 +33,7 @@ from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.shuffle.sampling import check_column
 from penstock.ingest.spec import DataSpec, MaterializeSpec, QuarantineSpec, ShuffleSpec
 from penstock.machine.prints import aloud, passing_prints
+from penstock.messages import counted
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.tasks.project import Project
@@ -136,7 +137,7 @@ def _with_real_names(error: PenstockError, folder: Path, files: list[SourceFile]
             text = text.replace(str(folder / "rows" / f"{number:06d}.parquet"), file.uri)
         return text
 
-    lead = f"in a sample of {rows:,} rows: " if isinstance(error, DataError) else ""
+    lead = f"in a sample of {counted(rows, 'row')}: " if isinstance(error, DataError) else ""
     return type(error)(lead + real(error.message), problems=[*map(real, error.problems)], next_step=real(error.next_step))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.flows.run.cpus import held_by_workers, workers_refused
+from penstock.messages import counted
 from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.tune.spec import TuneSpec
 from penstock.training.on_ray.resources import gpus_of_auto, room_for
@@ -57,5 +58,7 @@ def trials_at_once(
         return wanted, said
     there, taken = sum(node.get("CPU", 0.0) for node in nodes), wanted * held_by_workers(largest)
     each = f"{train.workers} worker{'s' * (train.workers > 1)} of " + " and ".join(f"{n:g} {name}" for name, n in need.items())
-    lowered = f"{fit} trials at once instead of {wanted}: a trial has {each}, {wanted} take {taken:g} CPUs of {there:g}"
+    lowered = (
+        f"{counted(fit, 'trial')} at once instead of {wanted}: a trial has {each}, {wanted} take {taken:g} CPUs of {there:g}"
+    )
     return fit, [*said, lowered]

@@ -51,7 +51,9 @@ def check_pipeline(file: Path, overrides: list[str], say: Callable[[str], None])
             check_machine(loaded.spec)
         else:
             check_cluster(project, cluster, reads_sources=True)
-            say(f"cluster    ok   {cluster.address}: {cluster.num_cpus:g} CPUs, {cluster.num_gpus:g} GPUs")
+            has = ((cluster.num_cpus, "CPU"), (cluster.num_gpus, "GPU"))
+            words = [f"{count:g} {kind}{'s' * (count != 1)}" for count, kind in has]
+            say(f"cluster    ok   {cluster.address}: {', '.join(words)}")
         return _check_the_rest(loaded, project, warnings, say, on_cluster=cluster is not None)
 
 
@@ -66,7 +68,7 @@ def _check_the_rest(
     say(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
     if loaded.spec.tune is not None:
         check_space(loaded)
-        say(f"tune       ok   up to {loaded.spec.tune.limit} trials over {', '.join(loaded.spec.tune.space)}")
+        say(f"tune       ok   up to {counted(loaded.spec.tune.limit, 'trial')} over {', '.join(loaded.spec.tune.space)}")
     warnings += [
         f"{', '.join(places)}: {what} is known only when the code runs, so that a change of it is not noticed"
         for what, places in _limits(project).items()
@@ -80,7 +82,7 @@ def _check_the_rest(
     say(f"ships      ok   {', '.join(f'{name} ({size:,} bytes)' for name, size in sorted(ships.items())) or 'no code'}")
     batch = try_one_batch(project, snapshot, on_cluster=on_cluster, for_sweep=True, say=say)
     warnings += check_room(project, batch["parameters"], batch["weights_bytes"], batch["checkpoint_bytes"])
-    say(f"one batch  ok   {batch['rows']} rows, {_said_of_model(batch, snapshot.rows)}")
+    say(f"one batch  ok   {counted(batch['rows'], 'row')}, {_said_of_model(batch, snapshot.rows)}")
     if begins_with := batch.get("begins_with"):
         say(f"start      ok   {begins_with}")
     for warning in warnings:
@@ -103,7 +105,7 @@ def _said_of_model(batch: dict[str, Any], rows: int) -> str:
     if not batch["parameters"]:
         return "prepared; a loop itself is tried by training alone"
     loss = "no loss that is a number" if batch["loss"] is None else f"loss {batch['loss']:.4g}"
-    said = f"{loss}, {batch['parameters']:,} parameters"
+    said = f"{loss}, {counted(batch['parameters'], 'parameter')}"
     if not batch["sized_by_sample"]:
         return said
     sizing = " and ".join(dict.fromkeys(batch["sized_by_sample"]))

@@ -19,7 +19,7 @@ from penstock.ingest.materialize.provenance import Sources, sources_of
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows
 from penstock.ingest.shuffle.order import Order
 from penstock.ingest.spec import DataSpec
-from penstock.messages import shorten
+from penstock.messages import counted, shorten
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import Ledger, Run
 from penstock.tasks.stages import StageName
@@ -72,7 +72,7 @@ def rows_of_step(file: Path | None, name: str, step: int, limit: int | None = No
 def show_rows(result: dict[str, Any], console: Console) -> None:
     """Print them for a person, a row a line."""
     console.print(
-        f"{result['run']}: step {result['step']:,} of epoch {result['epoch']:,}, {result['num_rows']:,} rows",
+        f"{result['run']}: step {result['step']:,} of epoch {result['epoch']:,}, {counted(result['num_rows'], 'row')}",
         markup=False,
         soft_wrap=True,
     )

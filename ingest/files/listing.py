@@ -147,9 +147,10 @@ class Listing(NamedTuple):
         if not self.left_out:
             return ""
         first = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
+        found = counted(len(self.left_out), "file in the folders of the source is", "files in the folders of the source are")
         return (
-            f"{len(self.left_out):,} files in the folders of the source are not read, because of their names: {first}; "
-            "if they hold rows, rename them to an extension of data.format, or name them with a glob"
+            f"{found} not read, because of the name: {first}; what holds rows is to be renamed to an extension of data.format, "
+            "or named with a glob"
         )
 
 

@@ -17,6 +17,7 @@ from penstock.ingest.manifest import manifest_path, unit_path
 from penstock.ingest.preprocess.problems import RowProblem, SetAside, joined
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import QuarantineSpec
+from penstock.messages import counted
 
 __all__ = ["FILE_NAME", "check_budget", "dataset_quarantine_path", "join_parts", "unit_quarantine_path", "write_part"]
 
@@ -94,7 +95,7 @@ def check_budget(budget: QuarantineSpec, found: Sequence[RowProblem], rows: int)
     limits = [f"max_fraction: {budget.max_fraction:g} of {rows:,} rows"]
     limits += [] if budget.max_rows is None else [f"max_rows: {budget.max_rows:,}"]
     raise DataError(
-        f"data.invalid: quarantine: {count:,} rows or more cannot be used, and data.quarantine allows "
+        f"data.invalid: quarantine: {counted(count, 'row')} or more cannot be used, and data.quarantine allows "
         f"{budget.limit(rows):,} ({', '.join(limits)})",
         problems=[str(problem) for problem in problems],
         next_step="repair the source, or allow more (data.quarantine: {max_fraction: ...}); what is good already is kept",

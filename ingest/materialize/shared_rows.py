@@ -16,6 +16,7 @@ from penstock.ingest.columns.arrays import PROVENANCE_COLUMNS
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.materialize.unit import UnitRecord, hashes_path
 from penstock.ingest.schema import Split
+from penstock.messages import counted
 from penstock.storage import Storage
 
 __all__ = ["SharedRows", "shared_rows"]
@@ -118,4 +119,4 @@ def _place(record: UnitRecord, split: Split, index: int, files: Files, storage: 
             file, row = (batch.column(batch.schema.get_field_index(name))[index].as_py() for name in PROVENANCE_COLUMNS)
             return f"{of_unit[file].uri}, row {row} (from 0)"
         index -= shard.rows
-    return f"a row of {of_unit[0].uri}" + (f" or of {len(of_unit) - 1} files after it" if len(of_unit) > 1 else "")
+    return f"a row of {of_unit[0].uri}" + (f" or of {counted(len(of_unit) - 1, 'file')} after it" if len(of_unit) > 1 else "")

@@ -14,6 +14,7 @@ from penstock.ingest.columns.fixed_shape import (
     single_chunk,
 )
 from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem, SetAside, unequal_lists
+from penstock.messages import counted
 
 __all__ = ["Rows"]
 
@@ -40,7 +41,7 @@ class Rows:
 
     def where(self) -> str:
         """Name the place of all rows, for a message; there is at least one."""
-        return f"{self.origin.place(0)} and the {self.table.num_rows - 1} rows after it"
+        return f"{self.origin.place(0)} and the {counted(self.table.num_rows - 1, 'row')} after it"
 
     def column(self, name: str) -> pa.Array:
         """One column as one array."""

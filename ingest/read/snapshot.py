@@ -221,7 +221,7 @@ def iterate_rows(
                 first_row += table.num_rows
         if first_row != end:
             raise DataError(
-                f"{file.uri}: had {file.rows} rows when the source was read and has {first_row} now",
+                f"{file.uri}: had {counted(file.rows or 0, 'row')} when the source was read and has {first_row} now",
                 next_step="run again; files must not change while a pipeline reads them",
             )
 

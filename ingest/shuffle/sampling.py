@@ -27,6 +27,7 @@ from penstock.ingest.schema import ColumnInfo
 from penstock.ingest.shuffle.permutation import Permutation
 from penstock.ingest.spec import SampleSpec
 from penstock.ingest.splitmix import GOLDEN, hash_words
+from penstock.messages import counted
 
 __all__ = ["MAX_ROWS", "Draws", "Mixture", "check_column", "make_draws", "mixed_draws"]
 
@@ -178,7 +179,7 @@ def make_draws(sample: SampleSpec, seed: int, values: NDArray[np.generic]) -> Dr
 
 def _check_rows(rows: int) -> None:
     if not 0 < rows <= MAX_ROWS:
-        raise SpecError(f"sampling: {rows:,} rows; 1 to {MAX_ROWS:,} can be drawn from")
+        raise SpecError(f"sampling: {counted(rows, 'row')}; 1 to {MAX_ROWS:,} can be drawn from")
 
 
 def _width(shares: NDArray[np.float64], counts: Ids) -> Ids:

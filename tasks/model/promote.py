@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.config import Section
 from penstock.errors import PenstockError, SpecError
 from penstock.ingest.schema import METRICS_OF, Split
+from penstock.messages import counted
 from penstock.tasks.context import RunContext
 from penstock.tasks.model.held_out import held_out_of
 from penstock.training.evaluation.paired import LOWER_IS_BETTER, Paired
@@ -140,7 +141,7 @@ def weigh(policy: PromoteSpec, paired: Paired, new: str, holder: str) -> tuple[b
     said = f"{policy.metric} {paired.after:.4f}, where version {holder} has {paired.before:.4f} ({paired.difference:+.4f}"
     if not math.isnan(paired.low):
         said += f", 95 % interval [{paired.low:+.4f}, {paired.high:+.4f}]"
-    said += f") on the same {paired.rows:,} rows"
+    said += f") on the same {counted(paired.rows, 'row')}"
     if not gain > 0:
         return False, f"{said}: it is not better"
     if gain < policy.min_gain:
@@ -174,6 +175,6 @@ def below_floors(policy: PromoteSpec, slices: Sequence[Mapping[str, Any]]) -> st
             if value is None or not sign * value >= sign * floor:
                 why = f"is not defined ({each['not_defined']})" if undefined else "is not measured"
                 shown = why if value is None else f"is {value:.4f}"
-                said = f"{policy.metric} {shown} on the {each['rows']:,} rows of {each['slice']}"
+                said = f"{policy.metric} {shown} on the {counted(each['rows'], 'row')} of {each['slice']}"
                 broken.append(f"{said}, its floor is {floor:g}")
     return "; ".join(broken) or None

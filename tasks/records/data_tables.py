@@ -11,6 +11,7 @@ from pyarrow import csv
 
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.schema import SPLITS
+from penstock.messages import counted
 from penstock.tasks.records.changes import Before, changes
 from penstock.tasks.records.data import RunData, compare_data
 from penstock.tasks.records.ledger import Ledger, Run
@@ -111,7 +112,7 @@ _SIDES = {"before": "before", "now": "after"}
 
 
 def _count(rows: int | None) -> str:
-    return "" if rows is None else f"{rows:,} rows"
+    return "" if rows is None else counted(rows, "row")
 
 
 def _mean(value: float | None) -> str:

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from penstock.digest import file_digest
 from penstock.errors import CheckpointError, PenstockError
-from penstock.messages import said_of
+from penstock.messages import counted, said_of
 from penstock.storage import Storage
 from penstock.training.checkpoint.fence import Fence, Writer, WriterRecord
 from penstock.training.checkpoint.manifest import (
@@ -222,7 +222,7 @@ class CheckpointStore:
             return second
         if newer:
             raise CheckpointError(
-                f"none of the {len(newer)} checkpoints in {self._storage.uri()} can be trusted",
+                f"none of the {counted(len(newer), 'checkpoint')} in {self._storage.uri()} can be trusted",
                 problems=[f"{name} {why}" for name, why in newer.items()],
                 next_step="restore one of them from a backup, or start over with `penstock run FILE --fresh`",
             )

@@ -272,7 +272,7 @@ def score(
         # At once, not when all is done: until then a reader of the folder meets old rows beside the new.
         for file in outcome.job.files:
             withdraw(replaced[file.name])
-        progress(done, len(work.todo), "units", f"{scored.rows:,} rows")
+        progress(done, len(work.todo), "units", counted(scored.rows, "row"))
     units = sorted([*work.kept, *made], key=lambda unit: (unit.files[0].name, unit.files[0].piece or (0, 0), unit.key))
     withdraw(work.replaced)
     scored.warnings += _warnings(work, asked, units, scored)

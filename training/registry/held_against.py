@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import DataError
+from penstock.messages import counted
 from penstock.training.evaluation.metrics import label_kind
 from penstock.training.evaluation.paired import Paired, compare_paired
 from penstock.training.evaluation.scorer import Scorer
@@ -91,7 +92,7 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     for scorer in (after, before):
         scorer()
         if scorer.undefined is not None:
-            raise DataError(f"{metric} is not defined on the {rows:,} rows that both answer: {scorer.undefined}")
+            raise DataError(f"{metric} is not defined on the {counted(rows, 'row')} that both answer: {scorer.undefined}")
     return ModelsCompared(compare_paired(before, after, rows), unanswered, cut)
 
 

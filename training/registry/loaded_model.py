@@ -20,6 +20,7 @@ from penstock.ingest.columns.arrays import column_view, contiguous
 from penstock.ingest.feed.gather import RowGather
 from penstock.ingest.feed.lists import cut_lists
 from penstock.ingest.schema import FeedSchema
+from penstock.messages import counted
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.registry.answer import (
@@ -241,4 +242,4 @@ def _refusal(problems: Mapping[int, str], num_rows: int) -> DataError:
     if len(said) == 1:
         return DataError(said[0], next_step=advice)
     shown = said[:SHOWN_PROBLEMS] + ([f"and {len(said) - SHOWN_PROBLEMS} more"] if len(said) > SHOWN_PROBLEMS else [])
-    return DataError(f"{len(said)} of {num_rows} rows cannot be scored", problems=shown, next_step=advice)
+    return DataError(f"{len(said)} of {counted(num_rows, 'row')} cannot be scored", problems=shown, next_step=advice)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import ConfigDict, ValidationError
 
 from penstock.config import Section
+from penstock.messages import counted
 from penstock.redact import first_line
 from penstock.storage import Storage
 from penstock.training.events import Point
@@ -307,7 +308,7 @@ class Sender:
                     break
             else:
                 lost, in_a_row = lost - 1, 0
-        what = queued.operation.kind if queued is not None else f"{lost} points from step {chunk[0].step} on"
+        what = queued.operation.kind if queued is not None else f"{counted(lost, 'point')} from step {chunk[0].step} on"
         _log.warning("the tracking server refuses %s: %s", what, first_line(error))
         with self._changed:
             self._pop(chunk)

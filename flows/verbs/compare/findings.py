@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.ingest.schema import METRICS_OF
+from penstock.messages import counted
 
 __all__ = ["findings"]
 
@@ -18,7 +19,7 @@ def findings(compared: Mapping[str, Any]) -> list[str]:
     found = [*_result(compared)]
     found += [_file(file, data["classes"]) for file in data["files"][:_FEW]]
     if len(data["files"]) > _FEW:
-        found.append(f"{len(data['files']) - _FEW:,} more source files differ.")
+        found.append(f"{counted(len(data['files']) - _FEW, 'more source file differs', 'more source files differ')}.")
     found += [_odd_file(entry) for entry in compared["by_file"]["after"] if entry["odd"]]
     found += [
         f"Class {entry['class']!r} is {entry['share_after']:.1%} of the {entry['split']} rows now, and was "
@@ -29,7 +30,7 @@ def findings(compared: Mapping[str, Any]) -> list[str]:
     drifted = [entry for entry in data["columns"] if entry["drifted"]]
     found += [f"Column {entry['column']!r} has drifted: {entry['said'] or entry['kind']}." for entry in drifted[:_FEW]]
     if len(drifted) > _FEW:
-        found.append(f"{len(drifted) - _FEW:,} more columns have drifted.")
+        found.append(f"{counted(len(drifted) - _FEW, 'more column has', 'more columns have')} drifted.")
     found += [f"The code differs in {code['file']}" + _named(code["names"]) + "." for code in compared["code"]]
     found += [f"Setting {change['name']}: {change['before']} -> {change['after']}." for change in changed["spec"][:_FEW]]
     found += [f"Version of {change['name']}: {change['before']} -> {change['after']}." for change in changed["versions"][:_FEW]]
@@ -49,7 +50,7 @@ def _result(compared: Mapping[str, Any]) -> list[str]:
         for paired in entry["metrics"]:
             if METRICS_OF[entry["split"]] == split and paired["metric"] == name:
                 chance = "" if paired["sure"] else ", which may be chance"
-                said += f"; on the {entry['rows']:,} rows that both judged by {paired['difference']:+.4f}"
+                said += f"; on the {counted(entry['rows'], 'row')} that both judged by {paired['difference']:+.4f}"
                 if paired["low"] is not None:
                     said += f", 95 % interval [{paired['low']:+.4f}, {paired['high']:+.4f}]{chance}"
     return [said + "."]
@@ -59,7 +60,7 @@ def _file(file: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
     said = f"{file['name']} was {file['what']}" if file["what"] != "gone" else f"{file['name']} is gone"
     if file["rows"] is not None or file["rows_before"] is not None:
         rows = file["rows"] if file["rows"] is not None else file["rows_before"]
-        said += f", {rows:,} rows"
+        said += f", {counted(rows, 'row')}"
     total = sum(file["classes"].values())
     apart = []
     for name, count in file["classes"].items():

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from penstock.flows.servers.probes import TELEMETRY_OFF
 from penstock.flows.verbs.doctor.finding import Finding, fail, ok, warn
+from penstock.messages import counted
 from penstock.storage import existing_folder
 
 __all__ = [
@@ -109,7 +110,7 @@ def check_torch() -> Finding:
             f"a GPU is here, but torch {torch.__version__} {reason}; training would run on the CPU",
             f"pip install --force-reinstall --no-deps 'torch==={torch.__version__.split('+')[0]}', or update the driver",
         )
-    return ok("torch", f"{torch.__version__} on {psutil.cpu_count()} CPUs; no GPU")
+    return ok("torch", f"{torch.__version__} on {counted(psutil.cpu_count() or 1, 'CPU')}; no GPU")
 
 
 def check_disks(storage: str) -> list[Finding]:

@@ -102,7 +102,9 @@ def test_files_beside_the_source_that_are_not_read_are_a_warning(tmp_path: Path)
     beside = Path(started.files[0].uri).parent / "more.rows"
     beside.touch()
     warnings = check_resources(Project(started.spec, started.base_dir, {}))
-    assert [str(beside) in warning for warning in warnings] == [True]
+    assert [warning.partition(f": {beside}; ")[0] for warning in warnings] == [
+        "1 file in the folders of the source is not read, because of the name"
+    ]
 
 
 def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_them(
@@ -113,6 +115,8 @@ def test_more_workers_or_gpus_than_there_are_are_refused_before_ray_waits_for_th
     check_machine(project(tmp_path / "a", "train.workers=4", "train.cpus_per_worker=1", "train.batch_rows=64").spec)
     with pytest.raises(PreflightError, match=r"64 workers of 0\.5 CPUs need 32 CPUs; this machine has 4"):
         check_machine(project(tmp_path / "b", "train.workers=64").spec)
+    with pytest.raises(PreflightError, match=r"^1 worker of 8 CPUs needs 8 CPUs; this machine has 4"):
+        check_machine(project(tmp_path / "one", "train.workers=1", "train.cpus_per_worker=8").spec)
     with pytest.raises(PreflightError, match=r"2 workers with train\.gpus: 1 need 2 GPUs; there are 1"):
         check_machine(project(tmp_path / "c", "train.gpus=1").spec)
 

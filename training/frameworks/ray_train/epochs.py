@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.errors import SpecError
+from penstock.messages import counted
 from penstock.training.frameworks.ray_train.session import Session
 from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
@@ -57,7 +58,7 @@ def train_epochs(job: TrainJob, group: Group, session: Session) -> Epochs:
     rest = job.order.epoch_rows % job.spec.batch_rows
     if 0 < rest < group.world_size:
         raise SpecError(
-            f"the last step of an epoch has {rest} rows, and there are {group.world_size} workers",
+            f"the last step of an epoch has {counted(rest, 'row')}, and there are {group.world_size} workers",
             next_step="take another train.batch_rows",
         )
     return Epochs(session.shard("train"), job.spec.batch_rows // group.world_size, steps)

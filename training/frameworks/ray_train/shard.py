@@ -18,6 +18,7 @@ from penstock.errors import SpecError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import FeedSchema
+from penstock.messages import counted
 from penstock.training.frameworks.ray_train.kept_rows import OpenFeed, kept_rows
 from penstock.training.frameworks.ray_train.tf_dataset import tf_dataset
 
@@ -185,7 +186,7 @@ class Shard:
 
     def stats(self) -> str:
         """A line about the shard."""
-        return f"{self._name}: {self._rows:,} rows, prepared by penstock, shared by {self._shares} workers"
+        return f"{self._name}: {counted(self._rows, 'row')}, prepared by penstock, shared by {counted(self._shares, 'worker')}"
 
     def _batches(self, batch_size: int | None, drop_last: bool, device: torch.device | None = None) -> Iterator[Batch]:
         own = batch_size if batch_size is not None else -(-self._rows // self._shares)
