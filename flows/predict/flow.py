@@ -36,7 +36,7 @@ from penstock.storage import Storage
 from penstock.tasks.context import Reporter, StageOutcome
 from penstock.training.predict.output import OWN, Output
 from penstock.training.predict.score import Asked, Plan, Scored, ask, check_input, list_input, plan, score
-from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model, unscorable
 from penstock.training.registry.lineage import log_predictions
 from penstock.training.registry.load import FetchedModel, fetch_model
 from penstock.training.registry.loaded_model import LoadedModel
@@ -146,6 +146,8 @@ def _on_ray(
 ) -> Iterator[ScoringOutcome]:
     """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for; `stack` ends what is started."""
     loaded = LoadedModel(model.folder)  # here, where an error is one and not one for each worker
+    if refused := unscorable(loaded, jobs):
+        return iter(refused)
     requires = {} if loaded.form is None else loaded.form.requires
     del loaded
     reporter.say("  connecting to Ray")

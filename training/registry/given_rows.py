@@ -22,7 +22,7 @@ from penstock.ingest.columns.casts import cast_array
 from penstock.ingest.columns.images import holds_images
 from penstock.messages import shorten
 
-__all__ = ["GivenRows", "given_rows", "raw_table"]
+__all__ = ["GivenRows", "given_rows", "raw_table", "refuse_absent"]
 
 
 class GivenRows(NamedTuple):
@@ -130,8 +130,23 @@ def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) ->
     Raises:
         DataError: a column is missing.
     """
-    present = [str(name) for name in given.columns]
-    absent = [name for name in schema.names if name not in given.columns and name not in unneeded]
+    refuse_absent([str(name) for name in given.columns], schema, unneeded)
+    columns, problems = [], dict[int, str]()
+    for field in schema:
+        if field.name in unneeded:
+            columns.append(pa.nulls(given.num_rows, field.type))
+            continue
+        values, wrong = _typed(given.columns[field.name], field.type)
+        columns.append(values)
+        for row, value in wrong.items():
+            said = f"row {row}: column {field.name!r} holds {value}, which does not read as {_type_words(field.type)}"
+            problems.setdefault(row, said)
+    return pa.table(columns, schema=schema), problems
+
+
+def refuse_absent(present: Sequence[str], schema: pa.Schema, unneeded: Collection[str]) -> None:
+    """Raise DataError where rows with the columns `present` lack one of the schema that is needed."""
+    absent = [name for name in schema.names if name not in present and name not in unneeded]
     if absent:
         others = {name.lower(): name for name in present if name not in schema.names}
         close = [others[name] for name in difflib.get_close_matches(absent[0].lower(), others, 1)]
@@ -144,17 +159,6 @@ def raw_table(given: GivenRows, schema: pa.Schema, unneeded: Collection[str]) ->
             next_step="give the columns of the source as they are there: "
             + ", ".join(f"{field.name} ({field.type})" for field in schema if field.name not in unneeded),
         )
-    columns, problems = [], dict[int, str]()
-    for field in schema:
-        if field.name in unneeded:
-            columns.append(pa.nulls(given.num_rows, field.type))
-            continue
-        values, wrong = _typed(given.columns[field.name], field.type)
-        columns.append(values)
-        for row, value in wrong.items():
-            said = f"row {row}: column {field.name!r} holds {value}, which does not read as {_type_words(field.type)}"
-            problems.setdefault(row, said)
-    return pa.table(columns, schema=schema), problems
 
 
 def _typed(values: Any, kind: pa.DataType) -> tuple[pa.Array | pa.ChunkedArray, dict[int, str]]:

@@ -24,7 +24,7 @@ from penstock.storage import Storage
 from penstock.training.model import ModelSpec
 from penstock.training.predict.output import Output
 from penstock.training.predict.score import Asked, Scored, ask, check_input, list_input, plan, score
-from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model, unscorable
 from penstock.training.recipe import load_recipe
 from penstock.training.registry.given_rows import given_rows
 from penstock.training.registry.load import FetchedModel
@@ -362,6 +362,30 @@ def test_a_csv_file_without_the_columns_is_named_with_what_it_lacks(tmp_path: Pa
     assert refused.value.next_step.startswith("write the file as those are that the model was trained on; then run")
     (work.input / "b.csv").unlink()
     assert work.run().units == 0 and work.rows().num_rows == 1
+
+
+def test_an_input_without_the_columns_is_refused_by_its_beginning_as_by_the_model(tmp_path: Path, model: Path) -> None:
+    work = Work(tmp_path, model, "csv")
+    (work.input / "a.csv").write_text("number,years\n1,2\n")
+    (work.input / "b.csv").write_text("id,height,town,weight\n1,2.5,Ulm,1\n")
+    loaded = LoadedModel(model)
+
+    def refused(columns: Sequence[str] = ()) -> list[str]:
+        asked = work.asked(columns)
+        output = Output(Storage(str(work.out)))
+        jobs = plan(output, asked, list_input(asked.data).files).todo
+        return [outcome.problem.message for outcome in unscorable(loaded, jobs) if outcome.problem is not None]
+
+    told = refused()
+    assert [message.partition(": ")[0] for message in told] == [str(work.input / name) for name in ("a.csv", "b.csv")]
+    with pytest.raises(DataError) as scoring:
+        work.run()
+    assert list(scoring.value.problems)[:2] == told
+    (work.input / "a.csv").write_text("id,age,height,town,weight\n1,2,2.5,Ulm,1\n")
+    assert refused() == [], "one that can be scored is, before the other is told"
+    (work.input / "b.csv").unlink()
+    (message,) = refused(["aeg"])
+    assert message == f"{work.input}/a.csv: has no column 'aeg'; did you mean 'age'?"
 
 
 def test_a_file_that_is_replaced_before_it_is_read_is_refused_and_scored_by_the_next_run(work: Work) -> None:
