@@ -149,7 +149,8 @@ def _check_columns(project: Project) -> None:
     Raises:
         SpecError: listing every column that is not there, or holds text where a transform takes none.
     """
-    data, reader = project.source, reader_of(project.spec.data)
+    # All columns of the file, so that one that is named wrongly is held against what there is, not what is read.
+    data, reader = project.source, reader_of(project.spec.data.model_copy(update={"columns": None}))
     files = project.train_files
     if len(files) > 1 and (reader.missing_is_null or data.missing_columns == "null"):
         return  # another file may have what this one lacks

@@ -37,7 +37,10 @@ def check_named_columns(
         SpecError: listing every column that is not there, or holds text where a transform takes none.
     """
     present = list(columns)
+    read = source.read_columns
     wrong = [f"evaluate.slices: there is no column {name!r}{_meant(name, present)}" for name in slices if name not in columns]
+    unread = [name for name in slices if name in columns and read is not None and name not in read]
+    wrong += [f"evaluate.slices: column {name!r} is not among data.columns" for name in unread]
     refuse_names([*misnamed(source, present), *_misnamed_in_transforms(source, transforms, columns, label), *wrong], present)
 
 
@@ -53,7 +56,9 @@ def _misnamed_in_transforms(
             return problems
         transform, where = entry.transform, f"preprocess[{number}].{entry.kind}"
         for name in transform.named(label):
-            if name not in names:
+            if name in columns and source.columns is not None and name not in {*source.columns, *names}:
+                problems.append(f"{where}: column {name!r} is not among data.columns")
+            elif name not in names:
                 problems.append(f"{where}: there is no column {name!r} at this point{_meant(name, names)}")
             elif name in text and hasattr(transform.options, "columns") and (advice := transform.refusal(name, pa.string())):
                 problems.append(f"{where}: it cannot take column {name!r} of text: {advice}")

@@ -147,7 +147,7 @@ def refuse_names(problems: list[str], present: list[str]) -> None:
         raise SpecError(
             f"{counted(len(problems), 'column')} named in the pipeline file cannot be used",
             problems=problems,
-            next_step=f"the rows have: {', '.join(capped(present, 40))}",
+            next_step=f"the rows have: {', '.join(capped(present))}",
         )
 
 

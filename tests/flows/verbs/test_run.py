@@ -95,7 +95,7 @@ def test_all_files_and_columns_that_are_not_there_are_told_at_once(tmp_path: Pat
         f"transfroms.py:scale: there is no file transfroms.py in {folder} (did you mean 'transforms.py'?)",
         f"calls.py:Count: there is no file calls.py in {folder} (did you mean 'model.py'?)",
     ]
-    column = "preprocess[0].drop: there is no column 'maen' at this step; did you mean 'mean'?"
+    column = "preprocess[0].drop: there is no column 'maen' at this point; did you mean 'mean'?"
     refusing: list[Callable[[list[str]], object]] = [
         lambda overrides: run.run(file, overrides),
         lambda overrides: check_pipeline(file, overrides, lambda _line: None),
@@ -113,6 +113,21 @@ def test_all_files_and_columns_that_are_not_there_are_told_at_once(tmp_path: Pat
         assert list(rows_only.value.problems) == sources
         assert rows_only.value.next_step.count("relative paths start at the pipeline file") == 1
     assert pickle.loads(pickle.dumps(rows_only.value)).parts[0].message == sources[0]
+
+
+def test_columns_that_are_not_read_are_held_against_all_that_the_file_has(tmp_path: Path) -> None:
+    create_project(tmp_path / "p", "tabular")
+    columns = "data.columns=[mean_radius, mean_aera, diagnosis]"
+    steps = "preprocess=[{drop: [mean_texture]}, {label_encoder: {column: diagnosis}}]"
+    with pytest.raises(SpecError) as refused:
+        run.run(tmp_path / "p", [columns, steps, "evaluate.slices=[mean_texture]"])
+    assert refused.value.problems == (
+        "data.columns[1]: no file has a column 'mean_aera'; did you mean 'mean_area'?",
+        "preprocess[0].drop: column 'mean_texture' is not among data.columns",
+        "evaluate.slices: column 'mean_texture' is not among data.columns",
+    )
+    assert refused.value.next_step.startswith("the rows have: mean_radius, mean_texture, mean_perimeter, ")
+    assert refused.value.next_step.endswith(", ... and 11 more")
 
 
 @pytest.mark.parametrize(
