@@ -76,7 +76,12 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
     if path.is_dir():
         path = path / "pipeline.yaml"
     if not path.is_file():
-        raise SpecError(f"no pipeline file at {path}", next_step="penstock init DIR makes a project to start from")
+        there = sorted(each.name for each in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise SpecError(
+            f"no pipeline file at {path}"
+            + (f"; {path.parent.resolve()} has {', '.join(there[:_NAMED_FILES])}" if there else ""),
+            next_step="name one that is there, or make a project to start from: penstock init DIR",
+        )
     path = path.resolve()
     try:
         text = path.read_text(encoding="utf-8")
@@ -175,6 +180,9 @@ def _space_problems(data: dict[str, Any], tune: TuneSpec) -> Iterator[tuple[str,
                 yield f"tune.space.{key}", found[0]
                 break
 
+
+_NAMED_FILES = 5
+"""How many pipeline files are named where one is missing."""
 
 _NAMED_BY_COLUMN = re.compile(r"^(data\.types|preprocess\.\d+\.(cast|rename))\.")
 """Here a key is the name of a column, and says nothing about its value."""

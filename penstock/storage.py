@@ -7,6 +7,7 @@ fsync, rename; on an object store a put is atomic by itself. Callers write the m
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import gzip
 import json
@@ -25,7 +26,7 @@ from penstock.errors import PenstockError, PreflightError
 from penstock.store_settings import StoreSpec, settings_of
 from penstock.stores import is_local, is_s3, store_problem
 
-__all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of"]
+__all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the OSError of a disk without room says."""
@@ -61,6 +62,21 @@ def _s3fs_options(settings: StoreSpec) -> dict[str, Any]:
     if (credentials := settings.credentials()) is not None:
         options |= dict(zip(("key", "secret", "token"), credentials, strict=True))
     return options
+
+
+def root_problem(root: str) -> str | None:
+    """Why nothing can be kept below `root`, a folder or a URL, as far as its text tells."""
+    if "${" in root:
+        return "environment variables are not put in; write it out, or let the shell do it: --set storage=..."
+    scheme, colon, rest = root.partition(":")
+    if colon and rest.startswith("/") and not rest.startswith("//") and scheme in fsspec.available_protocols():
+        return f"a URL has two slashes; did you mean {scheme}:/{rest}?"
+    if "://" not in root or scheme == "file":
+        return None
+    if scheme not in fsspec.available_protocols():
+        close = difflib.get_close_matches(scheme, fsspec.available_protocols(), 1, cutoff=0.5)
+        return f"there is no store {scheme}://" + (f"; did you mean {close[0]}://?" if close else "")
+    return None if rest.strip("/") else f"it names no bucket; write {scheme}://bucket/prefix"
 
 
 class Storage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.config import OnResume, Section
 from penstock.errors import SpecError
@@ -13,6 +13,7 @@ from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec, SplitRule
 from penstock.plugins import Plugins
+from penstock.storage import root_problem
 from penstock.store_settings import StoreAddress, StoreSpec
 from penstock.tasks.room.spec import RetentionSpec
 from penstock.tasks.tune.spec import TuneSpec
@@ -57,6 +58,13 @@ class PipelineSpec(Section):
     """Which other values `penstock tune` tries (docs/tune.md)."""
     retention: Annotated[RetentionSpec | None, OnResume.FREE] = None
     """Which runs keep their data when a run is done; without it all do, until `penstock clean` (docs/room.md)."""
+
+    @field_validator("storage")
+    @classmethod
+    def _may_keep_files(cls, storage: str) -> str:
+        if problem := root_problem(storage):
+            raise ValueError(problem)
+        return storage
 
 
 NAMED: dict[str, Plugins[Any]] = {

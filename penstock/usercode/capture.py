@@ -114,6 +114,9 @@ def _mended(error: BaseException) -> str:
     """What a user does about an import that raised `error`."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install the package that has it where the code runs (pip install {error.name}?), or correct the import"
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, KeyError) and frames and frames[-1].filename in (os.__file__, "<frozen os>"):
+        return f"set the environment variable {error.args[0]} where the code runs, also on the nodes of a cluster"
     return 'correct the file; code that should not run on import belongs under `if __name__ == "__main__":`'
 
 

@@ -11,6 +11,7 @@ from penstock.config import OnResume, resume_rules
 from penstock.errors import SpecError
 from penstock.flows.spec_file import load_spec, schema_json
 from penstock.training.spec import TrainSpec
+from tests.drills.project import make_project
 
 GOOD = """\
 name: demo
@@ -200,3 +201,26 @@ def test_what_moves_the_alias_needs_the_split_it_names(tmp_path: Path) -> None:
 def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD), ["register.alias=null", "register.name=my model"]).spec
     assert (spec.register_.alias, spec.register_.name) == (None, "my model")
+
+
+@pytest.mark.parametrize(
+    ("storage", "says"),
+    [
+        ("s3:/bucket/x", "a URL has two slashes; did you mean s3://bucket/x?"),
+        ("s3://", "it names no bucket; write s3://bucket/prefix"),
+        ("s4://bucket/x", "there is no store s4://; did you mean s3://?"),
+        ("${STATE}/x", "environment variables are not put in; write it out, or let the shell do it: --set storage=..."),
+    ],
+)
+def test_a_storage_that_is_no_folder_and_no_url_of_a_store_is_refused(tmp_path: Path, storage: str, says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        load_spec(make_project(tmp_path / "p", files=1), [f"storage='{storage}'"])
+    assert refused.value.problems == (f"--set storage: storage: '{storage}': {says}",)
+    assert load_spec(tmp_path / "p", ["storage=a:b/c"]).spec.storage == f"{tmp_path}/p/a:b/c"
+
+
+def test_a_pipeline_file_that_is_not_there_is_held_against_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").write_text("")
+    (tmp_path / "other.yaml").write_text("")
+    with pytest.raises(SpecError, match=r"no pipeline file at .*/pipelin\.yaml; .* has other\.yaml, pipeline\.yaml"):
+        load_spec(tmp_path / "pipelin.yaml")

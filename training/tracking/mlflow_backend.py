@@ -23,6 +23,7 @@ import mlflow
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 
 from penstock.errors import PenstockError, ServiceError
 from penstock.machine.empty_database import copy_database, keep_database
@@ -82,7 +83,11 @@ class OpenRun(NamedTuple):
 
 
 def open_client(tracking_uri: str) -> MlflowClient:
-    """A client that fails fast, because retrying is the sender's work. A caller's own settings win."""
+    """A client that fails fast, because retrying is the sender's work. A caller's own settings win.
+
+    Raises:
+        ServiceError: the address is of no kind that MLflow knows.
+    """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     # Where tqdm is installed, MLflow draws bars of its own into ours.
@@ -93,7 +98,13 @@ def open_client(tracking_uri: str) -> MlflowClient:
         logging.getLogger(name).setLevel(logging.WARNING)  # a new database alone says forty lines
     # A traceback of hundreds of lines at each try; the sender says in one what failed, and tries again.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+    try:
+        return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+    except UnsupportedModelRegistryStoreURIException as error:
+        raise ServiceError(
+            f"MLFLOW_TRACKING_URI={tracking_uri} is of no kind that MLflow knows",
+            next_step="correct it: http://HOST:PORT, or sqlite:////PATH/mlflow.db",
+        ) from error
 
 
 def load_sqlite() -> None:

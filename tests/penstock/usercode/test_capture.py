@@ -711,3 +711,11 @@ def test_an_editable_install_counts_by_its_source(tmp_path: Path, monkeypatch: p
     finally:
         usercode._distributions.cache_clear()
         usercode._source_digest.cache_clear()
+
+
+def test_a_variable_that_an_import_lacks_is_named_as_one_to_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_TOKEN", raising=False)
+    write(tmp_path, {"m.py": "import os\n\nTOKEN = os.environ['MY_TOKEN']\n\n\ndef f():\n    return TOKEN\n"})
+    with pytest.raises(UserCodeError, match=r"m\.py:3: KeyError: 'MY_TOKEN'") as refused:
+        capture("m.py:f", tmp_path).load()
+    assert refused.value.next_step.startswith("set the environment variable MY_TOKEN where the code runs")

@@ -407,3 +407,8 @@ def test_a_database_that_fails_is_told_in_one_line(tmp_path: Path, caplog: pytes
     with pytest.raises(MlflowException, match="no such table: metrics"):
         client.log_metric(run, "loss", 1.0)
     assert not [record for record in caplog.records if record.exc_info], "MLflow's traceback of hundreds of lines"
+
+
+def test_an_address_of_no_kind_that_mlflow_knows_is_told() -> None:
+    with pytest.raises(ServiceError, match="MLFLOW_TRACKING_URI=foo://x is of no kind that MLflow knows"):
+        open_client("foo://x")
