@@ -202,11 +202,12 @@ def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_shown() ->
     assert "RuntimeError: inside" in findings[1].detail
 
 
-def test_a_folder_that_may_not_be_written_is_found(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written_and_a_file_in_its_place_are_found(tmp_path: Path) -> None:
+    (finding,) = doctor_servers.check_storage(Storage("/proc/nothing"), {})
+    assert finding.status == "fail" and "an object cannot be written" in finding.detail
     (tmp_path / "file").write_text("in the way")
     (finding,) = doctor_servers.check_storage(Storage(str(tmp_path / "file")), {})
-    assert finding.status == "fail"
-    assert "written" in finding.detail
+    assert finding.status == "fail" and f"{tmp_path}/file is a file" in finding.detail
 
 
 def test_a_storage_that_works_is_left_as_it_was(tmp_path: Path) -> None:
