@@ -7,6 +7,7 @@
 #   PYTEST_WORKERS  processes that run test files side by side (default 3: tests mostly wait for the processes they start)
 #   MARKS        which of the tests, by their marks: MARKS="not slow", MARKS="not s3" (pytest's -m; a second -m in PYTEST_ARGS
 #                would take the place of the one that tells `make test` from `make drills`)
+#   PENSTOCK_DRILL_DAY  a whole number in place of the date, which decides what is tried of drills with more cases than have room
 #   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-x tests/ingest"
 
 SHELL := /bin/bash

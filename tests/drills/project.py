@@ -11,6 +11,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.datasets import load_digits
 
-__all__ = ["Command", "make_project"]
+__all__ = ["DAY", "Command", "make_project"]
+
+DAY = int(os.environ.get("PENSTOCK_DRILL_DAY") or date.today().toordinal())
+"""Decides what drills try that have more cases than an hour has room for."""
 
 PIPELINE = """\
 name: drill

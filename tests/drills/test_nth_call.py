@@ -7,11 +7,9 @@ are left out, as other drills kill those.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from penstock.flows.verbs.clean import clean_pipeline
 from penstock.storage import Storage
 from penstock.tasks.records.at_work import choosing_a_run
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from tests.drills.project import DAY
 from tests.drills.without_servers import leave_out_servers, run_here
 from tests.training.predict.test_score import made_model, people
 from tests.training.registry.test_raw_rows import table_source
@@ -38,9 +37,8 @@ from tests.training.registry.test_raw_rows import table_source
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
 STORE_STRIDE, TRACKER_STRIDE, SCORE_STRIDE, CLEAN_STRIDE = 29, 17, 5, 11
-"""Every so many calls are tried: all of them, which 1 does, take 20 minutes and more."""
-DAY = int(os.environ.get("PENSTOCK_DRILL_DAY") or date.today().toordinal())
-"""Which of them, and whether before or after their effect: in twice the stride's days each call is tried both ways."""
+"""Every so many calls are tried, the day decides which: all of them, which 1 does, take 20 minutes and more. In twice the
+stride's days each call is tried both before and after its effect."""
 
 PIPELINE = """\
 name: p

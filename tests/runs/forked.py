@@ -30,7 +30,7 @@ from tests import ROOT
 from tests.drills import project
 from tests.runs.forks import Asked, Forks, fork_workers, worker_forks
 
-__all__ = ["Command"]
+__all__ = ["Command", "fork_workers_from_here"]
 
 
 class _Server:
@@ -38,8 +38,18 @@ class _Server:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-forks-")
-        words = [sys.executable, "-m", __name__, f"{self._folder.name}/workers"]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        self.workers = f"{self._folder.name}/workers"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.workers)
+            listener.listen()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(listener.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                pass_fds=[listener.fileno()],
+            )
         self._begun: queue.Queue[int] = queue.Queue()
         self.ended: dict[int, int] = {}
         self.gone = False
@@ -77,6 +87,11 @@ class _Server:
 @functools.cache
 def _server() -> _Server:
     return _Server()
+
+
+def fork_workers_from_here() -> None:
+    """Have the workers of the Rays that this process starts forked."""
+    fork_workers(_server().workers)
 
 
 class _Forked:
@@ -163,10 +178,8 @@ def _become(request: dict[str, Any], workers: str) -> None:
     main()
 
 
-def _main(workers: str) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(workers)
-    listener.listen()
+def _main(listener: socket.socket) -> None:
+    workers = listener.getsockname()
     for name in _OF_WORKERS:
         importlib.import_module(name)
     metric_library()
@@ -203,4 +216,4 @@ _OF_COMMANDS = (
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(socket.socket(fileno=int(sys.argv[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -74,6 +75,7 @@ class Forks:
             self._ended(watch)
 
 
+@functools.cache
 def fork_workers(address: str) -> None:
     """Have the workers of the Ray that this process starts forked by the `worker_forks` of `address`."""
     from ray._private import services

@@ -50,6 +50,7 @@ from penstock.training.state import TrainState
 from penstock.usercode.capture import capture
 from tests import ROOT
 from tests.ingest.preparing import Source
+from tests.runs.forked import fork_workers_from_here
 from tests.training.digits import CPU, ROWS, ListClient, make_job
 from tests.training.on_ray.test_trainer import Watcher
 
@@ -404,7 +405,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def cluster() -> Any:
-    """A local Ray of two CPUs."""
+    """A local Ray of two CPUs, whose workers are forked."""
+    fork_workers_from_here()
     ray.shutdown()
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield

@@ -28,6 +28,7 @@ from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.spec import TrainSpec
+from tests.runs.forked import fork_workers_from_here
 from tests.training.digits import make_job, train_alone
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,8 @@ SLOW: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """A local Ray of two CPUs."""
+    """A local Ray of two CPUs, whose workers are forked."""
+    fork_workers_from_here()
     connect()
     yield
     ray.shutdown()
