@@ -67,7 +67,16 @@ Columns = Annotated[
         "--column", metavar="NAME", help="A column of INPUT to keep beside the predictions; repeatable.", show_default="all"
     ),
 ]
-Format = Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of the files trained on")]
+Format = Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of what was trained on")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of INPUT's format, as under data.FORMAT, such as version=12; repeatable.",
+        show_default="as trained with",
+    ),
+]
 Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")]
 
 
@@ -368,10 +377,13 @@ def rollback(
 @app.command()
 def predict(
     model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, a run, or the folder of a model.")],
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one, such as s3://.")],
+    source: Annotated[
+        str, typer.Argument(metavar="INPUT", help="A file, a folder, a glob, or a URL of one; a table, a query, a function.")
+    ],
     output: Annotated[str, typer.Option(help="Folder or URL for the scored rows, as Parquet; made if absent.")],
     columns: Columns = None,
     format: Format = None,
+    options: Options = None,
     gpus: Gpus = False,
     file: FileOption = None,
     as_json: Json = False,
@@ -381,7 +393,9 @@ def predict(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.model.predict import predict as predict_rows
 
-        result = predict_rows(model, source, output, columns=columns or [], format=format, gpus=gpus, file=file)
+        result = predict_rows(
+            model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
+        )
         ERR.print(f"{result['output']}: {counted(result['total_rows'], 'row')}", markup=False, soft_wrap=True)
         return result
 
@@ -452,6 +466,7 @@ def deploy(
     ] = None,
     columns: Columns = None,
     format: Format = None,
+    options: Options = None,
     gpus: Gpus = False,
     notify: Annotated[
         str | None,
@@ -476,15 +491,22 @@ def deploy(
         from penstock.flows.verbs.deploy.deploy import Messages, deploy_pipeline, deploy_predictions
 
         if not predict:
-            if source or output or model or columns or format or gpus:
-                raise SpecError("--input, --output, --model, --column, --format and --gpus go with --predict")
+            if source or output or model or columns or format or options or gpus:
+                raise SpecError("--input, --output, --model, --column, --format, --option and --gpus go with --predict")
             return deploy_pipeline(file, cron, pool, overrides or [], say, Messages(notify, silence_h))
         if source is None or output is None or overrides:
             raise SpecError("--predict needs --input and --output, and takes no --set")
         from penstock.flows.verbs.model.predict import predict_request
 
         request = partial(
-            predict_request, source=source, output=output, columns=columns or [], format=format, gpus=gpus, file=file
+            predict_request,
+            source=source,
+            output=output,
+            columns=columns or [],
+            format=format,
+            options=options or [],
+            gpus=gpus,
+            file=file,
         )
         return deploy_predictions(file, cron, pool, model, request, say, Messages(notify, silence_h))
 

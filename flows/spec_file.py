@@ -24,7 +24,7 @@ from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
 from penstock.tasks.tune.spec import TuneSpec
 
-__all__ = ["LoadedSpec", "as_override", "load_spec", "schema_json", "state_named_in", "with_values"]
+__all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "schema_json", "state_named_in", "with_values"]
 
 Path_ = tuple[str | int, ...]
 
@@ -153,6 +153,15 @@ def as_override(key: str, value: Any) -> str:
     """The `--set` text that gives `key` this value, which YAML reads as it is."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
     return f"{key}={text.removesuffix('...' + chr(10)).strip()}"
+
+
+def option_values(texts: Sequence[str]) -> dict[str, Any]:
+    """The values of texts `a.b=value`, as `--option` takes them. Raises SpecError of one that is none."""
+    values: dict[str, Any] = {}
+    problems = [message for text in texts for _, message in _apply(values, text, {})]
+    if problems:
+        raise SpecError(f"--option: {'; '.join(problems)}", next_step="write --option NAME=VALUE")
+    return values
 
 
 def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:

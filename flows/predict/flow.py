@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,18 +25,20 @@ from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import storage_failure
 from penstock.flows.servers.services import ray_cluster, telemetry_off
-from penstock.ingest.files.listing import SourceFile
+from penstock.ingest.files.listing import Listing, SourceFile
+from penstock.ingest.formats.sources.kept import forget_others, keep_rows
 from penstock.ingest.ray_tasks import ray_pool
+from penstock.ingest.spec import DataSpec
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
-from penstock.messages import counted
+from penstock.messages import counted, shorten
 from penstock.progress import silent
 from penstock.redact import hiding_secrets, redact_text
 from penstock.storage import Storage
 from penstock.tasks.context import Reporter, StageOutcome
 from penstock.training.predict.output import OWN, Output
-from penstock.training.predict.score import Asked, Plan, Scored, ask, check_input, list_input, plan, score
+from penstock.training.predict.score import Asked, Plan, Scored, ask, check_input, list_input, plan, score, state_of
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model, unscorable
 from penstock.training.registry.lineage import log_predictions
 from penstock.training.registry.load import FetchedModel, fetch_model
@@ -61,30 +64,40 @@ def predict(request: PredictRequest) -> State[Any]:
         stack.enter_context(stopping_on_signals(stopping))
         stack.enter_context(cancel_becomes_sigterm(stopping.stop))
         storage = Storage(request.output)
-        check_input(request.input, storage)
         model = fetch_model(request.model, mlflow_uri(Path(request.state_dir)))
-        asked = ask(model, request.input, request.format, request.columns)
-        listing = list_input(asked.data)
-        if left_out := listing.said_of_left_out():
-            reporter.warn(left_out.replace("data.format", "--format"))
+        base_dir = Path(request.base_dir)
+        asked = ask(model, request.input, request.format, request.columns, request.options, base_dir)
+        if not asked.source or os.path.exists(asked.data.train):
+            check_input(asked.data.train, storage)
+        # Rows that are in no files become some in the output, which no other command may write to.
+        listing = None if asked.source else _list(asked.data, reporter)
         output = Output(storage)
         _check_output(output)
         stack.enter_context(hold_lease(storage, LEASE, on_lost=stopping.give_up))
         result: dict[str, Any] = {
             "model_uri": model.uri,
             "model_digest": asked.model_digest,
-            "input": redact_text(request.input),
+            "input": redact_text(asked.data.train[:500]),
             "output": redact_text(storage.root),
-            "files": len(listing.files),
         }
         try:
+            kept, own = asked.data, storage.child(OWN)
+            if listing is None:
+                reporter.say(f"{model.uri}: reading {shorten(asked.data.train)}")
+                kept = keep_rows(asked.data, base_dir, own)
+                stopping.check()
+                listing = _list(kept, reporter)
+            result |= {"files": len(listing.files), "state": state_of(listing.files) if asked.source else ""}
             work = plan(output, asked, listing.files, reporter.progress("predict"))
-            reporter.say(f"{model.uri}: {_said_of(work, len(listing.files))}")
-            name_flow_run(f"{model.uri} on {Path(request.input).name}", [model.name or "model"])
+            of_state = f"{result['state'].replace('-', ' ', 1)}: " if result["state"] else ""
+            reporter.say(f"{model.uri}: {of_state}{_said_of(work, len(listing.files))}")
+            name_flow_run(f"{model.uri} on {Path(request.input).name[:60]}", [model.name or "model"])
             run = partial(_on_ray, request, model, listing.files, storage, reporter, stopping, stack)
             progress = reporter.progress("predict") if work.todo else silent
             with passing_prints(lambda line: reporter.say(f"predict: {line}")):
                 score(output, asked, listing.files, work, run, progress, scored)
+            if asked.source:
+                forget_others(kept, own)
             stopping.check()
         except BaseException as error:
             stopped = stop_behind(error)
@@ -113,6 +126,13 @@ def predict(request: PredictRequest) -> State[Any]:
         if work.todo and model.run_id is not None:
             result["mlflow_run_id"] = _lineage(model, asked, result, int(begun * 1000), reporter)
         return remember_end(Completed(message=_summary(result), data=result))
+
+
+def _list(data: DataSpec, reporter: Reporter) -> Listing:
+    listing = list_input(data)
+    if left_out := listing.said_of_left_out():
+        reporter.warn(left_out.replace("data.format", "--format"))
+    return listing
 
 
 def _said_of(work: Plan, num_files: int) -> str:

@@ -50,6 +50,9 @@ class Format(Protocol):
     a cluster is asked for the same ones."""
     is_kept: ClassVar[bool] = False
     """Whether `data.train` names no files, but rows that are written to the storage first: then `origin` is asked for them."""
+    pins: ClassVar[tuple[str, ...]] = ()
+    """Options that say which state of the source is read, where `is_kept`: predictions read the newest, whatever a model was
+    trained on."""
     folder_columns: ClassVar[bool] = True
     """Whether a folder named `month=2011-01` gives its files a column `month`."""
     identity: ClassVar[tuple[str, ...]] = ()

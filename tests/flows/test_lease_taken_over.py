@@ -145,10 +145,11 @@ def test_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_of_it
         return requests[-1]
 
     model = SimpleNamespace(uri="models:/m/1", name="m", run_id=None)
+    asked = SimpleNamespace(data=SimpleNamespace(train=str(tmp_path / "in")), source="", model_digest="d")
     plan = SimpleNamespace(todo=[])
     monkeypatch.setattr(predict_flow, "StopRequest", make)
     monkeypatch.setattr(predict_flow, "fetch_model", lambda *_: model)
-    monkeypatch.setattr(predict_flow, "ask", lambda *_: SimpleNamespace(data=None, model_digest="d"))
+    monkeypatch.setattr(predict_flow, "ask", lambda *_: asked)
     monkeypatch.setattr(predict_flow, "list_input", lambda _: SimpleNamespace(said_of_left_out=lambda: "", files=[]))
     monkeypatch.setattr(predict_flow, "plan", lambda *_: plan)
     monkeypatch.setattr(predict_flow, "score", lambda *_: lose(requests[0], made_of_it))

@@ -68,6 +68,8 @@ class PredictedUnit(Section):
     """Digest of what was asked of every file: the model, the columns, how files are read."""
     model: str
     """Its address, for people."""
+    source: str = ""
+    """Digest of what names the rows where they are in no files, such as a table: a later state of it replaces this one."""
     files: tuple[Identity, ...]
     file_rows: int | None = None
     """Rows of the file that it is a piece of, where only a look through the file tells them."""
@@ -92,6 +94,8 @@ class Manifest(Section):
     model: str
     model_digest: str
     input: str
+    state: str = ""
+    """Of a source that is no files, which was read: `version-12`."""
     rows: int
     rows_of: dict[str, int] = Field(default_factory=dict)
     """By the model that scored them: rows of files that are no longer in the input stay as another one has scored them."""

@@ -6,12 +6,16 @@ Runs on the driver.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from penstock.config import Section
 from penstock.digest import digest_of, file_digest
 from penstock.errors import DataError, SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, capped, list_location
@@ -25,6 +29,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.messages import counted
 from penstock.progress import Progress, silent
 from penstock.storage import Storage
+from penstock.stores import is_local
 from penstock.training.model import ModelSpec
 from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns
 from penstock.training.predict.unit import FORMAT, ScoringJob, ScoringOutcome
@@ -32,7 +37,7 @@ from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.raw_rows import RawForm
 
-__all__ = ["Asked", "Plan", "Scored", "ask", "check_input", "list_input", "plan", "score"]
+__all__ = ["Asked", "Plan", "Scored", "ask", "check_input", "list_input", "plan", "score", "state_of"]
 
 
 UNIT_BYTES = 8 << 20
@@ -55,6 +60,7 @@ class Asked:
         code_digest: of the user's code that it brings along.
         data: how the files are read.
         columns: of the source, to be kept; None for all.
+        source: digest of what names the rows where they are in no files: a table, a query or a function.
     """
 
     model: str
@@ -62,31 +68,44 @@ class Asked:
     code_digest: str
     data: DataSpec
     columns: tuple[str, ...] | None
+    source: str = ""
 
     @property
     def digest(self) -> str:
         """Equal where equal files would give equal rows."""
-        read = self.data.model_dump(mode="json", include={"format", "types", "images", self.data.format})
+        # Of rows that are in no files the options say which are meant, and not how the files are read that they become.
+        options = () if self.source else (self.data.format,)
+        read = self.data.model_dump(mode="json", include={"format", "types", "images", *options})
         return digest_of(
             {
                 "format": FORMAT,
                 "model": self.model_digest,
                 "columns": self.columns,
+                **({"source": self.source} if self.source else {}),
                 "read": read | ({"version": version} if (version := format_origin(self.data)) else {}),
             }
         )
 
 
-def ask(model: FetchedModel, source: str, format: str | None, columns: Sequence[str]) -> Asked:
-    """What the model is to be asked of the files at `source`.
+def ask(
+    model: FetchedModel,
+    source: str,
+    format: str | None,
+    columns: Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    base_dir: Path | None = None,
+) -> Asked:
+    """What the model is to be asked of the rows at `source`.
 
     Args:
-        format: of the files, if it is not that of the files the model was trained on.
+        format: of the source, if it is not that of the one the model was trained on.
         columns: of the source, to be kept; empty for all.
+        options: of the format, beside those that the model was trained with, if it is that format.
+        base_dir: where relative paths start; by default the working directory.
 
     Raises:
         DataError: the model takes prepared rows only.
-        SpecError: there is no such format, or it is none of files.
+        SpecError: there is no such format, or an option of it is wrong or missing.
     """
     spec = ModelSpec.model_validate_json((model.folder / MODEL_FILE).read_bytes())
     if spec.raw is None:
@@ -95,32 +114,45 @@ def ask(model: FetchedModel, source: str, format: str | None, columns: Sequence[
             next_step="train and register it again with this version of penstock",
         )
     form = RawForm.model_validate(spec.raw)
-    if format_named(format or form.data.format).is_kept:
-        named = f"--format names {format}" if format else f"the model was trained on {form.data.format}"
-        raise SpecError(
-            f"INPUT is files, and {named}, whose rows are in none",
-            next_step="write the rows as Parquet, and score them: penstock predict MODEL FOLDER --format parquet --output URI",
-        )
+    name = format or form.data.format
+    is_kept = format_named(name).is_kept
+    if not is_kept and is_local(source):
+        source = os.path.abspath((base_dir or Path()) / os.path.expanduser(source.removeprefix("file://")))
     own = {"train": source, "validation": None, "test": None, "label": None, "columns": None}
-    if format in (None, form.data.format):
-        data = form.data.model_copy(
-            update={**own, "types": {k: v for k, v in form.data.types.items() if k not in form.columns}}
-        )
+    given = _options(name, form.data if name == form.data.format else None, options or {})
+    if name == form.data.format:
+        types = {k: v for k, v in form.data.types.items() if k not in form.columns}
+        data = form.data.model_copy(update={**own, "types": types, **given})
     else:
-        data = data_spec((str(format),))(format=str(format), train=source, images=form.data.images)
+        data = data_spec((name,))(format=name, train=source, images=form.data.images).model_copy(update=given)
     files = sorted(path for path in model.folder.rglob("*") if path.is_file())
     content = [[path.relative_to(model.folder).as_posix(), file_digest(path)] for path in files]
     code = {"model": spec.code.digest, **{target: user.digest for target, user in sorted(form.code.items())}}
-    return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None)
+    named = digest_of([name, source]) if is_kept else ""
+    return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None, named)
+
+
+def _options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -> dict[str, Section]:
+    """The format's options, if it has any, as a field of the section: those trained with, but for which state was read."""
+    form = format_named(name)
+    if form.Options is None:
+        if given:
+            raise SpecError(f"--option {next(iter(given))}: the format {name} has no options", next_step="leave --option out")
+        return {}
+    before = None if trained_on is None else getattr(trained_on, name)
+    begin = {} if before is None else before.model_dump(mode="json", exclude=set(form.pins), exclude_unset=True)
+    try:
+        return {name: form.Options.model_validate({**begin, **given})}
+    except ValidationError as error:
+        raise SpecError(
+            f"the options of the format {name} are not right",
+            problems=[f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()],
+            next_step=f"say each as under data.{name} of a pipeline file: --option NAME=VALUE",
+        ) from error
 
 
 def list_input(data: DataSpec) -> Listing:
-    """The files to be scored.
-
-    Raises:
-        DataError: INPUT is missing, holds no file of the format, or only files of zero bytes.
-        ServiceError: as `list_location`.
-    """
+    """The files to be scored, where rows that were in none have become files (`keep_rows`). Raises as `list_location`."""
     listing = list_location(data.format, format_named(data.format).extensions, Path.cwd(), data.train, called="INPUT")
     if not any(file.size_bytes for file in listing.files):
         raise DataError(f"INPUT: the files of {data.train} are empty (zero bytes)", next_step="write them again")
@@ -137,6 +169,8 @@ class Plan(NamedTuple):
     todo: list[ScoringJob]
     gone: list[str]
     """Names of files that the output has rows of and the input has no longer."""
+    superseded: list[PredictedUnit]
+    """Units of another state of the table, query or function that is scored: they stay until all of its rows are scored."""
 
 
 def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Progress = silent) -> Plan:
@@ -150,21 +184,37 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
     replaced: list[PredictedUnit] = []
     covered: set[tuple[str, tuple[int, int] | None]] = set()
     for unit in output.units():
-        here = {(one.name, one.piece) for one in unit.files if one.name in present}
+        here = {(one.name, one.piece) for one in unit.files if one.name in present and unit.source == asked.source}
         same = all(present[one.name] == one.content for one in unit.files if one.name in present)
         current = unit.asked == asked.digest and same and not here & covered
         (kept if current or not here else replaced).append(unit)
         covered |= here if current else set()
-    covered |= {(name, None) for name in _whole_files(kept)}
-    gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present})
+    superseded = [
+        unit for unit in kept if asked.source == unit.source != "" and all(one.name not in present for one in unit.files)
+    ]
+    kept = [unit for unit in kept if unit not in superseded]
+    covered |= {(name, None) for name in _whole_files(unit for unit in kept if unit.source == asked.source)}
+    gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present or unit.source != asked.source})
     left = [file for file in files if (file.name, None) not in covered and file.size_bytes]
     todo = list[ScoringJob]()
     for of_unit, piece, facts in _units(asked.data, left, progress):
         if (of_unit[0].name, piece) not in covered:
-            todo.append(ScoringJob(of_unit, asked.data, asked.columns, asked.digest, asked.model, output.storage, piece, facts))
+            todo.append(
+                ScoringJob(
+                    of_unit,
+                    asked.data,
+                    asked.columns,
+                    asked.digest,
+                    asked.model,
+                    output.storage,
+                    piece,
+                    source=asked.source,
+                    facts=facts,
+                )
+            )
         elif facts is not None:
             forget_parsed(asked.data, asked.data.format, of_unit, piece)
-    return Plan(kept, replaced, todo, gone)
+    return Plan(kept, replaced, todo, gone, superseded)
 
 
 def _whole_files(units: Iterable[PredictedUnit]) -> Iterator[str]:
@@ -239,9 +289,9 @@ def score(
     Raises:
         DataError: files cannot be read; all others are scored then, and the manifest is not written.
     """
-    if work.todo or work.replaced:
+    if work.todo or work.replaced or work.superseded:
         output.reopen()
-    output.remove_strays([*work.kept, *work.replaced])
+    output.remove_strays([*work.kept, *work.replaced, *work.superseded])
     made: list[PredictedUnit] = []
     failed: set[str] = set()
     waiting = Counter(file.name for job in work.todo for file in job.files)
@@ -278,10 +328,12 @@ def score(
     scored.warnings += _warnings(work, asked, units, scored)
     if scored.problems:
         raise _unreadable(scored.problems, len(files), scored.warnings)
+    withdraw(work.superseded)
     scored.manifest = Manifest(
         model=asked.model,
         model_digest=asked.model_digest,
         input=asked.data.train,
+        state=state_of(files) if asked.source else "",
         rows=sum(unit.rows for unit in units),
         rows_of=_rows_of(units),
         unscored=sum(unit.unscored for unit in units),
@@ -337,6 +389,11 @@ def _unreadable(problems: Sequence[DataError], num_files: int, warnings: Sequenc
 def _here(next_step: str) -> str:
     """There is no `data` section to be set: how files are read is the model's."""
     return "write the file as those are that the model was trained on" if next_step.startswith("set data.") else next_step
+
+
+def state_of(files: Sequence[SourceFile]) -> str:
+    """Of a table that was read at one version, which: `version-12`. Empty of a source that has none."""
+    return ", ".join(sorted({file.name.partition("/")[0] for file in files if "/" in file.name}))
 
 
 def check_input(source: str, output: Storage) -> None:

@@ -73,6 +73,8 @@ class ScoringJob:
     model: str
     storage: Storage
     piece: tuple[int, int] | None = None
+    source: str = ""
+    """See `PredictedUnit`."""
     facts: FileFacts | None = None
     """Of the only file, if it was looked through already."""
 
@@ -194,6 +196,7 @@ def _score(model: LoadedModel, job: ScoringJob, folder: Path, started: float) ->
         key=job.key,
         asked=job.asked,
         model=job.model,
+        source=job.source,
         files=job.identities,
         file_rows=None if job.facts is None else job.facts.rows,
         rows=scored.rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
-from penstock.flows.spec_file import load_spec
+from penstock.flows.spec_file import load_spec, option_values
 from penstock.flows.verbs.run import interrupts_once_stopped
 from penstock.machine.stopping import StopRequest, stopping_on_signals
 from penstock.stores import is_local
@@ -25,6 +26,7 @@ def predict(
     *,
     columns: Sequence[str] = (),
     format: str | None = None,
+    options: Sequence[str] = (),
     gpus: bool = False,
     file: Path | None = None,
 ) -> dict[str, Any]:
@@ -32,10 +34,11 @@ def predict(
 
     Args:
         model: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, a run, or the folder of a model.
-        source: a file, a folder, a glob, or a URL of one.
+        source: a file, a folder, a glob, or a URL of one; a table, a query or a function, as `data.train` names them.
         output: a folder or a URL of one.
         columns: of the source, to be kept; empty for all.
-        format: of the files, if it is not that of the files the model was trained on.
+        format: of the source, if it is not that of the one the model was trained on.
+        options: of the format, texts `name=value`, as a pipeline file has them under `data.<format>`.
         gpus: score on the cluster's GPUs.
         file: a pipeline file, whose project has the model. By default the project that the working directory lies in.
 
@@ -43,7 +46,7 @@ def predict(
         PenstockError: what stopped it; its attribute `result` holds what was reached.
     """
     telemetry_off()
-    request = predict_request(model, source, output, columns=columns, format=format, gpus=gpus, file=file)
+    request = predict_request(model, source, output, columns=columns, format=format, options=options, gpus=gpus, file=file)
     check_mlflow_answers()
     print(f"{model}: starting", file=sys.stderr, flush=True)
     stopping = StopRequest()
@@ -63,19 +66,28 @@ def predict_request(
     *,
     columns: Sequence[str] = (),
     format: str | None = None,
+    options: Sequence[str] = (),
     gpus: bool = False,
     file: Path | None = None,
 ) -> PredictRequest:
     """The arguments of `predict` as a flow run takes them, which may run in another folder: paths are absolute."""
     return PredictRequest(
         model=os.path.abspath(model) if Path(model).is_dir() else model,
-        input=_absolute(source),
+        input=_found(source),
         output=_absolute(output),
         columns=list(columns),
         format=format,
+        options=option_values(options),
+        base_dir=os.getcwd(),
         gpus=gpus,
         state_dir=str(_state_dir(file)),
     )
+
+
+def _found(source: str) -> str:
+    """What is there by its whole path. What is not may name a table, a query or a function: the format tells."""
+    path = _absolute(source)
+    return path if os.path.exists(path) or (glob.has_magic(path) and glob.glob(path)) else source
 
 
 def _absolute(uri: str) -> str:

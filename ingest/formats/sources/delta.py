@@ -33,6 +33,7 @@ class DeltaFormat(Format):
 
     extensions = (".arrow",)
     is_kept = True
+    pins = ("version",)
     folder_columns = False
     Options = DeltaOptions
 

@@ -37,6 +37,7 @@ class IcebergFormat(Format):
 
     extensions = (".arrow",)
     is_kept = True
+    pins = ("snapshot",)
     folder_columns = False
     Options = IcebergOptions
 

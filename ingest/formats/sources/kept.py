@@ -24,7 +24,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 from penstock.storage import Storage
 
-__all__ = ["keep_object", "keep_rows"]
+__all__ = ["forget_others", "keep_object", "keep_rows"]
 
 
 PART_BYTES = 32 << 20
@@ -59,6 +59,14 @@ def keep_rows(data: DataSpec, base_dir: Path, storage: Storage) -> DataSpec:
                 storage.write_json(f"{folder}/done.json", {"version": 1, "target": target, "rows_in": attempt.split("/")[0]})
             kept[split] = storage.uri(f"{folder}/{storage.read_json(f'{folder}/done.json')['rows_in']}")
     return data.model_copy(update=kept)
+
+
+def forget_others(data: DataSpec, storage: Storage) -> None:
+    """Delete what is kept in the storage of other sources, or of other states of them, than `data`, which `keep_rows` gave."""
+    named = [str(getattr(data, split)) for split in SPLITS]
+    for folder in storage.list("sources"):
+        if not any(location.startswith(f"{storage.uri(f'sources/{folder}')}/") for location in named):
+            storage.delete(f"sources/{folder}")
 
 
 def keep_object(value: Any, storage: Storage, name: str) -> str:

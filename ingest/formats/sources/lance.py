@@ -29,6 +29,7 @@ class LanceFormat(Format):
 
     extensions = (".arrow",)
     is_kept = True
+    pins = ("version",)
     folder_columns = False
     Options = LanceOptions
 

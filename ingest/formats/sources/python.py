@@ -42,6 +42,7 @@ class PythonFormat(Format):
 
     extensions = (".arrow",)
     is_kept = True
+    pins = ("fingerprint",)
     Options = PythonOptions
 
     def reader(self, data: DataSpec, options: PythonOptions) -> ArrowReader:

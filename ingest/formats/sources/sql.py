@@ -44,6 +44,7 @@ class SqlFormat(Format):
 
     extensions = (".arrow",)
     is_kept = True
+    pins = ("snapshot",)
     folder_columns = False
     Options = SqlOptions
 

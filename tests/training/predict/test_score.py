@@ -474,17 +474,21 @@ def test_images_are_scored_in_groups_and_a_damaged_one_is_a_row_that_cannot_be(
     assert work.scored_files == ["added.jpg"]
 
 
-@pytest.mark.parametrize("format", ["sql", "delta", "iceberg", "lance", "python"])
-def test_rows_that_are_in_no_files_are_refused_with_what_to_do(work: Work, tmp_path: Path, format: str) -> None:
-    said = rf"--format names {format}, whose rows are in none\nNext: write the rows as Parquet.* --format parquet"
-    with pytest.raises(SpecError, match=said):
-        ask(FetchedModel(work.model), "SELECT 1", format, [])
-    spec = ModelSpec.model_validate_json((work.model / MODEL_FILE).read_bytes())
-    assert spec.raw is not None
-    spec.raw["data"] |= {"format": format, "sql": {"connection": "$WAREHOUSE"}} if format == "sql" else {"format": format}
-    (tmp_path / MODEL_FILE).write_text(spec.model_dump_json())
-    with pytest.raises(SpecError, match=rf"the model was trained on {format}, whose rows are in none"):
-        ask(FetchedModel(tmp_path), "SELECT 1", None, [])
+@pytest.mark.parametrize(
+    ("format", "options", "said"),
+    [
+        ("sql", {}, "connection: Field required"),
+        ("delta", {"version": -1}, "version: Input should be greater than or equal to 0"),
+        ("csv", {"delimeter": ";"}, "delimeter: Extra inputs are not permitted"),
+        ("parquet", {"version": 1}, "the format parquet has no options"),
+    ],
+)
+def test_an_option_of_a_format_that_is_wrong_or_missing_is_named(
+    work: Work, format: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        ask(FetchedModel(work.model), "SELECT 1", format, [], options)
+    assert said in str(refused.value) and "--option" in str(refused.value)
 
 
 def test_an_input_an_output_or_a_column_that_is_wrong_is_named(work: Work, tmp_path: Path) -> None:

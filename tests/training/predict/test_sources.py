@@ -1,0 +1,174 @@
+"""Rows of tables, queries and functions are scored: each state once, and a later one in the place of the earlier."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock.flows.predict.flow as predict_flow
+from penstock.flows.predict.request import PredictRequest
+from penstock.flows.verbs.model.predict import predict_request
+from penstock.training.model import ModelSpec
+from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
+from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
+from tests.training.predict.test_score import made_model, people
+from tests.training.registry.test_raw_rows import table_source
+
+FIRST, SECOND = people(0, 6), people(6, 4)
+
+FUNCTION = """\
+import pandas
+
+
+def rows(frame):
+    return pandas.read_parquet(frame)
+"""
+
+
+class Rows(NamedTuple):
+    """Where rows are, and how more of them come.
+
+    Attributes:
+        old: options that name the state before `add`.
+    """
+
+    input: str
+    options: Mapping[str, Any]
+    add: Callable[[], Any]
+    old: Callable[[], Mapping[str, Any]]
+
+
+def delta(folder: Path) -> Rows:
+    deltalake = pytest.importorskip("deltalake")
+    uri = str(folder / "table")
+    deltalake.write_deltalake(uri, FIRST, partition_by=["town"])
+    return Rows(uri, {}, lambda: deltalake.write_deltalake(uri, SECOND, mode="append"), lambda: {"version": 0})
+
+
+def lance(folder: Path) -> Rows:
+    lance = pytest.importorskip("lance")
+    uri = str(folder / "table")
+    lance.write_dataset(FIRST, uri)
+    return Rows(uri, {}, lambda: lance.write_dataset(SECOND, uri, mode="append"), lambda: {"version": 1})
+
+
+def iceberg(folder: Path) -> Rows:
+    pytest.importorskip("pyiceberg.catalog.sql")
+    from pyiceberg.catalog import load_catalog
+
+    (folder / "warehouse").mkdir()
+    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    catalog = load_catalog("tests", **properties)
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.rows", FIRST.schema)
+    table.append(FIRST)
+    first = table.current_snapshot().snapshot_id  # type: ignore[union-attr]
+    options = {"catalog": "tests", "properties": properties}
+    return Rows("db.rows", options, lambda: table.append(SECOND), lambda: {"snapshot": first})
+
+
+def sql(folder: Path) -> Rows:
+    def add(rows: pa.Table) -> None:
+        with sqlite3.connect(folder / "rows.db") as connection:
+            connection.execute("create table if not exists people (id, age integer, height real, town text, weight real)")
+            connection.executemany(
+                "insert into people values (?, ?, ?, ?, ?)", [tuple(row.values()) for row in rows.to_pylist()]
+            )
+        connection.close()
+
+    add(FIRST)
+    return Rows("select * from people order by id", {"connection": "sqlite:///rows.db"}, lambda: add(SECOND), dict)
+
+
+def python(folder: Path) -> Rows:
+    (folder / "source.py").write_text(FUNCTION)
+    pq.write_table(FIRST, folder / "frame.parquet")
+    options = {"params": {"frame": str(folder / "frame.parquet")}}
+
+    def add() -> None:
+        pq.write_table(pa.concat_tables([FIRST, SECOND]), folder / "frame.parquet")
+
+    return Rows("source.py:rows", options, add, dict)
+
+
+@pytest.fixture
+def score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """The flow of predictions, with a model that scores in this process."""
+    model = made_model(tmp_path, table_source)
+
+    def here(*given: Any) -> Iterator[ScoringOutcome]:
+        jobs: Sequence[ScoringJob] = given[-1]
+        return map(Scorer(packed_model(model)), jobs)
+
+    monkeypatch.setattr(predict_flow, "_on_ray", here)
+    monkeypatch.chdir(tmp_path)
+
+    def scored(source: str, format: str | None, **options: Any) -> dict[str, Any]:
+        request = predict_request(str(model), source, str(tmp_path / "out"), format=format)
+        data = predict_flow.predict.fn(request.model_copy(update={"options": options})).data
+        assert isinstance(data, dict)
+        return data
+
+    return scored
+
+
+def ids(folder: Path) -> list[str]:
+    return sorted(pq.read_table(folder / "out")["id"].to_pylist())
+
+
+@pytest.mark.parametrize("made", [delta, iceberg, lance, sql, python], ids=lambda made: made.__name__)
+def test_each_state_is_scored_once_and_a_later_one_takes_the_place_of_the_earlier(
+    tmp_path: Path, score: Callable[..., dict[str, Any]], made: Callable[[Path], Rows]
+) -> None:
+    rows, format = made(tmp_path), made.__name__
+    first, second = FIRST["id"].to_pylist(), SECOND["id"].to_pylist()
+    done = score(rows.input, format, **rows.options)
+    assert (done["rows"], done["total_rows"], ids(tmp_path)) == (6, 6, first)
+    found = pq.read_table(tmp_path / "out").sort_by("id")
+    answer = LoadedModel(tmp_path / "model").predict(found.select(FIRST.column_names))
+    assert found["prediction"].to_pylist() == answer["prediction"].tolist()
+    parts = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.parquet")}
+    kept = sorted((tmp_path / "out" / "_penstock").rglob("*.arrow"))
+    assert score(rows.input, format, **rows.options)["units"] == 0
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.parquet")} == parts
+    assert sorted((tmp_path / "out" / "_penstock").rglob("*.arrow")) == kept, "no row is read twice"
+    rows.add()
+    again = score(rows.input, format, **rows.options)
+    assert (again["total_rows"], ids(tmp_path)) == (10, sorted([*first, *second])), "and no row is there twice"
+    if old := rows.old():
+        assert done["state"].split("-")[0] in ("version", "snapshot") and again["state"] not in ("", done["state"])
+        back = score(rows.input, format, **rows.options, **old)
+        assert (back["state"], ids(tmp_path)) == (done["state"], first)
+
+
+def test_rows_of_another_query_stay_and_options_are_those_that_the_model_was_trained_with(
+    tmp_path: Path, score: Callable[..., dict[str, Any]]
+) -> None:
+    rows = sql(tmp_path)
+    file = tmp_path / "model" / MODEL_FILE
+    spec = ModelSpec.model_validate_json(file.read_bytes())
+    assert spec.raw is not None
+    spec.raw["data"] |= {"format": "sql", "sql": {**rows.options, "snapshot": "then"}}
+    file.write_text(spec.model_dump_json())
+    done = score("select * from people where age < 3", None)
+    assert (done["rows"], done["state"]) == (2, ""), "but for which state was read"
+    dated = score("select * from people where age > 3", None, snapshot="now")
+    assert (dated["rows"], dated["total_rows"], dated["state"]) == (1, 3, "snapshot-now")
+    assert any("no longer in INPUT" in warning for warning in dated["warnings"])
+
+
+def test_a_request_has_the_path_of_what_is_there_and_the_words_of_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table").mkdir()
+    asked = predict_request("models:/m@a", "table", "out", options=["version=3", "properties.type=rest"])
+    assert (asked.input, asked.options) == (str(tmp_path / "table"), {"version": 3, "properties": {"type": "rest"}})
+    again: PredictRequest = predict_request("models:/m@a", "db.rows", "out")
+    assert (again.input, again.base_dir) == ("db.rows", str(tmp_path))
