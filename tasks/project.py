@@ -64,12 +64,12 @@ class Project:
     @cached_property
     def listing(self) -> Listing:
         """The source files as they are now, and what lies beside them. Raises DataError, ServiceError."""
-        data, found = self.spec.data, format_of(self.spec.data)
+        found = format_of(self.spec.data)
         if found.is_kept:
-            from penstock.ingest.formats.sources.kept import keep_rows  # who has files needs none of it
+            from penstock.ingest.formats.sources.kept import list_kept  # who has files needs none of it
 
-            data = keep_rows(data, self.base_dir, self.storage)
-        return list_source(data, self.base_dir, found.extensions)
+            return list_kept(self.spec.data, self.base_dir, self.storage)
+        return list_source(self.spec.data, self.base_dir, found.extensions)
 
     @property
     def train_files(self) -> list[SourceFile]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.ingest.formats.registry import format_named
 from penstock.ingest.ray_tasks import ray_map
 from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
@@ -34,11 +33,7 @@ def _verify(context: VerifyContext, output: dict[str, Any]) -> str | None:
 def _facts(output: dict[str, Any]) -> Facts:
     snapshot = SourceSnapshot.model_validate(output)
     size = sum(file.size_bytes for file in snapshot.files)
-    # Of a table with versions the one that was read is the folder that its rows were written to.
-    kept = format_named(snapshot.format).is_kept
-    versions = sorted(
-        {file.name.partition("/")[0].replace("-", " ", 1) for file in snapshot.files if kept and "/" in file.name}
-    )
+    versions = sorted({file.state.replace("-", " ", 1) for file in snapshot.files if file.state})
     return (
         *((snapshot.format, version) for version in versions),
         ("rows", f"{snapshot.rows:,}"),

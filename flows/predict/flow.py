@@ -26,7 +26,7 @@ from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import storage_failure
 from penstock.flows.servers.services import ray_cluster, telemetry_off
 from penstock.ingest.files.listing import Listing, SourceFile
-from penstock.ingest.formats.sources.kept import forget_others, keep_rows
+from penstock.ingest.formats.sources.kept import forget_others, list_kept
 from penstock.ingest.ray_tasks import ray_pool
 from penstock.ingest.spec import DataSpec
 from penstock.lease import hold_lease
@@ -81,13 +81,11 @@ def predict(request: PredictRequest) -> State[Any]:
             "output": redact_text(storage.root),
         }
         try:
-            kept, own = asked.data, storage.child(OWN)
             if listing is None:
                 reporter.say(f"{model.uri}: reading {shorten(asked.data.train)}")
-                kept = keep_rows(asked.data, base_dir, own)
+                listing = list_kept(asked.data, base_dir, storage.child(OWN))
                 stopping.check()
-                listing = _list(kept, reporter)
-            result |= {"files": len(listing.files), "state": state_of(listing.files) if asked.source else ""}
+            result |= {"files": len(listing.files), "state": state_of(listing.files)}
             work = plan(output, asked, listing.files, reporter.progress("predict"))
             of_state = f"{result['state'].replace('-', ' ', 1)}: " if result["state"] else ""
             reporter.say(f"{model.uri}: {of_state}{_said_of(work, len(listing.files))}")
@@ -97,7 +95,7 @@ def predict(request: PredictRequest) -> State[Any]:
             with passing_prints(lambda line: reporter.say(f"predict: {line}")):
                 score(output, asked, listing.files, work, run, progress, scored)
             if asked.source:
-                forget_others(kept, own)
+                forget_others(listing.files, storage.child(OWN))
             stopping.check()
         except BaseException as error:
             stopped = stop_behind(error)

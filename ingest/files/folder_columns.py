@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from penstock.ingest.files.listing import SourceFile
 
-__all__ = ["folder_columns"]
+__all__ = ["folder_columns", "folder_type", "values_in_folders"]
 
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -14,5 +14,15 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 def folder_columns(file: SourceFile) -> dict[str, str | None]:
     """Column to value, as text, of every `name=value` folder between the location's root and the file."""
-    pairs = (part.partition("=") for part in file.name.split("/")[:-1])
+    return values_in_folders(file.name)
+
+
+def folder_type(file: SourceFile, column: str) -> str:
+    """Of a column in the folders' names, as text: a string, unless the file's table says more."""
+    return dict(file.folder_types).get(column, "string")
+
+
+def values_in_folders(name: str) -> dict[str, str | None]:
+    """As `folder_columns`, of a path below the root."""
+    pairs = (part.partition("=") for part in name.split("/")[:-1])
     return {name: None if value == _NULL else unquote(value) for name, sign, value in pairs if name and sign}

@@ -32,7 +32,17 @@ from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 from penstock.together import together
 
-__all__ = ["Cut", "Listing", "SourceFile", "capped", "extension_of", "fingerprints_in", "list_location", "list_source"]
+__all__ = [
+    "Cut",
+    "Listing",
+    "SourceFile",
+    "TableFiles",
+    "capped",
+    "extension_of",
+    "fingerprints_in",
+    "list_location",
+    "list_source",
+]
 
 
 _OTHERS_FOLDERS = {
@@ -127,11 +137,26 @@ class SourceFile(Section):
     """Columns of the source that this file does not have, and that are null in its rows (`data.missing_columns`)."""
     row_bytes: int | None = None
     """Of a file that is one row, about what the row takes in memory, if that is another size than the file's."""
+    state: str = ""
+    """Of a file that holds rows of a table or a query: which state of it was read, such as `version-12`."""
+    folder_types: tuple[tuple[str, str], ...] = ()
+    """Columns in the folders' names with their types as text, where a table says them."""
 
     @property
     def content(self) -> str | None:
         """What two files share only if they hold the same bytes; None where the fingerprint is a time or a size."""
         return self.fingerprint if _DIGEST.fullmatch(self.fingerprint) else None
+
+
+class TableFiles(Section):
+    """The files that a table's log names, where the table is nothing but files."""
+
+    root: str
+    """Folder or URL."""
+    names: tuple[str, ...]
+    """Below the root."""
+    types: dict[str, str]
+    """Column in the names of the folders -> its type as text."""
 
 
 class Listing(NamedTuple):
@@ -154,12 +179,15 @@ class Listing(NamedTuple):
         )
 
 
-def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> Listing:
+def list_source(
+    data: DataSpec, base_dir: Path, extensions: tuple[str, ...], known: Mapping[Split, TableFiles] | None = None
+) -> Listing:
     """List the files of every location. Local ones are read through once.
 
     Args:
         base_dir: where relative paths start.
         extensions: those of the format (penstock.ingest.formats.format), in lower case and with the dot.
+        known: locations whose files need not be found.
 
     Raises:
         SpecError: the split rules contradict each other.
@@ -172,18 +200,45 @@ def list_source(data: DataSpec, base_dir: Path, extensions: tuple[str, ...]) -> 
     problems: list[DataError] = []
     for split in SPLITS:
         location = getattr(data, split)
-        if isinstance(location, str):
-            try:
-                found = list_location(data.format, extensions, base_dir, location, split)
-            except DataError as error:
-                problems.append(error)
-                continue
+        if known is not None and split in known:
+            files += _list_named(known[split], split)
+        elif isinstance(location, str):
+            found = list_location(data.format, extensions, base_dir, location, split)
             files += found.files
             left_out += found.left_out
     if problems:
         raise together(problems, f"{len(problems)} locations of the section data cannot be read")
     _refuse_shared_files(files)
     return Listing(files, left_out)
+
+
+def _list_named(named: TableFiles, split: Split) -> list[SourceFile]:
+    probe_endpoint(named.root)
+
+    def found(name: str) -> SourceFile:
+        uri = f"{named.root}/{name}"
+        fs, path = filesystem_of(uri)
+        try:
+            info = fs.info(path)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{uri}: is gone, and the table's log names it",
+                next_step="name a newer version of the table; what cleans it up (VACUUM, expire_snapshots) takes old ones away",
+            ) from error
+        except Exception as error:  # every store has errors of its own
+            raise _listing_problem(f"data.{split}", uri, error) from error
+        return SourceFile(
+            uri=uri,
+            name=name,
+            location=split,
+            size_bytes=int(info["size"] or 0),
+            fingerprint=_fingerprint(path, info),
+            folder_types=tuple(sorted(named.types.items())),
+        )
+
+    with ThreadPoolExecutor(_LOOKS) as pool:
+        files = list(pool.map(found, sorted(named.names)))
+    return _by_content(files) if is_local(named.root) else files
 
 
 def extension_of(name: str) -> str:

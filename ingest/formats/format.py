@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import pyarrow as pa
 
 from penstock.config import Section
+from penstock.ingest.files.listing import TableFiles
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
 
@@ -29,6 +30,8 @@ class Origin(NamedTuple):
     """Read them: a table, or an iterable of Arrow tables or record batches, pandas DataFrames, or dicts of arrays."""
     version: str = ""
     """Part of the files' names, so that it is in the key and in what is shown: `version-12`."""
+    files: Callable[[], TableFiles | None] | None = None
+    """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
     reading: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around `rows` and the iteration: turns what goes wrong into penstock's errors."""
 

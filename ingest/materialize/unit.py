@@ -27,7 +27,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.arrays import columns_of
 from penstock.ingest.files.content_digests import remember_digests
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.formats.registry import format_origin, format_versions
+from penstock.ingest.formats.registry import format_of, format_origin, format_versions
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.materialize.profile import Profile, Profiler
 from penstock.ingest.materialize.quarantine import FILE_NAME, unit_quarantine_path, write_part
@@ -141,6 +141,8 @@ def unit_key(job: UnitJob) -> str:
     if data.folds is not None:
         rules["folds"] = [data.folds, data.fold]
     read = data.model_dump(mode="json", include={"format", "label", "columns", "types", "invalid", "images", data.format})
+    if format_of(data).is_kept:
+        read.pop(data.format, None)  # says which rows, and not how the files are read that hold them
     if data.images.fit == "resize":
         del read["images"]["fit"]  # as it was before there was another
     return digest_of(

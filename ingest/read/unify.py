@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.casts import promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type
-from penstock.ingest.files.folder_columns import folder_columns
+from penstock.ingest.files.folder_columns import folder_columns, folder_type
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
@@ -109,7 +109,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
 
 
 def _with_folders(file: SourceFile, facts: FileFacts, in_files: set[str]) -> Mapping[str, pa.DataType]:
-    added = {name: pa.string() for name in folder_columns(file) if name not in in_files}
+    added = {name: parse_type(folder_type(file, name)) for name in folder_columns(file) if name not in in_files}
     return {**facts.columns, **added} if added else facts.columns
 
 

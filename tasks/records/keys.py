@@ -158,6 +158,7 @@ def _inputs(project: Project) -> dict[str, dict[str, Any]]:
             **read,
             **({"data.missing_columns": data.missing_columns} if data.missing_columns != "error" else {}),
             "files": {f"{f.location}/{f.name}": f"{f.size_bytes}:{f.fingerprint}" for f in project.files},
+            **({"states": states} if (states := sorted({f.state for f in project.files if f.state})) else {}),
             "version.pyarrow": _version("pyarrow"),
             **({"version.format": added} if (added := format_origin(data)) else {}),
             **{f"version.{n}": v for n, v in format_versions(data).items()},

@@ -152,7 +152,7 @@ def _options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -
 
 
 def list_input(data: DataSpec) -> Listing:
-    """The files to be scored, where rows that were in none have become files (`keep_rows`). Raises as `list_location`."""
+    """The files to be scored. Raises as `list_location`."""
     listing = list_location(data.format, format_named(data.format).extensions, Path.cwd(), data.train, called="INPUT")
     if not any(file.size_bytes for file in listing.files):
         raise DataError(f"INPUT: the files of {data.train} are empty (zero bytes)", next_step="write them again")
@@ -333,7 +333,7 @@ def score(
         model=asked.model,
         model_digest=asked.model_digest,
         input=asked.data.train,
-        state=state_of(files) if asked.source else "",
+        state=state_of(files),
         rows=sum(unit.rows for unit in units),
         rows_of=_rows_of(units),
         unscored=sum(unit.unscored for unit in units),
@@ -393,7 +393,7 @@ def _here(next_step: str) -> str:
 
 def state_of(files: Sequence[SourceFile]) -> str:
     """Of a table that was read at one version, which: `version-12`. Empty of a source that has none."""
-    return ", ".join(sorted({file.name.partition("/")[0] for file in files if "/" in file.name}))
+    return ", ".join(sorted({file.state for file in files if file.state}))
 
 
 def check_input(source: str, output: Storage) -> None:

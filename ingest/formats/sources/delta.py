@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import NonNegativeInt
 
 from penstock.config import Section
 from penstock.errors import DataError
-from penstock.ingest.formats.arrow import ArrowReader
+from penstock.ingest.files.listing import TableFiles
 from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.library import library
 from penstock.ingest.formats.sources.naming import address_of, naming
+from penstock.ingest.formats.sources.table_files import TableReader, plain_files
 from penstock.ingest.spec import DataSpec
 from penstock.store_settings import object_store_options
 
@@ -29,12 +31,11 @@ class DeltaOptions(Section):
 
 
 class DeltaFormat(Format):
-    """A Delta table at one version, which is part of the key; its rows are copied to the storage once."""
+    """A Delta table at one version; its Parquet files are read as they are, or else its rows copied to the storage once."""
 
     extensions = (".arrow",)
     is_kept = True
     pins = ("version",)
-    folder_columns = False
     Options = DeltaOptions
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
@@ -48,11 +49,30 @@ class DeltaFormat(Format):
                 raise DataError(f"{uri}: there is no Delta table", next_step="correct the location, or data.format") from error
             version = table.version()
             identity = ["delta", str(table.metadata().id), version]
-        return Origin(identity, lambda: _batches(table), f"version-{version}", lambda: naming("Delta table", uri))
+        return Origin(
+            identity,
+            lambda: _batches(table),
+            f"version-{version}",
+            lambda: _files(table, uri),
+            lambda: naming("Delta table", uri),
+        )
 
-    def reader(self, data: DataSpec, options: DeltaOptions) -> ArrowReader:
-        """Read the files that the rows were written to."""
-        return ArrowReader()
+    def reader(self, data: DataSpec, options: DeltaOptions) -> TableReader:
+        """Read the table's files, or those that its rows were written to."""
+        return TableReader()
+
+
+def _files(table: Any, uri: str) -> TableFiles | None:
+    if table.protocol().min_reader_version > 1:  # deleted rows, renamed columns
+        return None
+    added = pa.table(table.get_add_actions(flatten=True))
+    values = {
+        name: pc.cast(added.column(f"partition.{name}"), pa.string()).to_pylist() for name in table.metadata().partition_columns
+    }
+    names = added.column("path").to_pylist()
+    if any("://" in name or name.startswith("/") for name in names):  # those of a table that this one was cloned from
+        return None
+    return plain_files(uri.rstrip("/"), names, table.to_pyarrow_dataset().schema, values)
 
 
 def _batches(table: Any) -> Iterator[pa.RecordBatch]:

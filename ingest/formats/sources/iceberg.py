@@ -9,10 +9,11 @@ from pydantic import Field
 
 from penstock.config import Section
 from penstock.errors import DataError
-from penstock.ingest.formats.arrow import ArrowReader
+from penstock.ingest.files.listing import TableFiles
 from penstock.ingest.formats.format import Format, Origin
 from penstock.ingest.formats.library import library
 from penstock.ingest.formats.sources.naming import address_of, naming
+from penstock.ingest.formats.sources.table_files import TableReader, plain_files
 from penstock.ingest.spec import DataSpec
 
 __all__ = ["IcebergFormat", "IcebergOptions"]
@@ -33,7 +34,7 @@ class IcebergOptions(Section):
 
 
 class IcebergFormat(Format):
-    """An Iceberg table at one snapshot, which is part of the key; its rows are copied to the storage once."""
+    """An Iceberg table at one snapshot; its Parquet files are read as they are, or else its rows copied to the storage once."""
 
     extensions = (".arrow",)
     is_kept = True
@@ -50,11 +51,26 @@ class IcebergFormat(Format):
             scan = table.scan(snapshot_id=options.snapshot)
             identity = ["iceberg", str(table.metadata.table_uuid), snapshot, str(scan.projection())]
         rows = lambda: scan.to_arrow_batch_reader()  # noqa: E731 - opens the table's files, so not before it is called
-        return Origin(identity, rows, f"snapshot-{snapshot}", lambda: naming("Iceberg table", target))
+        state = f"snapshot-{snapshot}"
+        return Origin(identity, rows, state, lambda: _files(table, scan), lambda: naming("Iceberg table", target))
 
-    def reader(self, data: DataSpec, options: IcebergOptions) -> ArrowReader:
-        """Read the files that the rows were written to."""
-        return ArrowReader()
+    def reader(self, data: DataSpec, options: IcebergOptions) -> TableReader:
+        """Read the table's files, or those that its rows were written to."""
+        return TableReader()
+
+
+def _files(table: Any, scan: Any) -> TableFiles | None:
+    root, tasks = table.location().rstrip("/"), list(scan.plan_files())
+    paths = [task.file.file_path for task in tasks]
+    if any(task.delete_files or task.file.file_format.value != "PARQUET" for task in tasks):
+        return None
+    if not all(path.startswith(f"{root}/") for path in paths):
+        return None
+    projected = scan.projection()
+    arrow = library("pyiceberg.io.pyarrow", "iceberg", "iceberg").schema_to_pyarrow(projected)
+    names = [path.removeprefix(f"{root}/") for path in paths]
+    ids = {field.name: field.field_id for field in projected.fields}
+    return plain_files(root.removeprefix("file://"), names, arrow, {}, ids)
 
 
 def _table(target: str, options: IcebergOptions, base_dir: Path) -> Any:

@@ -7,7 +7,7 @@ noticed by its rows rather than in the middle of a training.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ import pyarrow.ipc as ipc
 from penstock.digest import bytes_digest, digest_of, stream_digest
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
+from penstock.ingest.files.listing import Listing, SourceFile, TableFiles, list_source
+from penstock.ingest.formats.format import Origin
 from penstock.ingest.formats.registry import format_of
-from penstock.ingest.schema import SPLITS
+from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 from penstock.storage import Storage
 
-__all__ = ["forget_others", "keep_object", "keep_rows"]
+__all__ = ["forget_others", "keep_object", "list_kept"]
 
 
 PART_BYTES = 32 << 20
@@ -33,8 +35,8 @@ PART_BYTES = 32 << 20
 _TAKEN = "pandas DataFrames, Arrow tables or record batches, dicts of arrays, structured numpy arrays, or a ray.data.Dataset"
 
 
-def keep_rows(data: DataSpec, base_dir: Path, storage: Storage) -> DataSpec:
-    """The same section with sources that are no files replaced by the folders that hold their rows; reads those not kept yet.
+def list_kept(data: DataSpec, base_dir: Path, storage: Storage) -> Listing:
+    """The files that hold the rows of the sources: those of a table as they are, or those that the rows are written to once.
 
     Args:
         base_dir: the folder of the pipeline file, where relative paths start.
@@ -46,26 +48,41 @@ def keep_rows(data: DataSpec, base_dir: Path, storage: Storage) -> DataSpec:
     """
     form = format_of(data)
     kept: dict[str, str] = {}
+    known: dict[Split, TableFiles] = {}
+    states: dict[Split, str] = {}
     for split in SPLITS:
         target = getattr(data, split)
         if isinstance(target, str):
             origin = form.origin(data, target, base_dir)
             folder = f"sources/{digest_of(origin.identity)}"
             if not storage.exists(f"{folder}/done.json"):
-                # The note that names the rows is written last: of two processes that ask at once each writes rows of its own.
-                attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
-                with origin.reading():
-                    _write(storage, f"{folder}/{attempt}", _parts(origin.rows(), target))
-                storage.write_json(f"{folder}/done.json", {"version": 1, "target": target, "rows_in": attempt.split("/")[0]})
-            kept[split] = storage.uri(f"{folder}/{storage.read_json(f'{folder}/done.json')['rows_in']}")
-    return data.model_copy(update=kept)
+                note = _keep(origin, target, storage, folder)
+                storage.write_json(f"{folder}/done.json", {"version": 1, "target": target, **note})
+            done = storage.read_json(f"{folder}/done.json")
+            states[split] = origin.version
+            if "files" in done:
+                known[split] = TableFiles.model_validate(done["files"])
+            else:
+                kept[split] = storage.uri(f"{folder}/{done['rows_in']}")
+    listing = list_source(data.model_copy(update=kept), base_dir, form.extensions, known)
+    files = [file.model_copy(update={"state": states[file.location]}) for file in listing.files]
+    return Listing(files, listing.left_out)
 
 
-def forget_others(data: DataSpec, storage: Storage) -> None:
-    """Delete what is kept in the storage of other sources, or of other states of them, than `data`, which `keep_rows` gave."""
-    named = [str(getattr(data, split)) for split in SPLITS]
+def _keep(origin: Origin, target: str, storage: Storage, folder: str) -> dict[str, Any]:
+    """What is noted of where the rows are. The note is written last: of two processes at once each writes rows of its own."""
+    with origin.reading():
+        if origin.files is not None and (files := origin.files()) is not None:
+            return {"files": files.model_dump(mode="json")}
+        attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
+        _write(storage, f"{folder}/{attempt}", _parts(origin.rows(), target))
+    return {"rows_in": attempt.split("/")[0]}
+
+
+def forget_others(files: Sequence[SourceFile], storage: Storage) -> None:
+    """Delete what is kept in the storage of other sources, or of other states of them, than `files`, which `list_kept` gave."""
     for folder in storage.list("sources"):
-        if not any(location.startswith(f"{storage.uri(f'sources/{folder}')}/") for location in named):
+        if not any(file.uri.startswith(f"{storage.uri(f'sources/{folder}')}/") for file in files):
             storage.delete(f"sources/{folder}")
 
 

@@ -42,7 +42,7 @@ class LanceFormat(Format):
             version = dataset.version
             made = next(str(each["timestamp"]) for each in dataset.versions() if each["version"] == version)
             identity = ["lance", version, made, str(dataset.schema), dataset.count_rows()]
-        return Origin(identity, dataset.to_batches, f"version-{version}", lambda: naming("Lance dataset", uri))
+        return Origin(identity, dataset.to_batches, f"version-{version}", reading=lambda: naming("Lance dataset", uri))
 
     def reader(self, data: DataSpec, options: LanceOptions) -> ArrowReader:
         """Read the files that the rows were written to."""

@@ -62,7 +62,7 @@ class SqlFormat(Format):
             database += [str(stat.st_size), str(stat.st_mtime_ns)]
         version = f"snapshot-{options.snapshot}" if options.snapshot else ""
         identity = ["sql", query, database, options.snapshot]
-        return Origin(identity, lambda: _rows(url, query), version, lambda: naming("query", shorten(query)))
+        return Origin(identity, lambda: _rows(url, query), version, reading=lambda: naming("query", shorten(query)))
 
     def reader(self, data: DataSpec, options: SqlOptions) -> ArrowReader:
         """Read the files that the rows were written to."""

@@ -16,9 +16,8 @@ from PIL import Image
 
 from penstock.errors import DataError, PenstockError
 from penstock.ingest.files.listing import list_source
-from penstock.ingest.formats.registry import format_of
 from penstock.ingest.formats.section import spec_class_for
-from penstock.ingest.formats.sources.kept import keep_object, keep_rows
+from penstock.ingest.formats.sources.kept import keep_object, list_kept
 from penstock.ingest.read.snapshot import iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage
@@ -48,7 +47,7 @@ def read(folder: Path, source: str, **options: Any) -> pa.Table:
     (folder / "source.py").write_text(source)
     section = {"format": "python", "train": "source.py:rows", "python": options}
     data = spec_class_for(section).model_validate(section)
-    files = list_source(keep_rows(data, folder, Storage(str(folder / "storage"))), folder, format_of(data).extensions).files
+    files = list_kept(data, folder, Storage(str(folder / "storage"))).files
     snapshot = read_source(data, files, silent)
     return pa.concat_tables(batch.table for batch in iterate_rows(data, snapshot, snapshot.files))
 
@@ -132,9 +131,8 @@ def test_the_page_pairs_images_with_masks_of_another_folder(tmp_path: Path) -> N
     def prepared() -> pa.Table:
         (tmp_path / "source.py").write_text(source)
         data = spec_class_for(spec).model_validate(spec)
-        kept = keep_rows(data, tmp_path, Storage(str(tmp_path / "storage")))
-        snapshot = read_source(kept, list_source(kept, tmp_path, format_of(kept).extensions).files, silent)
-        rows = pa.concat_tables(batch.table for batch in iterate_rows(kept, snapshot, snapshot.files))
+        snapshot = read_source(data, list_kept(data, tmp_path, Storage(str(tmp_path / "storage"))).files, silent)
+        rows = pa.concat_tables(batch.table for batch in iterate_rows(data, snapshot, snapshot.files))
         return transform_table(rows, [{"drop": ["name"]}], label="mask", images=spec["images"])
 
     table = prepared()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import sqlite3
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError, PenstockError, PreflightError
-from penstock.ingest.files.listing import list_source
-from penstock.ingest.formats.registry import format_of
 from penstock.ingest.formats.section import spec_class_for
-from penstock.ingest.formats.sources.kept import keep_object, keep_rows
+from penstock.ingest.formats.sources.kept import keep_object, list_kept
+from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.progress import silent
 from penstock.storage import Storage
@@ -31,7 +32,7 @@ SECOND = pa.table({"x": [4, 5], "kind": ["b", "c"]})
 def read(folder: Path, format: str, train: str, **options: Any) -> tuple[SourceSnapshot, list[dict[str, Any]]]:
     section = {"format": format, "train": train, format: options}
     data = spec_class_for(section).model_validate(section)
-    files = list_source(keep_rows(data, folder, Storage(str(folder / "storage"))), folder, format_of(data).extensions).files
+    files = list_kept(data, folder, Storage(str(folder / "storage"))).files
     snapshot = read_source(data, files, silent)
     rows = [row for batch in iterate_rows(data, snapshot, snapshot.files) for row in batch.table.to_pylist()]
     return snapshot, sorted(rows, key=lambda row: row["x"])
@@ -84,14 +85,16 @@ def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: P
     table = made(tmp_path)
     snapshot, rows = read(tmp_path, format, table.train, **table.options)
     assert rows == [*FIRST.to_pylist(), *SECOND.to_pylist()]
-    (version,) = {file.name.split("/")[0] for file in snapshot.files}
+    (version,) = {file.state for file in snapshot.files}
+    copies = list((tmp_path / "storage").rglob("*.arrow"))
+    assert bool(copies) is (format == "lance"), "Parquet files are read as they lie"
     assert STAGE.facts(snapshot.model_dump(mode="json"))[0] == (format, version.replace("-", " "))
     again, _ = read(tmp_path, format, table.train, **table.options)
     assert again.digest == snapshot.digest and [file.uri for file in again.files] == [file.uri for file in snapshot.files]
     table.remove()
     newer, rows = read(tmp_path, format, table.train, **table.options)
     assert [row["x"] for row in rows] == [1, 3, 4, 5], "a deleted row is gone"
-    assert newer.digest != snapshot.digest and newer.files[0].name.split("/")[0] != version
+    assert newer.digest != snapshot.digest and newer.files[0].state != version
     assert read(tmp_path, format, table.train, **table.old)[1] == FIRST.to_pylist()
     for wrong in ("nowhere", "no.where"):
         with pytest.raises(DataError, match=wrong):
@@ -165,3 +168,80 @@ def test_a_delta_table_is_read_from_a_store_of_its_own(tmp_path: Path, rows_buck
     use_stores({bucket: StoreSpec.model_validate(settings)})
     deltalake.write_deltalake(f"{bucket}/table", FIRST, storage_options=object_store_options(bucket))
     assert read(tmp_path, "delta", f"{bucket}/table")[1] == FIRST.to_pylist()
+
+
+EVERY = pa.table(
+    {
+        "x": pa.array(range(40), pa.int64()),
+        "kind": ["a", "b/ =c", None, "ü"] * 10,
+        "day": [datetime.date(2026, 11, 20 + row % 3) for row in range(40)],
+        "at": pa.array(range(40), pa.timestamp("us", tz="UTC")),
+        "n": pa.array([row % 2 for row in range(40)], pa.int32()),
+        "values": [[row / 2] * 3 for row in range(40)],
+    }
+)
+
+
+def delta_in_folders(folder: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(str(folder / "table"), EVERY, partition_by=["kind", "day", "n"])
+
+
+def delta_by_time(folder: Path) -> None:
+    """Times in folders' names read differently elsewhere."""
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(str(folder / "table"), EVERY.slice(0, 4), partition_by=["at"])
+    deltalake.write_deltalake(str(folder / "table"), EVERY.slice(4), mode="append")
+
+
+def delta_grown(folder: Path) -> None:
+    """The first files lack a column."""
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(str(folder / "table"), EVERY.slice(0, 4).drop_columns(["values"]))
+    deltalake.write_deltalake(str(folder / "table"), EVERY.slice(4), mode="append", schema_mode="merge")
+
+
+@pytest.mark.parametrize(
+    ("made", "are_files"),
+    [(delta_in_folders, True), (delta_by_time, False), (delta_grown, False)],
+    ids=lambda made: str(made)[:24],
+)
+def test_files_of_a_table_give_the_rows_and_splits_that_a_copy_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], None], are_files: bool
+) -> None:
+    made(tmp_path)
+    there, rows = read(tmp_path, "delta", "table")
+    assert list((tmp_path / "storage").rglob("*.arrow")) is not are_files
+    assert [row["x"] for row in rows] == EVERY["x"].to_pylist() and {type(row["day"]) for row in rows} == {datetime.date}
+    monkeypatch.setattr("penstock.ingest.formats.sources.delta.plain_files", lambda *_: None)
+    shutil.rmtree(tmp_path / "storage")
+    copied, same = read(tmp_path, "delta", "table")
+    assert list((tmp_path / "storage").rglob("*.arrow")) and rows == same
+    types = [{column.name: column.type for column in each.columns} for each in (there, copied)]
+    assert types[0] == types[1]
+    tables = [pa.Table.from_pylist(same, snapshot.arrow_schema()) for snapshot in (there, copied)]
+    hashes = [hash_columns(table, table.column_names) for table in tables]
+    assert np.array_equal(hashes[0], hashes[1]), "what decides on the split of a row"
+
+
+def test_an_iceberg_table_whose_columns_were_renamed_is_copied(tmp_path: Path) -> None:
+    made = iceberg(tmp_path)
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.types import StringType
+
+    table = load_catalog("tests", **made.options["properties"]).load_table("db.rows")
+    with table.update_schema() as update:
+        update.rename_column("kind", "sort")
+    with table.update_schema() as update:
+        update.add_column("kind", StringType())
+    assert read(tmp_path, "iceberg", "db.rows", **made.options)[1][0] == {"x": 1, "sort": "a", "kind": None}
+    assert list((tmp_path / "storage").rglob("*.arrow"))
+
+
+def test_a_file_that_a_clean_up_took_away_is_named(tmp_path: Path) -> None:
+    delta(tmp_path)
+    read(tmp_path, "delta", "table")
+    next((tmp_path / "table").rglob("*.parquet")).unlink()
+    with pytest.raises(DataError, match="is gone, and the table's log names it") as refused:
+        read(tmp_path, "delta", "table")
+    assert "newer version" in str(refused.value.next_step)
