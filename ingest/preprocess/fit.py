@@ -164,24 +164,26 @@ class _TrainRows:
             found.append([replace(unit, piece=piece) for piece in pieces] or [unit])
         return found
 
-    def without_pixels(self, columns: set[str]) -> _TrainRows:
-        """The same rows without decoding images that nothing learns from, where transforms after it do not look at them either.
+    def without_idle_transforms(self, columns: set[str]) -> _TrainRows:
+        """The same rows without the transforms that the columns do not depend on, such as decoding images for a label.
 
-        A broken image then stops the run later, so rows without one are learnt from only where they are not left out.
+        A row that cannot be used then stops the run later, so rows are learnt from so only where they are not left out.
         """
-        fitted = list(self.fitted)
-        while fitted and self.data.invalid == "error":
-            pixels = [
-                at
-                for at, entry in enumerate(fitted)
-                if isinstance(entry.step.transform, DecodeImage)
-                and entry.step.transform.options.column not in columns
-                and all(later.step.transform.learns or later.step.transform.decodes_images for later in fitted[at + 1 :])
-            ]
-            if not pixels:
-                break
-            fitted.pop(pixels[-1])
-        return replace(self, fitted=tuple(fitted))
+        if self.data.invalid != "error":
+            return self
+        wanted, everything, kept = set(columns), False, list[FittedTransform]()
+        for fitted in reversed(self.fitted):
+            touched = _touched(fitted)
+            plain_pixels = isinstance(fitted.step.transform, DecodeImage) and not fitted.step.transform.makes_lists
+            if touched is not None and not touched & wanted and (plain_pixels or not everything):
+                continue
+            kept.append(fitted)
+            everything = everything or touched is None
+            if touched is not None:
+                wanted |= touched
+            elif not _passes_pixels(fitted.step):
+                wanted |= {entry.step.transform.options.column for entry in self.fitted if entry.step.kind == "decode_image"}
+        return replace(self, fitted=tuple(reversed(kept)))
 
     def narrowed(self, columns: set[str]) -> _TrainRows:
         """The same rows with only those columns read, if nothing else looks at the others."""
@@ -203,6 +205,22 @@ class _TrainRows:
         return first.schema
 
 
+def _touched(fitted: FittedTransform) -> set[str] | None:
+    """Columns that a transform looks at or changes; None if they may be any."""
+    transform = fitted.step.transform
+    if not transform.learns and fitted.step.origin is not None:
+        return None
+    names = [column.column for column in fitted.columns] or list(transform.named(None))
+    after = transform.names_after(names)
+    return {*names, *after} if names and after is not None else None
+
+
+def _passes_pixels(entry: TransformSpec) -> bool:
+    """Whether a transform of any columns (`*`) takes neither images nor their pixels."""
+    pictures = (pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3)), pa.binary())
+    return entry.origin is None and entry.transform.takes_all and not any(map(entry.transform.matches, pictures))
+
+
 def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
     """Fit the leading transforms of `transforms` that do not depend on each other: fitted ones with columns of their own."""
     schema = source.schema()
@@ -218,7 +236,7 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
             break
         taken |= set(columns)
         group.append((entry, columns))
-    source = source.without_pixels(taken).narrowed(taken)
+    source = source.without_idle_transforms(taken).narrowed(taken)
     asked = [(entry, column) for entry, columns in group for column in columns]
     units = source.units()
     answers = ask([_question(entry, column) for entry, column in asked], units, parallel)

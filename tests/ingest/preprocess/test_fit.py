@@ -396,12 +396,34 @@ def test_what_is_missing_in_text_is_filled_by_what_is_advised(tmp_path: Path) ->
     assert source("advised", advised).fit().steps[0].columns[0].fill == "a"
 
 
-def test_images_are_not_decoded_to_learn_about_another_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+DECODE: dict[str, Any] = {"decode_image": {"column": "image"}}
+LEARN: dict[str, Any] = {"label_encoder": {"column": "label"}}
+CODE = """\
+def same(batch):
+    return batch
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "decodes"),
+    [
+        ([DECODE, LEARN], 0),
+        ([DECODE, {"cast": {"x": "float32"}}, {"rename": {"x": "y"}}, {"standard_scaler": {"columns": ["y"]}}, LEARN], 0),
+        ([DECODE, {"clean_text": {"columns": "*"}}, {"null_mask": {"columns": ["x"]}}, {"drop": ["image"]}, LEARN], 0),
+        ([DECODE, {"concatenator": {"columns": "*"}}, LEARN], 0),
+        ([DECODE, {"map_batches": "code.py:same"}, LEARN], 100),
+        ([{"map_batches": "code.py:same"}, DECODE, LEARN], 0),
+    ],
+)
+def test_images_are_not_decoded_to_learn_about_a_column_that_does_not_depend_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any], decodes: int
+) -> None:
     held = io.BytesIO()
     Image.new("RGB", (4, 4)).save(held, "PNG")
-    table = pa.table({"image": [held.getvalue()] * 100, "label": ["a", "b"] * 50})
-    steps = [{"decode_image": {"column": "image"}}, {"label_encoder": {"column": "label"}}]
-    source, decoded = Source.of(tmp_path, {"train/a.parquet": table}, steps, label="label"), []
+    (tmp_path / "code.py").write_text(CODE)
+    columns = {"image": [held.getvalue()] * 100, "x": [float(row) for row in range(100)], "words": ["A"] * 100}
+    columns["label"] = ["a", "b"] * 50
+    source, decoded = Source.of(tmp_path, {"train/a.parquet": pa.table(columns)}, steps, label="label"), []
     real = decode_image.decode_image
 
     def counted(*arguments: Any) -> Any:
@@ -410,4 +432,4 @@ def test_images_are_not_decoded_to_learn_about_another_column(tmp_path: Path, mo
 
     monkeypatch.setattr(decode_image, "decode_image", counted)
     assert source.fit().classes == ("a", "b")
-    assert len(decoded) == 16  # to see what the rows become
+    assert len(decoded) == 16 + decodes, "16 of them are to see what the rows become"
