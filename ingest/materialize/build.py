@@ -118,7 +118,7 @@ def _build_units(
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
     rows_of = {job.key: job.rows for job in todo}
     set_aside = sum(_set_aside(result) for result in results.values())
-    for unit, result in parallel(_build, todo):
+    for unit, result in parallel(_build, _begun_apart(key, todo)):
         results[unit] = result
         set_aside += _set_aside(result)
         if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
@@ -203,6 +203,17 @@ def _changed(storage: Storage, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
 def _build(job: UnitJob) -> tuple[str, UnitResult]:
     keep_freed_memory()
     return job.key, build_unit(job)
+
+
+def _begun_apart(key: str, jobs: Sequence[UnitJob]) -> Sequence[UnitJob]:
+    """The jobs from a place on that the dataset's key decides, and then those before it.
+
+    Two datasets that share units and are made at the same time so begin with different ones, and each takes over what the other
+    has committed by then. A lease for each unit would spare the last ones, too, for two requests and, on a store, half a second
+    a unit.
+    """
+    begin = int(digest_of(key)[:8], 16) % max(1, len(jobs))
+    return [*jobs[begin:], *jobs[:begin]]
 
 
 def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int) -> list[UnitJob]:

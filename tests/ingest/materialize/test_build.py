@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,10 +21,11 @@ from PIL import Image
 from penstock.errors import DataError
 from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.manifest import DatasetManifest, manifest_path
-from penstock.ingest.materialize.build import damaged_shards
+from penstock.ingest.materialize.build import damaged_shards, materialize
 from penstock.ingest.materialize.class_report import empty_splits, one_class
 from penstock.ingest.preprocess.chain import BATCH_ROWS
 from penstock.ingest.spec import MaterializeSpec
+from penstock.progress import silent
 from penstock.storage import Storage
 from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source, counting_code
 from tests.ingest.reading import write_files
@@ -169,6 +173,25 @@ def test_adding_a_file_prepares_that_file_only(tmp_path: Path) -> None:
     assert calls(tmp_path) == [500]
     assert {unit.key for unit in before.units} < {unit.key for unit in after.units}
     assert source.column(after, "x").tolist() == [*range(20), *range(500, 510), *range(20, 40)]
+
+
+def test_datasets_that_share_units_and_are_made_at_the_same_time_share_the_work(tmp_path: Path) -> None:
+    source = counted(tmp_path, parts(8))
+    preparation, together = source.preparation(), threading.Barrier(2)
+
+    def in_step(fn: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        for item in items:
+            together.wait(timeout=60)
+            yield fn(item)
+
+    def make(key: str) -> DatasetManifest:
+        given = {"preparation": preparation, "spec": ONE_FILE_PER_UNIT, "storage": source.storage, "progress": silent}
+        return materialize(key=key, parallel=in_step, **given)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(make, ["a", "b"])
+    assert one.content_digest == other.content_digest and one.units == other.units
+    assert len(calls(tmp_path)) < 16 - 2, "most units are made once"
 
 
 def test_changing_a_file_prepares_that_file_only(tmp_path: Path) -> None:
