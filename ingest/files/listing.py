@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 from fsspec.spec import AbstractFileSystem
 
 from penstock.config import Section
+from penstock.digest import bytes_digest
 from penstock.errors import DataError, PenstockError, ServiceError
 from penstock.ingest.files.content_digests import DIGESTED_BYTES, content_digests
 from penstock.ingest.files.finding import find_files
@@ -39,7 +40,7 @@ __all__ = [
     "TableFiles",
     "capped",
     "extension_of",
-    "fingerprints_in",
+    "fingerprints_of",
     "list_location",
     "list_source",
 ]
@@ -232,7 +233,7 @@ def _list_named(named: TableFiles, split: Split) -> list[SourceFile]:
             name=name,
             location=split,
             size_bytes=int(info["size"] or 0),
-            fingerprint=_fingerprint(path, info),
+            fingerprint=_fingerprint(fs, path, info),
             folder_types=tuple(sorted(named.types.items())),
         )
 
@@ -284,7 +285,7 @@ def list_location(
                 name=names[full],
                 location=split,
                 size_bytes=int(info["size"] or 0),
-                fingerprint=_fingerprint(full, info),
+                fingerprint=_fingerprint(fs, full, info),
             )
             for full, info in wanted.items()
         ]
@@ -400,16 +401,18 @@ def _fate(name: str, extensions: tuple[str, ...], *, globbed: bool) -> Literal["
     return "data" if globbed or is_format or not extension_of(last) else "left out"
 
 
-def _fingerprint(path: str, info: dict[str, Any]) -> str:
+def _fingerprint(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> str:
     if "mtime_ns" in info:
         return str(info["mtime_ns"])
     if "ino" in info and "mtime" in info:
         return str(os.stat(path).st_mtime_ns)
-    return fingerprints_in(info)[0]
+    return fingerprints_of(fs, path, info)[0]
 
 
-def fingerprints_in(info: dict[str, Any]) -> list[str]:
-    """What a store says of a file that changes with its content, the best first."""
+def fingerprints_of(fs: AbstractFileSystem, path: str, info: dict[str, Any]) -> list[str]:
+    """What a store says of a file that changes with its content, the best first; of one in memory its content's digest."""
+    if fs.protocol == "memory":  # its time is that of this process, which has put it there
+        return [bytes_digest(fs.cat_file(path))]
     keys = ("ETag", "etag", "md5Hash", "blob_id", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
     return [*(str(info[key]).strip('"') for key in keys if info.get(key)), f"size {info['size']}"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import DataError
 from penstock.ingest.files.content_digests import content_digests
-from penstock.ingest.files.listing import SourceFile, fingerprints_in
+from penstock.ingest.files.listing import SourceFile, fingerprints_of
 from penstock.storage import filesystem_of
 from penstock.stores import is_local
 
@@ -71,4 +71,4 @@ def _path(file: SourceFile) -> str:
 
 def _has_fingerprint(file: SourceFile) -> bool:
     fs, path = filesystem_of(file.uri)
-    return file.fingerprint in fingerprints_in(fs.info(path))
+    return file.fingerprint in fingerprints_of(fs, path, fs.info(path))

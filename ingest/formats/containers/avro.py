@@ -49,16 +49,14 @@ class AvroReader(Reader):
     def inspect(self, file: SourceFile) -> FileFacts:
         """Read every block, since only the blocks know how many records they hold."""
         with _opened(file, "block_reader") as blocks:
-            columns = {
-                field["name"]: canonical_type(_type(file, field["name"], field["type"])) for field in _fields(file, blocks)
-            }
+            columns = {name: canonical_type(kind) for name, kind in _types(file, blocks).items()}
             return FileFacts(columns, sum(block.num_records for block in blocks))
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the rows."""
         first_row = 0
         with _opened(file, "reader") as records:
-            kinds = {field["name"]: _type(file, field["name"], field["type"]) for field in _fields(file, records)}
+            kinds = _types(file, records)
             while some := list(itertools.islice(records, batch_rows)):
                 columns = {name: pa.array([_plain(row[name]) for row in some], kinds[name]) for name in schema.names}
                 yield conform(pa.table(columns), schema, file, first_row)
@@ -77,15 +75,20 @@ def _opened(file: SourceFile, reader: str) -> Iterator[Any]:
         raise not_readable(file, "Avro", error) from error
 
 
-def _fields(file: SourceFile, found: Any) -> list[dict[str, Any]]:
+def _types(file: SourceFile, found: Any) -> dict[str, pa.DataType]:
     schema = found.writer_schema
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise DataError(f"{file.uri}: holds {schema}, not records", next_step="write records with named fields")
-    return list(schema["fields"])
+    named: _Named = {schema["name"]: None}
+    return {field["name"]: _type(file, field["name"], field["type"], named) for field in schema["fields"]}
 
 
-def _type(file: SourceFile, column: str, kind: Any) -> pa.DataType:
-    """The Arrow type of an Avro type; a union with null is a type that may be null."""
+_Named = dict[str, pa.DataType | None]
+"""Records, enums and fixeds by their full name, by which a schema means them again; None while a record's fields are read."""
+
+
+def _type(file: SourceFile, column: str, kind: Any, named: _Named) -> pa.DataType:
+    """The Arrow type of an Avro type; a union with null is a type that may be null. Adds to `named`."""
     if isinstance(kind, list):
         others = [each for each in kind if each != "null"]
         if len(others) > 1:
@@ -93,32 +96,40 @@ def _type(file: SourceFile, column: str, kind: Any) -> pa.DataType:
                 f"{file.uri}: column {column!r} is a union of {len(others)} types ({others}), which is no one type",
                 next_step="leave it out of data.columns, or write it as one type",
             )
-        return _type(file, column, others[0]) if others else pa.null()
+        return _type(file, column, others[0], named) if others else pa.null()
     if not isinstance(kind, dict):
-        if kind not in _PLAIN:
+        found = _PLAIN.get(kind) or named[kind]
+        if found is None:
             raise DataError(
-                f"{file.uri}: column {column!r} is of the named type {kind!r}", next_step="leave it out of data.columns"
+                f"{file.uri}: column {column!r} holds records {kind!r} that hold others of their kind, to any depth",
+                next_step="leave it out of data.columns",
             )
-        return _PLAIN[kind]
+        return found
+    if kind["type"] == "record":
+        named[kind["name"]] = None
+    made = _made(file, column, kind, named)
+    if "name" in kind:
+        named[kind["name"]] = made
+    return made
+
+
+def _made(file: SourceFile, column: str, kind: dict[str, Any], named: _Named) -> pa.DataType:
     logical = kind.get("logicalType")
     if logical == "decimal":
-        return (
-            pa.decimal128(kind["precision"], kind.get("scale", 0))
-            if kind["precision"] <= 38
-            else pa.decimal256(kind["precision"], kind.get("scale", 0))
-        )
+        digits, scale = kind["precision"], kind.get("scale", 0)
+        return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale)
     if logical in _LOGICAL:
         return _LOGICAL[logical]
     name = kind["type"]
     if name == "record":
-        return pa.struct([pa.field(field["name"], _type(file, column, field["type"])) for field in kind["fields"]])
+        return pa.struct([pa.field(field["name"], _type(file, column, field["type"], named)) for field in kind["fields"]])
     if name == "array":
-        return pa.list_(_type(file, column, kind["items"]))
+        return pa.list_(_type(file, column, kind["items"], named))
     if name == "map":
-        return pa.map_(pa.string(), _type(file, column, kind["values"]))
+        return pa.map_(pa.string(), _type(file, column, kind["values"], named))
     if name == "enum":
         return pa.string()
-    return pa.binary(kind["size"]) if name == "fixed" else _type(file, column, name)
+    return pa.binary(kind["size"]) if name == "fixed" else _type(file, column, name, named)
 
 
 def _plain(value: Any) -> Any:

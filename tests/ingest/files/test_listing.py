@@ -117,8 +117,15 @@ def test_a_link_to_nothing_is_named_unless_it_is_clutter(tmp_path: Path, train: 
 
 
 def test_any_fsspec_url_is_listed(tmp_path: Path) -> None:
-    fsspec.filesystem("memory").pipe("/listing/a.csv", b"x\n1\n")
+    store = fsspec.filesystem("memory")
+    store.pipe("/listing/a.csv", b"x\n1\n")
     assert names(tmp_path, train="memory://listing/") == ["a.csv"]
+    section = DataSpec(format="csv", train="memory://listing/")
+    before = list_source(section, tmp_path, (".csv",)).files
+    store.pipe("/listing/a.csv", b"x\n1\n")
+    assert list_source(section, tmp_path, (".csv",)).files == before, "the same content, put there again"
+    store.pipe("/listing/a.csv", b"x\n2\n")
+    assert list_source(section, tmp_path, (".csv",)).files != before
 
 
 class Hub(MemoryFileSystem):

@@ -223,6 +223,9 @@ def test_avros_types_become_arrows_and_a_union_of_two_is_refused(tmp_path: Path)
         ("list", {"type": "array", "items": "float"}, [0.5, 1.5], pa.list_(pa.float32())),
         ("inner", {"type": "record", "name": "inner", "fields": [{"name": "n", "type": ["null", "int"]}]}, {"n": None},
          pa.struct({"n": pa.int32()})),
+        ("again", "inner", {"n": 2}, pa.struct({"n": pa.int32()})),
+        ("listed", {"type": "array", "items": ["null", "inner"]}, [{"n": 3}, None], pa.list_(pa.struct({"n": pa.int32()}))),
+        ("kinds", ["null", "kind"], "a", pa.string()),
     ]  # fmt: skip
     schema = {"type": "record", "name": "row", "fields": [{"name": name, "type": kind} for name, kind, *_ in fields]}
     with open(tmp_path / "a.avro", "wb") as sink:
@@ -234,6 +237,11 @@ def test_avros_types_become_arrows_and_a_union_of_two_is_refused(tmp_path: Path)
     with open(tmp_path / "a.avro", "wb") as sink:
         fastavro.writer(sink, two, [{"u": 1}])
     with pytest.raises(DataError, match="column 'u' is a union of 2 types"):
+        read_rows(tmp_path, "avro")
+    tree = {"type": "record", "name": "tree", "fields": [{"name": "below", "type": ["null", "tree"]}]}
+    with open(tmp_path / "a.avro", "wb") as sink:
+        fastavro.writer(sink, tree, [{"below": None}])
+    with pytest.raises(DataError, match="column 'below' holds records 'tree' that hold others of their kind"):
         read_rows(tmp_path, "avro")
 
 
