@@ -36,6 +36,7 @@ from penstock.training.tracking.mlflow_backend import connect
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import version_exists
 from penstock.usercode.capture import capture
+from tests import ROOT
 
 RECIPE = """
 import torch
@@ -141,6 +142,13 @@ prepared = model.unwrap_python_model().predict(None, {"image": images, "age": ag
 folder = mlflow.artifacts.download_artifacts(sys.argv[2])
 entry = mlflow.pyfunc.load_model(folder + "/prepared")
 bad = frame.assign(age=["1", "old", 3])
+try:
+    model.predict(bad, params={"on_error": "report"})
+    refused = ""
+except mlflow.exceptions.MlflowException as error:
+    refused = error.message
+coerced = bad.assign(age=pd.to_numeric(bad["age"], errors="coerce"))
+told = model.predict(coerced, params={"on_error": "report"})
 past = model.unwrap_python_model().predict(None, bad, params={"on_error": "report"})
 same = [(answer == other).all(axis=None) for other in (prepared, entry.predict(frame))]
 from fastapi.testclient import TestClient
@@ -149,6 +157,7 @@ body = {"dataframe_records": json.loads(frame.to_json(orient="records", double_p
 served = TestClient(scoring_server.init(entry)).post("/invocations", json=body).json()["predictions"]
 import penstock.training
 print(json.dumps({"answer": answer.to_dict("list"), "same": bool(all(same)), "past": list(past.error),
+                  "refused": refused, "told": list(told.error),
                   "served": [row["prediction"] for row in served], "takes": str(entry.metadata.get_input_schema()),
                   "inputs": [(i.name, i.required) for i in model.metadata.get_input_schema().inputs],
                   "code": penstock.training.__file__, "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
@@ -181,6 +190,10 @@ def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
     found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
     assert found["same"] and found["heavy"] == []
     assert found["past"] == [None, "row 1: column 'age' holds 'old', which does not read as float", None]
+    page = (ROOT / "docs" / "model.md").read_text(encoding="utf-8")
+    (said,) = (line for line in page.splitlines() if line.startswith("Failed to enforce schema"))
+    assert found["refused"].startswith("Failed to enforce schema") and said.split("Error: ")[1] in found["refused"]
+    assert found["told"][0] is None and "row 1" in found["told"][1] and "age" in found["told"][1]
     assert found["inputs"] == [["id", False], ["image", True], ["age", True]]
     assert Path(found["code"]).parents[2].name == "penstock.zip"
     assert found["served"] == found["answer"]["prediction"]
