@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from penstock.tasks.model.tables import most_wrong
 from penstock.tasks.records.data_tables import as_csv
 from penstock.tasks.stage import Facts, Stage
 from penstock.tasks.train import chosen_checkpoint, make_job, model_spec, other_weights, trusted_checkpoint
+from penstock.training.evaluation.blocks import threads_of
 from penstock.training.evaluation.evaluate import EvaluationResult
 from penstock.training.evaluation.evaluate import evaluate as evaluate_model
 from penstock.training.job import TrainJob, TrainOutcome
@@ -58,7 +60,7 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         from penstock.training.on_ray.one_worker import on_one_worker  # it loads Ray
 
         ctx.need_ray()
-        measured = on_one_worker(spec.train, "evaluate", measure, ctx.reporter.say)
+        measured = on_one_worker(spec.train, "evaluate", partial(measure, share_out=True), ctx.reporter.say)
     else:
         measured = measure(progress=ctx.reporter.progress("evaluate"))
     result = measured.result
@@ -133,14 +135,24 @@ def _with_sources(held_out: HeldOut, split: Split, columns: dict[str, np.ndarray
     return table
 
 
-def measure_checkpoint(job: TrainJob, model: ModelSpec, files: Storage, **options: Any) -> EvaluationResult:
-    """Measure in this process, with as many threads as a training worker has: how a sum is cut decides its last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, int(job.spec.cpus_per_worker)))
-    try:
-        return evaluate_model(job, load_model(model, files), **options)
-    finally:
-        torch.set_num_threads(before)
+def measure_checkpoint(
+    job: TrainJob, model: ModelSpec, files: Storage, *, splits: Sequence[Split], share_out: bool = False, **options: Any
+) -> EvaluationResult:
+    """Measure in this process, with as many threads as a training worker has.
+
+    Args:
+        share_out: let free workers of the cluster answer to some of the batches, where this process would take long alone.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads_of(job))
+        blocks = None
+        if share_out:
+            from penstock.training.on_ray.block_scorers import BlockScorers, can_share_out  # it loads Ray
+
+            if can_share_out(job):
+                blocks = stack.enter_context(contextlib.closing(BlockScorers(job, model, files, splits)))
+        return evaluate_model(job, load_model(model, files), splits=splits, blocks=blocks, **options)
 
 
 def _show(ctx: RunContext, output: dict[str, Any]) -> None:

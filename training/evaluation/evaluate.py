@@ -1,4 +1,4 @@
-"""How good is a finished model on held-out rows? Metrics, figures and tables of one checkpoint, in one process.
+"""How good is a finished model on held-out rows? Metrics, figures and tables of one checkpoint, counted in one process.
 
 Rows are streamed; kept in memory are only a class-by-class count, the bins of a calibration curve, and per row one number and
 its label where a curve needs them (two classes, or a regression).
@@ -19,6 +19,7 @@ from penstock.errors import DataError
 from penstock.ingest.feed.batch import Batch
 from penstock.ingest.schema import METRICS_OF, FeedSchema, Split
 from penstock.progress import Progress, silent
+from penstock.training.evaluation.blocks import BlocksOf, shared_out
 from penstock.training.evaluation.metrics import MetricSet, label_kind, make_metrics, prepare_predictions, prepare_target
 from penstock.training.evaluation.row_results import RowResults
 from penstock.training.evaluation.validation import run_over
@@ -79,6 +80,7 @@ def evaluate(
     metrics: Iterable[str] | None = None,
     figures: bool = True,
     slices: Mapping[Split, Sequence[Slice]] = MappingProxyType({}),
+    blocks: BlocksOf | None = None,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Measure a model on held-out splits, in this process.
@@ -90,6 +92,7 @@ def evaluate(
         metrics: names from training/evaluation/metrics.py; None takes the model's own, else those that fit the label.
         figures: draw figures.
         slices: which rows of a split are measured by themselves, too.
+        blocks: batches that other processes have answered to; what is found is the same to the bit.
         progress: told rows done.
 
     Raises:
@@ -129,7 +132,8 @@ def evaluate(
             progress(done, total, "rows")
 
         with collecting(OwnValues(None, METRICS_OF[split])) as own:
-            loss, count = run_over(model, feed, measured, observe)
+            answering = model if blocks is None else shared_out(model, split, blocks)
+            loss, count = run_over(answering, feed, measured, observe)
         result.rows[split] = rows.columns()
         for part, metrics_of_part in parts:
             entry = {"split": split, "column": part.column, "slice": part.name, "rows": int(part.rows.sum())}

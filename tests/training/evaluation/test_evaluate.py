@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +15,12 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r
 from penstock.errors import CheckpointError, DataError, SpecError
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.schema import METRICS_OF, ColumnInfo, FeedSchema
+from penstock.ingest.schema import METRICS_OF, ColumnInfo, FeedSchema, Split
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import Checkpoint
 from penstock.training.checkpoint.state_files import weights_of
 from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.evaluation.blocks import Answer, BlockScorer, num_blocks
 from penstock.training.evaluation.evaluate import FigureData, Slice, evaluate
 from penstock.training.evaluation.figures import (
     calibration_figure,
@@ -89,6 +91,38 @@ def test_metrics_agree_with_scikit_learn_on_every_held_out_row(trained: tuple[Tr
     }
     table = result.tables["test-classes"]
     assert table["class"] == [str(digit) for digit in range(10)] and sum(table["rows"]) == job.manifest.rows["test"]
+
+
+def test_batches_that_others_answered_to_change_no_bit(trained: tuple[TrainJob, Checkpoint]) -> None:
+    job, checkpoint = trained
+    job = replace(job, spec=job.spec.model_copy(update={"batch_rows": 2}))
+    spec = ModelSpec(code=job.code, params=job.spec.params, feed_schema=job.manifest.feed_schema, loader=TorchFramework.loader)
+    splits: list[Split] = ["validation", "test"]
+    others = [BlockScorer(job, spec, checkpoint.storage) for _ in range(2)]
+    asked: list[tuple[str, int]] = []
+
+    def blocks(split: Split, block: int) -> list[Answer] | None:
+        asked.append((split, block))
+        if block % 3 == 0:
+            return None
+        answers: list[Answer] = pickle.loads(pickle.dumps(others[block % 3 - 1].answers(split, block)))
+        return answers
+
+    metrics = ["accuracy", "auroc", "calibration_error"]
+    _, labels = split_rows(job.manifest, job.data_storage, "test")
+    slices = {"test": [Slice("digit", "digit<5", labels < 5)]}
+    alone = evaluate(job, loaded(job, checkpoint), splits=splits, metrics=metrics, slices=slices)
+    shared = evaluate(job, loaded(job, checkpoint), splits=splits, metrics=metrics, slices=slices, blocks=blocks)
+    assert asked == [(split, block) for split in splits for block in range(num_blocks(job, split))]
+    assert num_blocks(job, "test") > 3 and shared.metrics == alone.metrics and len(alone.metrics) == 8
+    assert (shared.slices, shared.tables, shared.figures) == (alone.slices, alone.tables, alone.figures)
+    for split in splits:
+        for name, values in alone.rows[split].items():
+            assert np.array_equal(values, shared.rows[split][name]), name
+    wrong = evaluate(
+        job, loaded(job, checkpoint), splits=["test"], metrics=metrics, blocks=lambda split, block: others[0].answers(split, 0)
+    )
+    assert wrong.metrics["test/loss"] != alone.metrics["test/loss"], "the answers are those that count"
 
 
 def test_a_slice_of_one_class_has_no_area_and_says_so(trained: tuple[TrainJob, Checkpoint]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,22 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import torch
 import torch.distributed as dist
 
 from penstock.errors import TrainingError
+from penstock.ingest.schema import Split
+from penstock.storage import Storage
 from penstock.tasks.evaluate import measure_checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
+from penstock.training.evaluation.blocks import Answer, threads_of
+from penstock.training.evaluation.evaluate import EvaluationResult, evaluate
 from penstock.training.events import CheckpointCommitted, Event, Printed, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
-from penstock.training.model import ModelSpec
+from penstock.training.job import TrainJob
+from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray import silence, trainer
+from penstock.training.on_ray.block_scorers import BlockScorers
 from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
@@ -232,6 +241,26 @@ def test_evaluation_on_the_cluster_gives_the_numbers_of_this_process_to_the_bit(
     assert said == ["evaluate: on CPUs: there is no GPU now (train.gpus: auto)"]
     assert there.metrics == here.metrics and len(here.metrics) == 6
     assert (there.figures, there.tables) == (here.figures, here.tables)
+    small = replace(job, spec=job.spec.model_copy(update={"batch_rows": 1}))
+    alone = measure_checkpoint(small, model, checkpoint.storage, splits=["validation", "test"])
+    shared, helped = on_one_worker(small.spec, "evaluate", partial(measured_with_help, small, model, checkpoint.storage), print)
+    assert helped > 2 and shared.metrics == alone.metrics and shared.tables == alone.tables
+
+
+def measured_with_help(job: TrainJob, model: ModelSpec, files: Storage) -> tuple[EvaluationResult, int]:
+    """In a worker that waits until others are there."""
+    splits: list[Split] = ["validation", "test"]
+    scorers = BlockScorers(job, model, files, splits, worth_s=-1.0)
+
+    def blocks(split: Split, block: int) -> list[Answer] | None:
+        answers = scorers(split, block)
+        if scorers._starting:
+            ray.wait(list(scorers._starting), num_returns=len(scorers._starting), timeout=60)
+        return answers
+
+    with contextlib.closing(scorers):
+        torch.set_num_threads(threads_of(job))
+        return evaluate(job, load_model(model, files), splits=splits, blocks=blocks), scorers.helped
 
 
 def test_a_process_that_dies_on_the_cluster_is_told_and_what_is_raised_there_is_raised_here() -> None:
