@@ -30,10 +30,10 @@ class Origin(NamedTuple):
     """Read them: a table, or an iterable of Arrow tables or record batches, pandas DataFrames, or dicts of arrays."""
     version: str = ""
     """Part of the files' names, so that it is in the key and in what is shown: `version-12`."""
-    files: Callable[[], TableFiles | None] | None = None
-    """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
     reading: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around `rows` and the iteration: turns what goes wrong into penstock's errors."""
+    files: Callable[[], TableFiles | None] | None = None
+    """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
 
 
 class Format(Protocol):

@@ -53,8 +53,8 @@ class DeltaFormat(Format):
             identity,
             lambda: _batches(table),
             f"version-{version}",
-            lambda: _files(table, uri),
             lambda: naming("Delta table", uri),
+            lambda: _files(table, uri),
         )
 
     def reader(self, data: DataSpec, options: DeltaOptions) -> TableReader:

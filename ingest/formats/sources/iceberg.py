@@ -52,7 +52,7 @@ class IcebergFormat(Format):
             identity = ["iceberg", str(table.metadata.table_uuid), snapshot, str(scan.projection())]
         rows = lambda: scan.to_arrow_batch_reader()  # noqa: E731 - opens the table's files, so not before it is called
         state = f"snapshot-{snapshot}"
-        return Origin(identity, rows, state, lambda: _files(table, scan), lambda: naming("Iceberg table", target))
+        return Origin(identity, rows, state, lambda: naming("Iceberg table", target), lambda: _files(table, scan))
 
     def reader(self, data: DataSpec, options: IcebergOptions) -> TableReader:
         """Read the table's files, or those that its rows were written to."""

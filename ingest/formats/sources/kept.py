@@ -25,6 +25,7 @@ from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
 from penstock.storage import Storage
+from penstock.stores import is_local
 
 __all__ = ["forget_others", "keep_object", "list_kept"]
 
@@ -72,7 +73,8 @@ def list_kept(data: DataSpec, base_dir: Path, storage: Storage) -> Listing:
 def _keep(origin: Origin, target: str, storage: Storage, folder: str) -> dict[str, Any]:
     """What is noted of where the rows are. The note is written last: of two processes at once each writes rows of its own."""
     with origin.reading():
-        if origin.files is not None and (files := origin.files()) is not None:
+        files = None if origin.files is None else origin.files()
+        if files is not None and (storage.is_local or not is_local(files.root)):  # else the cluster may not see them
             return {"files": files.model_dump(mode="json")}
         attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
         _write(storage, f"{folder}/{attempt}", _parts(origin.rows(), target))

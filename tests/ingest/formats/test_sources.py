@@ -224,6 +224,14 @@ def test_files_of_a_table_give_the_rows_and_splits_that_a_copy_gives(
     assert np.array_equal(hashes[0], hashes[1]), "what decides on the split of a row"
 
 
+def test_files_on_this_machine_are_copied_to_a_storage_that_others_read(tmp_path: Path) -> None:
+    delta(tmp_path)
+    section = {"format": "delta", "train": "table"}
+    data = spec_class_for(section).model_validate(section)
+    files = list_kept(data, tmp_path, Storage(f"memory://copied{tmp_path}")).files
+    assert [file.uri.startswith("memory://") for file in files] == [True] and files[0].state == "version-1"
+
+
 def test_an_iceberg_table_whose_columns_were_renamed_is_copied(tmp_path: Path) -> None:
     made = iceberg(tmp_path)
     from pyiceberg.catalog import load_catalog
