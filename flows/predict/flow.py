@@ -37,8 +37,9 @@ from penstock.progress import silent
 from penstock.redact import hiding_secrets, redact_text
 from penstock.storage import Storage
 from penstock.tasks.context import Reporter, StageOutcome
+from penstock.training.predict.asked import Asked, ask, check_input, list_input, state_of
 from penstock.training.predict.output import OWN, Output
-from penstock.training.predict.score import Asked, Plan, Scored, ask, check_input, list_input, plan, score, state_of
+from penstock.training.predict.score import Plan, Scored, plan, score
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model, unscorable
 from penstock.training.registry.lineage import log_predictions
 from penstock.training.registry.load import FetchedModel, fetch_model

@@ -22,8 +22,9 @@ from penstock.ingest.files.listing import list_location
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.training.model import ModelSpec
+from penstock.training.predict.asked import Asked, ask, check_input, list_input
 from penstock.training.predict.output import Output
-from penstock.training.predict.score import Asked, Scored, ask, check_input, list_input, plan, score
+from penstock.training.predict.score import Scored, plan, score
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model, unscorable
 from penstock.training.recipe import load_recipe
 from penstock.training.registry.given_rows import given_rows

@@ -1,0 +1,156 @@
+"""What is a model asked of which rows? Its own way to read them, the input's format and options, and the columns to be kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.config import Section
+from penstock.digest import digest_of, file_digest
+from penstock.errors import DataError, SpecError
+from penstock.ingest.files.listing import Listing, SourceFile, list_location
+from penstock.ingest.formats.registry import format_named, format_origin
+from penstock.ingest.formats.section import data_spec
+from penstock.ingest.spec import DataSpec
+from penstock.storage import Storage
+from penstock.stores import is_local
+from penstock.training.model import ModelSpec
+from penstock.training.predict.unit import FORMAT
+from penstock.training.registry.load import FetchedModel
+from penstock.training.registry.loaded_model import MODEL_FILE
+from penstock.training.registry.raw_rows import RawForm
+
+__all__ = ["Asked", "ask", "check_input", "list_input", "state_of"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be done to every file.
+
+    Attributes:
+        model: address of the model, for people.
+        model_digest: of the content of all its files.
+        code_digest: of the user's code that it brings along.
+        data: how the files are read.
+        columns: of the source, to be kept; None for all.
+        source: digest of what names the rows where they are in no files: a table, a query or a function.
+    """
+
+    model: str
+    model_digest: str
+    code_digest: str
+    data: DataSpec
+    columns: tuple[str, ...] | None
+    source: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Equal where equal files would give equal rows."""
+        # Of rows that are in no files the options say which are meant, and not how the files are read that they become.
+        options = () if self.source else (self.data.format,)
+        read = self.data.model_dump(mode="json", include={"format", "types", "images", *options})
+        return digest_of(
+            {
+                "format": FORMAT,
+                "model": self.model_digest,
+                "columns": self.columns,
+                **({"source": self.source} if self.source else {}),
+                "read": read | ({"version": version} if (version := format_origin(self.data)) else {}),
+            }
+        )
+
+
+def ask(
+    model: FetchedModel,
+    source: str,
+    format: str | None,
+    columns: Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    base_dir: Path | None = None,
+) -> Asked:
+    """What the model is to be asked of the rows at `source`.
+
+    Args:
+        format: of the source, if it is not that of the one the model was trained on.
+        columns: of the source, to be kept; empty for all.
+        options: of the format, beside those that the model was trained with, if it is that format.
+        base_dir: where relative paths start; by default the working directory.
+
+    Raises:
+        DataError: the model takes prepared rows only.
+        SpecError: there is no such format, or an option of it is wrong or missing.
+    """
+    spec = ModelSpec.model_validate_json((model.folder / MODEL_FILE).read_bytes())
+    if spec.raw is None:
+        raise DataError(
+            f"{model.uri} takes prepared rows only: it was registered without what prepares raw ones",
+            next_step="train and register it again with this version of penstock",
+        )
+    form = RawForm.model_validate(spec.raw)
+    name = format or form.data.format
+    is_kept = format_named(name).is_kept
+    if not is_kept and is_local(source):
+        source = os.path.abspath((base_dir or Path()) / os.path.expanduser(source.removeprefix("file://")))
+    own = {"train": source, "validation": None, "test": None, "label": None, "columns": None}
+    given = _options(name, form.data if name == form.data.format else None, options or {})
+    if name == form.data.format:
+        types = {k: v for k, v in form.data.types.items() if k not in form.columns}
+        data = form.data.model_copy(update={**own, "types": types, **given})
+    else:
+        data = data_spec((name,))(format=name, train=source, images=form.data.images).model_copy(update=given)
+    files = sorted(path for path in model.folder.rglob("*") if path.is_file())
+    content = [[path.relative_to(model.folder).as_posix(), file_digest(path)] for path in files]
+    code = {"model": spec.code.digest, **{target: user.digest for target, user in sorted(form.code.items())}}
+    named = digest_of([name, source]) if is_kept else ""
+    return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None, named)
+
+
+def _options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -> dict[str, Section]:
+    """The format's options, if it has any, as a field of the section: those trained with, but for which state was read."""
+    form = format_named(name)
+    if form.Options is None:
+        if given:
+            raise SpecError(f"--option {next(iter(given))}: the format {name} has no options", next_step="leave --option out")
+        return {}
+    before = None if trained_on is None else getattr(trained_on, name)
+    begin = {} if before is None else before.model_dump(mode="json", exclude=set(form.pins), exclude_unset=True)
+    try:
+        return {name: form.Options.model_validate({**begin, **given})}
+    except ValidationError as error:
+        raise SpecError(
+            f"the options of the format {name} are not right",
+            problems=[f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()],
+            next_step=f"say each as under data.{name} of a pipeline file: --option NAME=VALUE",
+        ) from error
+
+
+def list_input(data: DataSpec) -> Listing:
+    """The files to be scored.
+
+    Raises:
+        DataError: INPUT is missing, holds no file of the format, or only files of zero bytes.
+        ServiceError: as `list_location`.
+    """
+    listing = list_location(data.format, format_named(data.format).extensions, Path.cwd(), data.train, called="INPUT")
+    if not any(file.size_bytes for file in listing.files):
+        raise DataError(f"INPUT: the files of {data.train} are empty (zero bytes)", next_step="write them again")
+    return listing
+
+
+def state_of(files: Sequence[SourceFile]) -> str:
+    """Of a table that was read at one version, which: `version-12`. Empty of a source that has none."""
+    return ", ".join(sorted({file.state for file in files if file.state}))
+
+
+def check_input(source: str, output: Storage) -> None:
+    """Raise SpecError for an output within the input: the next run would take the parts for files to score."""
+    inside = Storage(source.rstrip("/") or "/").root
+    if f"{output.root}/".startswith(f"{inside}/"):
+        raise SpecError(
+            f"--output {output.root} lies in INPUT, {source}", next_step="name a folder beside the input, or elsewhere"
+        )
