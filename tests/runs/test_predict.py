@@ -42,7 +42,7 @@ def test_the_command_of_the_page_answers_as_the_loaded_model_does_and_leaves_a_r
     calm: dict[str, Any], calm_file: Path, tmp_path: Path
 ) -> None:
     page = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^penstock (predict .+)$", page, re.MULTILINE)
+    line, *_ = re.findall(r"^penstock (predict .+)$", page, re.MULTILINE)
     source, out = copies(calm_file, tmp_path / "data", 3), tmp_path / "scores"
     here = {"models:/diagnosis@candidate": "models:/drill@candidate", "data/breast_cancer.csv": str(source), "scores": str(out)}
     words = [here.get(word, word) for word in line.split()]
