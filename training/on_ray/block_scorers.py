@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
 
 from penstock.ingest.schema import Split
+from penstock.machine.prints import keeping_prints, print_again
 from penstock.redact import hiding_secrets
 from penstock.storage import Storage
 from penstock.training.evaluation.blocks import Answer, BlockScorer, num_blocks, threads_of
@@ -39,7 +40,7 @@ def can_share_out(job: TrainJob) -> bool:
 
 
 class _Worker:
-    """A `BlockScorer` whose prints are written without secrets."""
+    """A `BlockScorer` whose prints come with its answers, without secrets."""
 
     def __init__(self, job: TrainJob, model: ModelSpec, files: Storage) -> None:
         with hiding_secrets():
@@ -49,9 +50,10 @@ class _Worker:
     def ready(self) -> None:
         """Returns once the model is loaded."""
 
-    def answers(self, split: Split, block: int) -> list[Answer]:
-        with hiding_secrets():
-            return self._scorer.answers(split, block)
+    def answers(self, split: Split, block: int) -> tuple[list[Answer], list[str]]:
+        with keeping_prints() as printed, hiding_secrets():
+            found = self._scorer.answers(split, block)
+        return found, printed.take()
 
 
 class BlockScorers:
@@ -100,14 +102,15 @@ class BlockScorers:
             return None
         worker, answers = asked
         try:
-            found: list[Answer] = ray.get(answers)
+            found, printed = ray.get(answers)
         except Exception:  # its process died, or user code failed: then it fails here, too, and says so
             self._forget(worker)
             return None
+        print_again(printed)
         self._busy[worker].remove(answers)
         self._hand_out()
         self.helped += 1
-        return found
+        return cast("list[Answer]", found)
 
     def close(self) -> None:
         """End the workers."""
