@@ -204,7 +204,11 @@ def list_source(
         if known is not None and split in known:
             files += _list_named(known[split], split)
         elif isinstance(location, str):
-            found = list_location(data.format, extensions, base_dir, location, split)
+            try:
+                found = list_location(data.format, extensions, base_dir, location, split)
+            except DataError as error:
+                problems.append(error)
+                continue
             files += found.files
             left_out += found.left_out
     if problems:
