@@ -27,7 +27,8 @@ SOURCES := penstock ingest training tasks flows
 # A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
 # Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
-LARGE := ^(accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
+TABLES := Deprecated|arro3-core|deltalake|lance-namespace|lance-namespace-urllib3-client|mmh3|pyiceberg|pylance|pyroaring|strictyaml|tenacity|zstandard
+LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 
 .PHONY: help install demo test drills frameworks check lint types imports format bench clean
@@ -53,10 +54,11 @@ test: $(READY) ## the tests of everything that is promised (12 to 25 minutes on 
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
 FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/frameworks/test_keras.py \
-	tests/runs/test_transformers.py tests/runs/test_keras.py
+	tests/runs/test_transformers.py tests/runs/test_keras.py \
+	tests/ingest/formats/test_sources.py tests/training/predict/test_sources.py
 
-frameworks: $(READY) ## the tests of transformers and Keras, with what they need (1 GB) in a folder of its own
-	@[ -e $(VENV)/frameworks/.ready ] || { $(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/frameworks \
+frameworks: $(READY) ## the tests of transformers, Keras, Delta Lake, Iceberg and Lance, with what they need (1.4 GB) in a folder of its own
+	@[ $(VENV)/frameworks/.ready -nt constraints.txt ] || { $(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/frameworks \
 		$$(grep -E '$(LARGE)' constraints.txt) && touch $(VENV)/frameworks/.ready; }
 	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
 
