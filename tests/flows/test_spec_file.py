@@ -215,7 +215,7 @@ def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> Non
 def test_a_storage_that_is_no_folder_and_no_url_of_a_store_is_refused(tmp_path: Path, storage: str, says: str) -> None:
     with pytest.raises(SpecError) as refused:
         load_spec(make_project(tmp_path / "p", files=1), [f"storage='{storage}'"])
-    assert refused.value.problems == (f"--set storage: storage: '{storage}': {says}",)
+    assert refused.value.problems == (f"--set storage={storage!r}: storage: '{storage}': {says}",)
     assert load_spec(tmp_path / "p", ["storage=a:b/c"]).spec.storage == f"{tmp_path}/p/a:b/c"
 
 

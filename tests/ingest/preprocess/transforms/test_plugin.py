@@ -166,5 +166,5 @@ except DataError as error:
     message, given, advice = answer(site, script)
     assert message.startswith("preprocess: fails of package acme-penstock==1.2 raised ZeroDivisionError: division by zero (")
     assert "acme_clip.py, line " in message
-    assert given == "it was given part-0.parquet, row 100 (from 0) and the 1 rows after it"
+    assert given == "it was given part-0.parquet, row 100 (from 0) and the 1 row after it"
     assert "preprocess.fails" in advice
