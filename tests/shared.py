@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.drills.project import Command, make_project
+from tests.drills.project import make_project
+from tests.runs.forked import Command
 from tests.runs.nights import run_nights
 
 CALM_EPOCHS, CALM_FILES = 5, 2

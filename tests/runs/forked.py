@@ -24,8 +24,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.training.evaluation.defined import metric_library
-from penstock.training.tracking.registry import TRACKERS
 from tests import ROOT
 from tests.drills import project
 from tests.runs.forks import Asked, Forks, fork_workers, worker_forks
@@ -179,6 +177,9 @@ def _become(request: dict[str, Any], workers: str) -> None:
 
 
 def _main(listener: socket.socket) -> None:
+    from penstock.training.evaluation.defined import metric_library
+    from penstock.training.tracking.registry import TRACKERS
+
     workers = listener.getsockname()
     for name in _OF_WORKERS:
         importlib.import_module(name)
