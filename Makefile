@@ -98,7 +98,7 @@ bench: $(READY) ## every benchmark beside what it is compared with (an hour; wri
 	@$(BIN)/python -m benchmarks.large
 	@$(BIN)/python -m benchmarks.tune
 	@$(BIN)/python -m benchmarks.boosted
-	@$(BIN)/python -m benchmarks.frameworks $(if $(RETAIL),--retail $(RETAIL))
+	@PYTHONPATH=$(abspath $(VENV))/frameworks $(BIN)/python -m benchmarks.frameworks $(if $(RETAIL),--retail $(RETAIL))
 	@$(BIN)/python -m benchmarks.raw_rows
 	@$(BIN)/python -m benchmarks.predict
 	@$(BIN)/python -m benchmarks.report

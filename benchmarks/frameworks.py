@@ -5,9 +5,10 @@
 Two tasks: which tumours are malignant (scikit-learn's breast cancer: 569 rows, 30 columns), and which lines of a shop's
 invoices are cancellations (Online Retail, see examples/online_retail: trained on the lines before August 2011, validated on
 those of August, tested on those after). Every framework has one worker with two cores and the same columns; nothing is tuned.
-The networks are the same: one hidden layer, AdamW. Seconds are those from the first step on record to the last, with
-validation and checkpoints in between, and those of the whole stage, which a framework's start is part of. The lines are those
-of the model's file and of `train:`, without empty ones.
+The networks are the same: one hidden layer, AdamW. Keras computes with TensorFlow where it is on the path (`make frameworks`
+puts it into `.venv/frameworks`), else with torch. Seconds are those from the first step on record to the last, with validation
+and checkpoints in between, and those of the whole stage, which a framework's start is part of. The lines are those of the
+model's file and of `train:`, without empty ones.
 """
 
 from __future__ import annotations
@@ -188,7 +189,18 @@ def main() -> None:
                     found[name][way].append(one)
                     print(f"frameworks round {number + 1} {name:<10} {way:<13} {one}", file=sys.stderr, flush=True)
     machine = describe(
-        ("penstock", "torch", "lightning", "pytorch-lightning", "keras", "xgboost", "xgboost-cpu", "lightgbm", "ray")
+        (
+            "penstock",
+            "torch",
+            "lightning",
+            "pytorch-lightning",
+            "keras",
+            "tensorflow-cpu",
+            "xgboost",
+            "xgboost-cpu",
+            "lightgbm",
+            "ray",
+        )
     )
     result = {name: {way: _together(rounds, tasks[name], way) for way, rounds in ways.items()} for name, ways in found.items()}
     save(options.out, "frameworks", {"machine": machine, "rounds": options.rounds, "tasks": result})
