@@ -63,7 +63,8 @@ def lance(folder: Path) -> Table:
     return Table("table", {}, lambda: lance.dataset(uri).delete("x = 2"), {"version": 1})
 
 
-def iceberg(folder: Path) -> Table:
+def new_iceberg(folder: Path, rows: pa.Table) -> tuple[Any, dict[str, Any]]:
+    """A table of Iceberg, `db.rows`, that holds the rows, and the options that name its catalog."""
     pytest.importorskip("pyiceberg.catalog.sql")
     from pyiceberg.catalog import load_catalog
 
@@ -71,11 +72,15 @@ def iceberg(folder: Path) -> Table:
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
     catalog = load_catalog("tests", **properties)
     catalog.create_namespace("db")
-    table = catalog.create_table("db.rows", FIRST.schema)
-    table.append(FIRST)
-    old = table.current_snapshot().snapshot_id  # type: ignore[union-attr]
+    table = catalog.create_table("db.rows", rows.schema)
+    table.append(rows)
+    return table, {"catalog": "tests", "properties": properties}
+
+
+def iceberg(folder: Path) -> Table:
+    table, options = new_iceberg(folder, FIRST)
+    old = table.current_snapshot().snapshot_id
     table.append(SECOND)
-    options = {"catalog": "tests", "properties": properties}
     return Table("db.rows", options, lambda: table.delete("x == 2"), {**options, "snapshot": old})
 
 

@@ -17,6 +17,7 @@ from penstock.flows.verbs.model.predict import predict_request
 from penstock.training.model import ModelSpec
 from penstock.training.predict.unit import Scorer, ScoringJob, ScoringOutcome, packed_model
 from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
+from tests.ingest.formats.test_sources import new_iceberg
 from tests.training.predict.test_score import made_model, people
 from tests.training.registry.test_raw_rows import table_source
 
@@ -59,17 +60,8 @@ def lance(folder: Path) -> Rows:
 
 
 def iceberg(folder: Path) -> Rows:
-    pytest.importorskip("pyiceberg.catalog.sql")
-    from pyiceberg.catalog import load_catalog
-
-    (folder / "warehouse").mkdir()
-    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
-    catalog = load_catalog("tests", **properties)
-    catalog.create_namespace("db")
-    table = catalog.create_table("db.rows", FIRST.schema)
-    table.append(FIRST)
-    first = table.current_snapshot().snapshot_id  # type: ignore[union-attr]
-    options = {"catalog": "tests", "properties": properties}
+    table, options = new_iceberg(folder, FIRST)
+    first = table.current_snapshot().snapshot_id
     return Rows("db.rows", options, lambda: table.append(SECOND), lambda: {"snapshot": first})
 
 
