@@ -68,22 +68,26 @@ class Modules(Digits):
 
 
 class Slow(Digits):
-    """Takes its time, so that a test can act in the middle of an epoch."""
+    """Takes its time, so that a test can act in the middle of an epoch; in its fourth step it waits for the file `until`."""
 
-    def __init__(self, seconds=0.1, **more):
+    def __init__(self, seconds=0.1, until=None, **more):
         super().__init__(**more)
-        self.seconds = seconds
+        self.seconds, self.until, self.steps = seconds, until, 0
 
     def loss(self, model, batch):
         import logging
         import sys
         import time
+        from pathlib import Path
 
         if model.training:
             print("rows:", len(batch["label"]))
             print("and to stderr", file=sys.stderr)
             logging.getLogger("its.own").warning("and logged")
             time.sleep(self.seconds)  # a step of a network this small is over before a test can act
+            self.steps += 1
+            while self.until and self.steps == 4 and not Path(self.until).exists():
+                time.sleep(0.05)
         return super().loss(model, batch)
 
 
