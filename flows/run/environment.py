@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from importlib.metadata import distributions
@@ -20,8 +21,9 @@ def git_commit(directory: Path) -> str | None:
     return f"{commit}+changes" if changed else commit
 
 
+@functools.cache
 def describe_environment() -> str:
-    """Python, platform and every installed distribution, one `name==version` a line."""
+    """Python, platform and every distribution that was installed at the first call, one `name==version` a line."""
     found = (distribution.metadata for distribution in distributions())
     lines = sorted({f"{metadata['Name']}=={metadata['Version']}" for metadata in found}, key=str.lower)
     return "\n".join([f"# Python {platform.python_version()} on {platform.platform()}", *lines]) + "\n"

@@ -67,7 +67,6 @@ def leave_out_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "train", _train_here)
     monkeypatch.setattr(materialize, "materialize_dataset", partial(materialize.materialize_dataset, parallel=local_map))
     monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))
-    monkeypatch.setattr(opening, "describe_environment", functools.cache(opening.describe_environment))
     modules = functools.cache(lambda roots: needed_code_of(list(roots)))
     needed_code_of = needed_code.needed_modules
     monkeypatch.setattr(needed_code, "needed_modules", lambda roots: modules(tuple(roots)))

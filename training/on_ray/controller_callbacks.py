@@ -14,6 +14,7 @@ from ray.train.v2._internal.execution.controller.state import RestartingState, S
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from penstock.errors import PenstockError
+from penstock.training.on_ray.mailbox import MailboxHandle
 
 __all__ = ["FixedWorkers", "NoRetryOfUserErrors", "TellsTheDriver"]
 
@@ -24,20 +25,20 @@ class TellsTheDriver(ControllerCallback):
     And the news that Ray Train keeps to itself until all workers run again: that some were lost, and that it asks for others.
     """
 
-    def __init__(self, mailbox: Any) -> None:
+    def __init__(self, mailbox: MailboxHandle) -> None:
         self._mailbox = mailbox
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called once, before the first worker starts."""
-        self._mailbox.controlled_by.remote(ray.get_runtime_context().current_actor)
+        self._mailbox.call("controlled_by", ray.get_runtime_context().current_actor)
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         """Called when Ray Train turns to something else."""
         if isinstance(current_state, RestartingState):
             lost = getattr(current_state.training_failed_error, "worker_failures", {})
-            self._mailbox.lost.remote(sorted(lost))
+            self._mailbox.call("lost", sorted(lost))
         elif isinstance(current_state, SchedulingState):
-            self._mailbox.starting.remote()
+            self._mailbox.call("starting")
 
 
 class NoRetryOfUserErrors(ray.train.UserCallback):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import Any
 
+from penstock.training.on_ray.mailbox import MailboxHandle
 from penstock.training.on_ray.worker import RankResult
 
 __all__ = ["KILL_GRACE_S", "Fit"]
@@ -18,7 +18,7 @@ class Fit(threading.Thread, ABC):
     """One attempt in Ray's hands.
 
     Args:
-        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+        mailbox: where it talks with the driver.
 
     Attributes:
         over: set unless it runs. After a signal's exception in `join`, `is_alive` says False of a thread that lives.
@@ -26,7 +26,7 @@ class Fit(threading.Thread, ABC):
         error: what was raised instead, for the thread that waits to judge.
     """
 
-    def __init__(self, mailbox: Any) -> None:
+    def __init__(self, mailbox: MailboxHandle) -> None:
         super().__init__(name="penstock-fit", daemon=True)
         self._mailbox = mailbox
         self.result: RankResult | None = None

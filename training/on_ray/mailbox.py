@@ -1,15 +1,18 @@
 """How do the training workers and the driver talk while Ray Train runs?
 
 Ray Train's own reports arrive once per poll and are a barrier over all ranks; a chart of every step and a prompt stop need
-neither. One small actor on the driver's node is the mailbox: rank 0 puts events and reads "stop", the driver takes the events.
+neither. One small actor on the driver's node holds a mailbox for each attempt: rank 0 puts events and reads "stop", the driver
+takes the events.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -18,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from penstock.redact import redact_text
 from penstock.training.events import Event, WorkersLost, WorkersStarting, WorkerStarted
 
-__all__ = ["Mailbox", "RayMailboxClient", "say_in_log", "start_mailbox"]
+__all__ = ["Mailbox", "MailboxHandle", "Mailboxes", "RayMailboxClient", "mailboxes", "open_mailbox", "say_in_log"]
 
 
 UNREACHABLE_WAIT_S = 0.5
@@ -26,7 +29,7 @@ UNREACHABLE_WAIT_S = 0.5
 
 
 class Mailbox:
-    """The actor: a list of events, a stop flag, and which workers are alive. Holds nothing that matters after the attempt."""
+    """A list of events, a stop flag, and which workers are alive. Holds nothing that matters after the attempt."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -91,11 +94,55 @@ class Mailbox:
         return [worker for worker in self._workers.values() if worker is not None]
 
 
-def start_mailbox() -> Any:
-    """Start the actor on this process's node; it takes no CPU and dies with the driver. Returns its handle."""
-    here = ray.get_runtime_context().get_node_id()
-    strategy = NodeAffinitySchedulingStrategy(node_id=here, soft=False)
-    return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
+class Mailboxes:
+    """The actor: the mailboxes of the attempts that a driver makes, one after the other or some at once."""
+
+    def __init__(self) -> None:
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._closed: set[str] = set()
+
+    def call(self, name: str, method: str, *given: Any) -> Any:
+        """The answer of a mailbox, which begins with its first call. One that is closed asks whoever still calls to stop."""
+        mailbox = self._mailboxes.get(name) or Mailbox()
+        if name in self._closed:
+            mailbox.stop()
+        else:
+            self._mailboxes[name] = mailbox
+        return getattr(mailbox, method)(*given)
+
+    def close(self, name: str) -> None:
+        """Forget what a mailbox holds."""
+        self._mailboxes.pop(name, None)
+        self._closed.add(name)
+
+
+@dataclass(frozen=True)
+class MailboxHandle:
+    """A mailbox from any process of the cluster: the actor's handle, and the mailbox's name there."""
+
+    actor: Any
+    name: str
+
+    def call(self, method: str, *given: Any) -> Any:
+        """Call a method of the `Mailbox`. Returns a reference of Ray's to the answer."""
+        return self.actor.call.remote(self.name, method, *given)
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self.actor.close.remote(self.name)
+
+
+def open_mailbox() -> MailboxHandle:
+    """A new mailbox for an attempt. Its actor is on this process's node, takes no CPU and dies with the driver."""
+    runtime = ray.get_runtime_context()
+    return MailboxHandle(mailboxes(runtime.get_session_name(), runtime.get_job_id(), runtime.get_node_id()), uuid.uuid4().hex)
+
+
+@functools.lru_cache(maxsize=1)
+def mailboxes(_session: str, _job: str, node: str) -> Any:
+    """The actor of this driver, until its `cache_clear`: its start takes most of a second, and a sweep has many attempts."""
+    strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    return ray.remote(Mailboxes).options(num_cpus=0, scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
 
 
 def say_in_log(text: str) -> None:
@@ -105,13 +152,13 @@ def say_in_log(text: str) -> None:
 
 
 class RayMailboxClient:
-    """A `MailboxClient` over the actor's handle.
+    """A `MailboxClient` of a rank.
 
     Args:
         restart: how many worker groups of this attempt were before this rank's.
     """
 
-    def __init__(self, handle: Any, restart: int) -> None:
+    def __init__(self, handle: MailboxHandle, restart: int) -> None:
         self._handle = handle
         self._restart = restart
         self._sender = uuid.uuid4().hex
@@ -127,7 +174,7 @@ class RayMailboxClient:
         self._number += 1
         while True:
             try:
-                call = self._handle.put.remote(events, self._restart, self._sender, self._number)
+                call = self._handle.call("put", events, self._restart, self._sender, self._number)
                 answer = ray.get(call, timeout=60)
             except ray.exceptions.GetTimeoutError:
                 return False  # a busy machine; Ray still delivers the call, before any later one

@@ -16,6 +16,7 @@ from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, WorkerCras
 
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
+from penstock.training.on_ray.mailbox import MailboxHandle
 from penstock.training.on_ray.worker import AgainError, RankResult, train_alone
 
 __all__ = ["TaskFit", "is_one_task"]
@@ -39,12 +40,14 @@ class TaskFit(Fit):
 
     Args:
         job: what to train.
-        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+        mailbox: where it talks with the driver.
         need: resources of the worker.
         work: as in `penstock.training.on_ray.trainer.train`.
     """
 
-    def __init__(self, job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None) -> None:
+    def __init__(
+        self, job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work: Callable[..., RankResult] | None
+    ) -> None:
         super().__init__(mailbox)
         self._task = ray.remote(train_alone).options(
             num_cpus=need["CPU"],

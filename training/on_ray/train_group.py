@@ -22,6 +22,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.controller_callbacks import FixedWorkers, NoRetryOfUserErrors, TellsTheDriver
 from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
+from penstock.training.on_ray.mailbox import MailboxHandle
 from penstock.training.on_ray.worker import RankResult, train_loop_per_worker
 
 __all__ = ["GroupFit"]
@@ -51,7 +52,7 @@ class GroupFit(Fit):
 
     Args:
         job: what to train.
-        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+        mailbox: where it talks with the driver.
         need: resources of each worker.
         work: as in `penstock.training.on_ray.trainer.train`.
         own_cluster: likewise.
@@ -60,7 +61,7 @@ class GroupFit(Fit):
     def __init__(
         self,
         job: TrainJob,
-        mailbox: Any,
+        mailbox: MailboxHandle,
         need: dict[str, float],
         work: Callable[..., RankResult] | None,
         *,
@@ -78,7 +79,7 @@ class GroupFit(Fit):
 
     def kill_workers(self) -> None:
         """Kill the ranks' processes."""
-        for worker in ray.get(self._mailbox.workers.remote()):
+        for worker in ray.get(self._mailbox.call("workers")):
             ray.kill(worker)
 
     def end(self) -> None:
@@ -90,7 +91,7 @@ class GroupFit(Fit):
         give_up_s = time.monotonic() + KILL_GRACE_S
         with contextlib.suppress(ray.exceptions.RayError):
             while not self.over.is_set() and time.monotonic() < give_up_s:
-                controller = ray.get(self._mailbox.controller.remote(), timeout=KILL_GRACE_S)
+                controller = ray.get(self._mailbox.call("controller"), timeout=KILL_GRACE_S)
                 if controller is not None:  # it may still be starting
                     ray.kill(controller)
                 self.over.wait(0.3)
@@ -126,7 +127,9 @@ _NOT_NEEDED = {
 }
 
 
-def _trainer(job: TrainJob, mailbox: Any, need: dict[str, float], work: Callable[..., RankResult] | None) -> _LeanTrainer:
+def _trainer(
+    job: TrainJob, mailbox: MailboxHandle, need: dict[str, float], work: Callable[..., RankResult] | None
+) -> _LeanTrainer:
     return _LeanTrainer(
         train_loop_per_worker,  # type: ignore[arg-type]  # Train V2 hands the return value on
         train_loop_config={"job": job, "mailbox": mailbox, "work": work},

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import ray
 
@@ -17,7 +16,7 @@ from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray.event_log import EventLog
 from penstock.training.on_ray.fit import KILL_GRACE_S, Fit
 from penstock.training.on_ray.joined_late import leave_mark
-from penstock.training.on_ray.mailbox import start_mailbox
+from penstock.training.on_ray.mailbox import MailboxHandle, mailboxes, open_mailbox
 from penstock.training.on_ray.one_task import TaskFit, is_one_task
 from penstock.training.on_ray.one_worker import needs_of_one_worker
 from penstock.training.on_ray.silence import Silence
@@ -68,6 +67,7 @@ def train(
     try:
         return _follow(job, stop, listener, own_cluster=own_cluster, work=work, in_ray_train=in_ray_train)
     except ray.exceptions.RayError as error:  # of a call to the mailbox, which is on this machine
+        mailboxes.cache_clear()
         # It is no error that the stage is tried again for: workers that live on must end with this process first.
         raise TrainingError(
             f"the driver lost Ray while it trained: {type(error).__name__}: {first_line(error)}",
@@ -84,7 +84,7 @@ def _follow(
     work: Callable[..., RankResult] | None,
     in_ray_train: bool,
 ) -> TrainOutcome:
-    mailbox = start_mailbox()
+    mailbox = open_mailbox()
     attempt = EventLog(job, listener)
     need, chosen = needs_of_one_worker(job.spec)
     attempt.hear(chosen)
@@ -94,14 +94,14 @@ def _follow(
     try:
         fit.start()
         while not fit.over.wait(POLL_S) and not stopping.given_up:
-            attempt.hear(silence.hear(ray.get(mailbox.take.remote())))
+            attempt.hear(silence.hear(ray.get(mailbox.call("take"))))
             if stopping.pursue(attempt.saves):
                 attempt.hear([StopAsked()])
             attempt.hear(silence.tell())
-        attempt.hear(silence.hear(ray.get(mailbox.take.remote())))
+        attempt.hear(silence.hear(ray.get(mailbox.call("take"))))
     finally:
         fit.end()
-        ray.kill(mailbox)
+        mailbox.close()
     if fit.result is None and (not stop.is_set() or attempt.final_failure is not None):
         raise attempt.error(fit.error) from fit.error
     return attempt.outcome(fit.result)
@@ -109,7 +109,7 @@ def _follow(
 
 def _fit(
     job: TrainJob,
-    mailbox: Any,
+    mailbox: MailboxHandle,
     need: dict[str, float],
     work: Callable[..., RankResult] | None,
     *,
@@ -126,7 +126,9 @@ def _fit(
 class _Stopping:
     """Passes a stop on to the workers, and loses patience by degrees: ask, kill the workers, give up waiting for Ray."""
 
-    def __init__(self, stop: threading.Event, mailbox: Any, fit: Fit, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stop: threading.Event, mailbox: MailboxHandle, fit: Fit, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stop, self._mailbox, self._fit, self._clock = stop, mailbox, fit, clock
         self._asked_s: float | None = None
         self._saves_before = 0
@@ -141,7 +143,7 @@ class _Stopping:
         asked = self._asked_s is None
         if self._asked_s is None:
             self._asked_s, self._saves_before = now_s, saves
-            ray.get(self._mailbox.stop.remote())
+            ray.get(self._mailbox.call("stop"))
         grace_s = SAVE_GRACE_S if saves > self._saves_before else STOP_GRACE_S
         if self._killed_s is not None:
             self.given_up = now_s - self._killed_s > KILL_GRACE_S

@@ -43,7 +43,7 @@ from penstock.training.loop.event_sender import MailboxClient
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
 from penstock.training.on_ray.joined_late import must_see_mark
-from penstock.training.on_ray.mailbox import RayMailboxClient, say_in_log
+from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, say_in_log
 from penstock.training.on_ray.printed import sending_prints
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
@@ -72,7 +72,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> RankResult:
     """Entry point of Ray Train on every rank.
 
     Args:
-        config: `job` (TrainJob), `mailbox` (handle of penstock.training.on_ray.mailbox.Mailbox), `work` (None is `run_rank`).
+        config: `job` (TrainJob), `mailbox` (MailboxHandle), `work` (None is `run_rank`).
     """
     import ray.train.torch  # it brings pandas and Ray Data, which a lone rank does not wait for
 
@@ -88,19 +88,19 @@ class AgainError(Exception):
     """A lone rank failed with an exception that is not a user's to correct: Ray starts the task again, as Ray Train would."""
 
 
-def train_alone(job: TrainJob, mailbox: Any, work: Callable[..., RankResult] | None) -> RankResult:
+def train_alone(job: TrainJob, mailbox: MailboxHandle, work: Callable[..., RankResult] | None) -> RankResult:
     """Entry point of a Ray task that is the only rank, on CPUs. Ray runs it again where its process died.
 
     Args:
         job: what to train.
-        mailbox: handle of penstock.training.on_ray.mailbox.Mailbox.
+        mailbox: where it talks with the driver.
         work: as in `train_loop_per_worker`.
 
     Raises:
         PenstockError: as the work raised it.
         AgainError: of any other exception.
     """
-    ray.get(mailbox.starting.remote())
+    ray.get(mailbox.call("starting"))
     # As of a worker of Ray Train: a recipe may ask for its rank, or sum over all ranks.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -114,12 +114,12 @@ def train_alone(job: TrainJob, mailbox: Any, work: Callable[..., RankResult] | N
             dist.destroy_process_group()
 
 
-def _as_rank(job: TrainJob, group: Group, mailbox: Any, actor: Any, work: Callable[..., RankResult]) -> RankResult:
+def _as_rank(job: TrainJob, group: Group, mailbox: MailboxHandle, actor: Any, work: Callable[..., RankResult]) -> RankResult:
     """Greet the driver, train, and leave it what went wrong. `actor` is None in a task."""
     node = ray.get_runtime_context().get_node_id()
-    greeting = ray.get(mailbox.start.remote(group.rank, socket.gethostname(), os.getpid(), actor, node))
+    greeting = ray.get(mailbox.call("start", group.rank, socket.gethostname(), os.getpid(), actor, node))
     if actor is None and greeting["restart"]:
-        mailbox.lost.remote([group.rank])  # Ray Train's controller would have said so
+        mailbox.call("lost", [group.rank])  # Ray Train's controller would have said so
     client = RayMailboxClient(mailbox, greeting["restart"])
     try:
         with hiding_secrets(), sending_prints(RayMailboxClient(mailbox, greeting["restart"]), group.rank):

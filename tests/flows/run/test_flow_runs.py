@@ -21,7 +21,7 @@ from penstock.errors import DataError, ServiceError
 from penstock.flows.run.cancel_watch import _is_cancelled
 from penstock.flows.run.flow_runs import flow_result, name_flow_run, remember_end, tell_end
 from penstock.machine.process import ProcessIdentity
-from penstock.tasks import stage
+from penstock.tasks import prefect_away, stage
 from penstock.tasks.context import StageOutcome
 from penstock.tasks.prefect_away import prefect_answers
 from penstock.tasks.records.ledger import Attempt
@@ -47,10 +47,11 @@ class Server:
         greets: what a client asks first, its version and whether it wants a token, is answered well too.
         answer: (status, body) of the others; None cuts the connection.
         asked: requests that got this answer.
+        greeted: requests that were answered well.
     """
 
     def __init__(self) -> None:
-        self.greets, self.answer, self.asked = True, ANSWERS["500"], 0
+        self.greets, self.answer, self.asked, self.greeted = True, ANSWERS["500"], 0, 0
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -59,6 +60,8 @@ class Server:
                 found = next((good for part, good in WELL.items() if part in self.path), None)
                 if found is None or not (server.greets or "health" in self.path):
                     server.asked, found = server.asked + 1, server.answer
+                else:
+                    server.greeted += 1
                 if found is None:
                     self.close_connection = True
                     self.connection.close()
@@ -86,6 +89,16 @@ def server() -> Iterator[Server]:
     with temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}):
         yield server
     server.http.shutdown()
+
+
+@pytest.mark.parametrize(("holds_s", "asked_again"), [(3600.0, False), (0.0, True)])
+def test_a_server_that_has_just_answered_is_not_asked_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch, holds_s: float, asked_again: bool
+) -> None:
+    assert prefect_answers()
+    monkeypatch.setattr(prefect_away, "_STILL_S", holds_s)
+    before = server.greeted
+    assert prefect_answers() and (server.greeted > before) == asked_again
 
 
 @pytest.mark.parametrize("greets", [True, False])

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -20,7 +19,7 @@ from penstock.errors import TrainingError
 from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray import trainer
 from penstock.training.on_ray.fit import Fit
-from penstock.training.on_ray.mailbox import Mailbox, RayMailboxClient
+from penstock.training.on_ray.mailbox import Mailbox, MailboxHandle, RayMailboxClient
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
 from tests.training.digits import CPU, make_job
@@ -41,12 +40,15 @@ class Calls:
         self.mailbox = Mailbox()
         self._driver = threading.current_thread()
 
-    def start_mailbox(self) -> Any:
+    def open_mailbox(self) -> Any:
         self.get(lambda: None)
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=partial(partial, getattr(self.mailbox, name)))
+    def call(self, method: str, *given: Any) -> Callable[[], Any]:
+        return partial(getattr(self.mailbox, method), *given)
+
+    def close(self) -> None:
+        """As MailboxHandle's."""
 
     def get(self, call: Callable[[], Any], timeout: float | None = None) -> Any:
         if threading.current_thread() is self._driver:
@@ -62,7 +64,7 @@ def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
     def train(job: TrainJob, calls: Calls) -> TrainOutcome:
         class Here(Fit):
             def _train(self) -> RankResult:
-                return run_rank(job, Group(0, 1, CPU), RayMailboxClient(calls, 0))
+                return run_rank(job, Group(0, 1, CPU), RayMailboxClient(cast(MailboxHandle, calls), 0))
 
             def kill_workers(self) -> None:
                 raise AssertionError("nobody has asked it to stop")
@@ -70,12 +72,11 @@ def train_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainOutcome]:
             def end(self) -> None:
                 self.over.wait(20)
 
-        monkeypatch.setattr(trainer, "start_mailbox", calls.start_mailbox)
+        monkeypatch.setattr(trainer, "open_mailbox", calls.open_mailbox)
         monkeypatch.setattr(trainer, "TaskFit", lambda *_: Here(calls))
         monkeypatch.setattr(trainer, "POLL_S", 0.005)
         monkeypatch.setattr(trainer, "Silence", partial(trainer.Silence, clock=lambda: 0.0))  # it looks at no cluster
         monkeypatch.setattr(ray, "get", calls.get)
-        monkeypatch.setattr(ray, "kill", lambda actor: None)
         return trainer.train(job, stop=threading.Event(), listener=lambda events: None)
 
     return train
@@ -90,7 +91,7 @@ def test_a_call_to_ray_that_fails_ends_in_an_error_of_ours_and_the_next_attempt_
         return make_job(tmp_path, run=name, attempt=attempt, **more)
 
     calm = train_with(job("calm"), Calls(0, error))
-    for at in (1, 4):  # the start of the mailbox, and a look into it
+    for at in (1, 4):  # the beginning of the mailbox, and a look into it
         with pytest.raises(TrainingError, match=f"lost Ray while it trained: {type(ERRORS[error]()).__name__}") as told:
             train_with(job(f"run-{at}"), Calls(at, error))
         assert "same command continues" in told.value.next_step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +12,17 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from penstock.training.events import CheckpointCommitted, Event, Saving, Warned, WorkersLost, WorkerStarted
 from penstock.training.loop.event_sender import Courier
-from penstock.training.on_ray.mailbox import Mailbox, RayMailboxClient
+from penstock.training.on_ray.mailbox import Mailbox, Mailboxes, MailboxHandle, RayMailboxClient
 
 AWAY = ActorUnavailableError("the node does not answer", None)
 
 
 class Handle:
-    """An actor handle of a mailbox that is in this process. Each call takes the next of `losses`: what is lost on the way."""
+    """The actor's handle, of mailboxes in this process. Each call takes the next of `losses`: what is lost on the way."""
 
-    def __init__(self, mailbox: Mailbox, losses: Iterator[str]) -> None:
-        self._mailbox, self._losses = mailbox, losses
-        self.put = SimpleNamespace(remote=self._call)
+    def __init__(self, mailboxes: Mailboxes, losses: Sequence[str] = ()) -> None:
+        self._mailboxes, self._losses = mailboxes, iter(losses)
+        self.call = SimpleNamespace(remote=self._call)
 
     def _call(self, *arguments: Any) -> Callable[[], Any]:
         def answer() -> Any:
@@ -31,7 +31,7 @@ class Handle:
                 raise ActorDiedError()
             if lost == "call":
                 raise AWAY
-            found = self._mailbox.put(*arguments)
+            found = self._mailboxes.call(*arguments)
             if lost == "answer":
                 raise AWAY
             return found
@@ -47,17 +47,26 @@ def ray_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("lost", [["call"], ["answer"], ["call", "answer", "call"]])
 def test_a_mailbox_that_cannot_be_reached_for_a_moment_gets_each_event_once_and_stops_nothing(lost: list[str]) -> None:
-    mailbox = Mailbox()
-    client = RayMailboxClient(Handle(mailbox, iter(lost)), 0)
+    mailboxes = Mailboxes()
+    client = RayMailboxClient(MailboxHandle(Handle(mailboxes, lost), "attempt"), 0)
     first, second = Warned(message="first"), Warned(message="second")
     assert [client.put([first]), client.put([second])] == [False, False]
-    assert mailbox.take() == [first, second]
-    mailbox.stop()
+    assert mailboxes.call("attempt", "take") == [first, second]
+    mailboxes.call("attempt", "stop")
     assert client.put([])
 
 
 def test_a_mailbox_that_is_gone_means_save_and_stop() -> None:
-    assert RayMailboxClient(Handle(Mailbox(), iter(["actor"])), 0).put([])
+    assert RayMailboxClient(MailboxHandle(Handle(Mailboxes(), ["actor"]), "attempt"), 0).put([])
+
+
+def test_whoever_writes_when_the_attempt_is_over_is_asked_to_stop_and_no_other_attempt_hears_it() -> None:
+    mailboxes, late = Mailboxes(), Warned(message="late")
+    over, next_one = (RayMailboxClient(MailboxHandle(Handle(mailboxes), name), 0) for name in ("over", "next"))
+    assert [over.put([late]), next_one.put([])] == [False, False]
+    mailboxes.close("over")
+    assert [over.put([late]), next_one.put([])] == [True, False]
+    assert [mailboxes.call(name, "take") for name in ("over", "next")] == [[], []]
 
 
 def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> None:

@@ -33,6 +33,7 @@ from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray import silence, trainer
 from penstock.training.on_ray.block_scorers import BlockScorers
+from penstock.training.on_ray.mailbox import open_mailbox
 from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
@@ -163,7 +164,7 @@ def test_no_process_starts_that_does_nothing_for_us_and_a_listener_that_raises_d
     assert outcome.warnings == ["training events could not be passed on: ConnectionError: the tracker is away"]
     printed = [(event.rank, line) for event in watcher.events if isinstance(event, Printed) for line in event.lines]
     assert sorted(printed) == [(rank, line) for rank in (0, 1) for line in SLOW_SAYS for _step in range(2)]
-    assert {"TrainController", "RayTrainWorker", "Mailbox"} <= actors
+    assert {"TrainController", "RayTrainWorker", "Mailboxes"} <= actors
     assert not {"_AutoscalingCoordinatorActor", "DatasetManager", "PlacementGroupCleaner"} & actors
 
 
@@ -182,7 +183,8 @@ def test_a_lone_worker_is_a_task_that_is_started_again_where_it_died_or_its_mach
     alone = {**slow_until(done), "workers": 1, "max_steps": 7}
     actors: set[str] = set()
     whole = run(tmp_path, "whole", Watcher(at_step=1, act=lambda pids: actors.update(actors_beside(pids[0]))), **alone)
-    assert "Mailbox" in actors and not {"TrainController", "RayTrainWorker"} & actors
+    assert "Mailboxes" in actors and not {"TrainController", "RayTrainWorker"} & actors
+    assert open_mailbox().actor is open_mailbox().actor, "a process for each attempt takes most of a second"
 
     done.unlink()
     watcher = Watcher(3, lambda pids: os.kill(pids[0], signal.SIGKILL), done, kind=CheckpointCommitted)
