@@ -1,7 +1,7 @@
 """A `penstock` process forked from one that has imported its libraries: a whole command but for ten CPU seconds of imports.
 
-For drills, which start many. The workers of the Ray that it starts are forked too, see `forks.py`. What imports do is shown by
-the tests that start `python -m penstock`.
+For drills, which start many. So are the workers of the Ray that it starts, and its Prefect server, see `forks.py`. What imports
+do is shown by the tests that start `python -m penstock`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ from typing import Any
 
 from tests import ROOT
 from tests.drills import project
-from tests.runs.forks import Asked, Forks, fork_workers, worker_forks
+from tests.runs.forks import Asked, Forks, be_prefect_server, be_worker, fork_servers, fork_workers, forks_asked_for_at
 
 __all__ = ["Command", "fork_workers_from_here"]
+
+
+def _listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    return listener
 
 
 class _Server:
@@ -37,16 +44,15 @@ class _Server:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-forks-")
         self.workers = f"{self._folder.name}/workers"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.workers)
-            listener.listen()
+        with _listening(self.workers) as workers, _listening(f"{self._folder.name}/prefect") as prefect:
+            listeners = [workers.fileno(), prefect.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(listener.fileno())],
+                [sys.executable, "-m", __name__, *map(str, listeners)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
-                pass_fds=[listener.fileno()],
+                pass_fds=listeners,
             )
         self._begun: queue.Queue[int] = queue.Queue()
         self.ended: dict[int, int] = {}
@@ -143,7 +149,7 @@ class Command(project.Command):
         weakref.finalize(self, _end, self.process)  # type: ignore[arg-type]
 
 
-def _commands(workers: str) -> Forks:
+def _commands(workers: str, prefect: str) -> Forks:
     """Processes for the lines of stdin. What becomes of them is told on stdout."""
     tell = os.fdopen(os.dup(1), "w", buffering=1)
 
@@ -151,13 +157,15 @@ def _commands(workers: str) -> Forks:
         line = sys.stdin.readline()
         if not line:  # the tests are over, or were killed
             return None
-        return functools.partial(_become, json.loads(line), workers), lambda **told: tell.write(json.dumps(told) + "\n")
+        return functools.partial(_become, json.loads(line), workers, prefect), lambda **told: tell.write(
+            json.dumps(told) + "\n"
+        )
 
     return Forks([0], take)
 
 
-def _become(request: dict[str, Any], workers: str) -> None:
-    """Be the process that `python -m penstock WORDS` would have been, but for the workers of the Ray that it starts."""
+def _become(request: dict[str, Any], workers: str, prefect: str) -> None:
+    """Be the process that `python -m penstock WORDS` would have been, but for the workers and the server that it starts."""
     os.setsid()
     os.chdir(request["folder"])
     os.environ.clear()
@@ -170,35 +178,48 @@ def _become(request: dict[str, Any], workers: str) -> None:
     sys.path[1:1] = filter(None, path)
     sys.argv = [str(ROOT / "penstock" / "__main__.py"), *request["words"]]
     fork_workers(workers)
+    fork_servers(prefect)
 
     from penstock.flows.cli import main
 
     main()
 
 
-def _main(listener: socket.socket) -> None:
+def _main(workers: socket.socket, prefect: socket.socket) -> None:
+    addresses = [listener.getsockname() for listener in (workers, prefect)]
+    if not os.fork():
+        workers.close()
+        importlib.import_module("prefect.server.api.server")
+        importlib.import_module("uvicorn")
+        forks = forks_asked_for_at(prefect, be_prefect_server)
+    else:
+        prefect.close()
+        forks = _penstocks(workers, *addresses)
+        # Prefect reads the server's address when it is imported.
+        assert "prefect" not in sys.modules
+    gc.freeze()
+    assert threading.active_count() == 1, "only what is forked whole"
+    be = forks.serve()
+    if be is not None:
+        be()
+
+
+def _penstocks(listener: socket.socket, workers: str, prefect: str) -> Forks:
+    """Of workers or, in the process that goes on, of commands."""
     from penstock.training.evaluation.defined import metric_library
     from penstock.training.tracking.registry import TRACKERS
 
-    workers = listener.getsockname()
     for name in _OF_WORKERS:
         importlib.import_module(name)
     metric_library()
     gc.freeze()
     if not os.fork():
-        forks = worker_forks(listener)
-    else:
-        listener.close()
-        for name in _OF_COMMANDS:
-            importlib.import_module(name)
-        TRACKERS.get("mlflow").load()
-        gc.freeze()
-        forks = _commands(workers)
-    # Prefect reads the server's address when it is imported.
-    assert "prefect" not in sys.modules and threading.active_count() == 1, "only what is forked whole"
-    be = forks.serve()
-    if be is not None:
-        be()
+        return forks_asked_for_at(listener, be_worker)
+    listener.close()
+    for name in _OF_COMMANDS:
+        importlib.import_module(name)
+    TRACKERS.get("mlflow").load()
+    return _commands(workers, prefect)
 
 
 _OF_WORKERS = (
@@ -217,4 +238,4 @@ _OF_COMMANDS = (
 
 
 if __name__ == "__main__":
-    _main(socket.socket(fileno=int(sys.argv[1])))
+    _main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))

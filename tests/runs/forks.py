@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has imported their libraries, among them the workers of an embedded Ray."""
+"""Processes forked from one that has imported their libraries, among them workers and Prefect servers of embedded runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests import ROOT
 
-__all__ = ["Asked", "Forks", "fork_workers", "worker_forks"]
+if TYPE_CHECKING:
+    from penstock.flows.servers.prefect_server import ServerFiles
+
+__all__ = ["Asked", "Forks", "be_prefect_server", "be_worker", "fork_servers", "fork_workers", "forks_asked_for_at"]
 
 Asked = tuple[Callable[[], None], Callable[..., object]]
 """What to be, and whom to tell: of `pid` when it is there, of `pid` and `code` when it has ended."""
+
+_STAND_IN = [sys.executable, "-I", "-S", str(ROOT / "tests" / "runs" / "forked_worker.py")]
 
 
 class Forks:
@@ -77,23 +84,37 @@ class Forks:
 
 @functools.cache
 def fork_workers(address: str) -> None:
-    """Have the workers of the Ray that this process starts forked by the `worker_forks` of `address`."""
+    """Have the workers of the Ray that this process starts forked by the `be_worker` of `address`."""
     from ray._private import services
 
     real = services.start_ray_process
 
     def start(command: list[str], *more: Any, **options: Any) -> Any:
         flag = f"--python_worker_command={sys.executable} "
-        ours = f"{flag}-I -S {ROOT / 'tests' / 'runs' / 'forked_worker.py'} {address} "
+        ours = f"--python_worker_command={' '.join(_STAND_IN)} {address} "
         return real([word.replace(flag, ours) if word.startswith(flag) else word for word in command], *more, **options)
 
     services.start_ray_process = start
 
 
-def worker_forks(listener: socket.socket) -> Forks:
-    """What forks the workers that are asked for at `listener`, until the process ends that has forked this one.
+@functools.cache
+def fork_servers(address: str) -> None:
+    """Have the Prefect servers that this process starts forked by the `be_prefect_server` of `address`."""
+    from penstock.flows.servers import services
 
-    Ray reads a worker's settings from the environment when it is imported: it is no library to import before the fork.
+    def spawn(files: ServerFiles) -> subprocess.Popen[bytes]:
+        command = [*_STAND_IN, address, str(files.home.parent)]
+        with open(files.log, "wb") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    services._spawn_server = spawn
+
+
+def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str]], None]) -> Forks:
+    """What forks the processes that are asked for at `listener`, until the process ends that has forked this one.
+
+    Args:
+        be: what they are, given the words of their command line.
     """
 
     def take(source: int) -> Asked | None:
@@ -112,34 +133,61 @@ def worker_forks(listener: socket.socket) -> Forks:
                 with connection, contextlib.suppress(OSError):  # Ray's process may be gone too
                     connection.sendall(str(code).encode())
 
-        def be() -> None:
+        def become() -> None:
             listener.close()
-            _be_worker(json.loads(content), streams, connection)
+            request = json.loads(content)
+            _stand_in_for(request, streams, connection)
+            be(request["words"])
 
-        return be, tell
+        return become, tell
 
     return Forks([listener.fileno(), os.pidfd_open(os.getppid())], take)
 
 
-def _be_worker(request: dict[str, Any], streams: Sequence[int], connection: socket.socket) -> None:
-    """Be the worker that Ray asked for."""
+def _stand_in_for(request: dict[str, Any], streams: Sequence[int], connection: socket.socket) -> None:
+    """Take the folder, streams and environment of the process that asked for this one, and end when it does."""
     os.setsid()
     os.chdir(request["folder"])
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    # The first word is Ray's program that sets the environment up and becomes the second.
-    _, program, *words = request["words"]
-    context = next((json.loads(word.split("=", 1)[1]) for word in words if word.startswith("--serialized-runtime-env")), {})
     os.environ.clear()
-    os.environ.update(request["environment"] | context.get("env_vars", {}))
+    os.environ.update(request["environment"])
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+
+
+def be_worker(words: list[str]) -> None:
+    """Be the worker that Ray asked for.
+
+    Ray reads a worker's settings from the environment when it is imported: it is no library to import before the fork.
+    """
+    # The first word is Ray's program that sets the environment up and becomes the second.
+    _, program, *words = words
+    context = next((json.loads(word.split("=", 1)[1]) for word in words if word.startswith("--serialized-runtime-env")), {})
+    os.environ.update(context.get("env_vars", {}))
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # Ray's variable for OpenMP comes too late in a process that has loaded it
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [os.path.dirname(program), *filter(None, given), *sys.path[1:]]
     sys.argv = [program, *(word for word in words if not word.startswith(("--serialized-runtime-env", "--language=")))]
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     runpy.run_path(program, run_name="__main__")
+
+
+def be_prefect_server(words: list[str]) -> None:
+    """Be the embedded Prefect server of a state folder. Prefect, which is imported, reads its settings again."""
+    from prefect.context import refresh_global_settings_context
+
+    from penstock.flows.servers import prefect_server
+
+    configure = prefect_server._configure
+
+    def configure_again(home: Path, port: int) -> None:
+        configure(home, port)
+        refresh_global_settings_context()
+
+    prefect_server._configure = configure_again
+    sys.argv = [str(prefect_server.__file__), *words]
+    prefect_server.main()
 
 
 def _end_with(connection: socket.socket) -> None:
