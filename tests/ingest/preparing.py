@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +31,11 @@ from penstock.ingest.spec import DataSpec, MaterializeSpec, split_rules
 from penstock.progress import silent
 from penstock.storage import Storage
 from penstock.usercode.capture import UserCode, capture
+from tests import ROOT
 from tests.ingest.reading import listed, write_files
+from tests.runs.servers import eventually
 
-__all__ = ["ONE_FILE_PER_UNIT", "Source", "counting_code", "transform_table"]
+__all__ = ["HOLDS", "ONE_FILE_PER_UNIT", "Source", "counting_code", "killed_in", "transform_table"]
 
 ONE_FILE_PER_UNIT = MaterializeSpec(unit_bytes=1)
 
@@ -108,6 +114,31 @@ def counting_code(folder: Path, body: str = "pass") -> str:
         f"        calls.write(f'{{int(batch[\"x\"][0])}}\\n')\n    {body}\n    return batch\n"
     )
     return "count.py:count"
+
+
+HOLDS = "time.sleep(3600 * (os.environ.get('HELD_IN') == str(len(open(log).readlines()))))"
+"""Body for `counting_code`: the call that `killed_in` names is at work until the kill."""
+
+
+def killed_in(call: int, make: str, folder: Path) -> int:
+    """Materialize in a process that is killed in that call of the function; returns how many units are on record then.
+
+    Args:
+        call: its number, from 1, among the calls of all processes.
+        make: a module's function, as `tests.module:function`, that makes the source in `folder`, with `HOLDS` in its code.
+    """
+    module, _, name = make.partition(":")
+    program = f"from pathlib import Path; from {module} import {name}; {name}(Path({str(folder)!r})).materialize()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HELD_IN": str(call)}
+    log = folder / "calls"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment) as child:
+        try:
+            begun = lambda: log.exists() and len(log.read_text().split()) == call  # noqa: E731
+            eventually(lambda: begun() or child.poll() is not None, 60, f"call {call}", every_s=0.02)
+        finally:
+            child.kill()
+    assert child.returncode == -signal.SIGKILL
+    return len([*folder.glob("state/units/*/unit.json")])
 
 
 def transform_table(table: pa.Table, steps: Sequence[Any] = (), **data: Any) -> pa.Table:

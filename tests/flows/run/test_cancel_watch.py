@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,49 +20,54 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel_watch, "ASK_EVERY_S", SOON_S)
 
 
-def watch(stopping: StopRequest, answers: list[bool], patience_s: float) -> threading.Event:
-    """Watch in a thread, as a flow run does; the last answer stays. Returns what ends the block."""
-    done = threading.Event()
+@contextmanager
+def watched(stopping: StopRequest, answers: list[bool], patience_s: float) -> Iterator[threading.Event]:
+    """Watch in a thread, as a flow run does, until the last answer has been given; it is given again if it is a no."""
+    done, answered = threading.Event(), threading.Event()
 
     def is_cancelled() -> bool:
+        if len(answers) == 1:
+            answered.set()
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
     thread = threading.Thread(target=cancel_watch._watch, args=(is_cancelled, stopping.stop, done, patience_s), daemon=True)
-    thread.start()
-    thread.join(timeout=0.5)
-    done.set()
-    thread.join(timeout=10)
-    assert not thread.is_alive()
-    return done
+    with stopping_on_signals(stopping):
+        thread.start()
+        assert answered.wait(60)
+        yield done
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def graceful() -> StopRequest:
+    stopping = StopRequest()
+    stopping.graceful = True
+    return stopping
 
 
 def test_a_cancelled_run_from_a_terminal_is_signalled_once() -> None:
-    stopping = StopRequest()
-    stopping.graceful = True
-    with stopping_on_signals(stopping):
-        watch(stopping, [False, False, True], patience_s=0)
+    with watched(stopping := graceful(), [False, False, True], patience_s=0):
+        assert stopping.stop.wait(60)
     assert stopping.received == [signal.SIGTERM]
 
 
 def test_a_run_that_its_worker_has_signalled_gets_no_second_signal() -> None:
-    stopping = StopRequest()
-    stopping.graceful = True
-    with stopping_on_signals(stopping):
-        threading.Timer(0.1, signal.raise_signal, [signal.SIGTERM]).start()
-        watch(stopping, [True], patience_s=5)
+    with watched(stopping := graceful(), [True], patience_s=60):
+        signal.raise_signal(signal.SIGTERM)
     assert stopping.received == [signal.SIGTERM]
 
 
 def test_a_worker_that_does_not_signal_is_stood_in_for() -> None:
-    stopping = StopRequest()
-    stopping.graceful = True
-    with stopping_on_signals(stopping):
-        watch(stopping, [True], patience_s=0.05)
+    with watched(stopping := graceful(), [True], patience_s=0.05):
+        assert stopping.stop.wait(60)
     assert stopping.received == [signal.SIGTERM]
 
 
 def test_a_run_that_ended_is_left_alone() -> None:
-    stopping = StopRequest()
+    with watched(stopping := StopRequest(), [False, False], patience_s=0) as done:
+        done.set()
+    assert stopping.received == []
+    ends = threading.Event()
     with stopping_on_signals(stopping):
-        watch(stopping, [False], patience_s=0)
+        cancel_watch._watch(lambda: ends.set() is None, stopping.stop, ends, 0)  # while the answer is on its way
     assert stopping.received == []

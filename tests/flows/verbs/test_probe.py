@@ -209,19 +209,24 @@ def test_copying_large_rows_is_named_and_the_shares_add_up(tmp_path: Path) -> No
     assert Image.open(tmp_path / "probe.png").size[0] > 500
 
 
-def test_each_second_counts_once_and_work_ahead_does_not() -> None:
+def test_each_second_counts_once_and_work_ahead_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
     with counting() as clock:
-        with phase("gather"), phase("fetch"):
-            time.sleep(0.02)  # what is measured
+        with phase("gather"):
+            now_s[0] += 1
+            with phase("fetch"):
+                now_s[0] += 2
         assert [*timed("read", iter((1, 2)))] == [1, 2]
-        with phase("read"), fetching():
-            time.sleep(0.02)  # what is measured
+        with phase("read"):
+            now_s[0] += 4
+            with fetching():
+                now_s[0] += 8
         with fetching():
-            time.sleep(0.02)  # while nobody waits for it
-    assert clock.seconds["gather"] < 0.01 and clock.seconds["read"] < 0.01
-    assert 0.04 <= clock.seconds["fetch"] < 0.055
+            now_s[0] += 16  # while nobody waits for it
+    assert {name: spent_s for name, spent_s in clock.seconds.items() if spent_s} == {"gather": 1, "read": 4, "fetch": 10}
     with phase("copy"):
-        pass
+        now_s[0] += 1
     assert clock.seconds["copy"] == 0, "no clock runs"
 
 

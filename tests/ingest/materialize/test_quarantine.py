@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +15,7 @@ from PIL import Image
 from penstock.errors import DataError
 from penstock.ingest.manifest import manifest_path
 from penstock.ingest.materialize.quarantine import dataset_quarantine_path
-from tests import ROOT
-from tests.ingest.preparing import ONE_FILE_PER_UNIT, Source, counting_code
+from tests.ingest.preparing import HOLDS, ONE_FILE_PER_UNIT, Source, counting_code, killed_in
 
 ALL = {"invalid": "quarantine", "quarantine": {"max_fraction": 1.0}}
 
@@ -135,9 +129,9 @@ def test_a_budget_without_a_quarantine_is_refused(tmp_path: Path) -> None:
 
 
 def bad_source(folder: Path) -> Source:
-    """Twelve units of five rows, one of them bad; each takes a moment, so that a kill finds one at work."""
+    """Twelve units of five rows, one of them bad."""
     files = {f"train/{n:02d}.csv": "x,y\n1,0\n2,1\nbad,1\n4,0\n5,1\n" for n in range(12)}
-    target = counting_code(folder, "time.sleep(0.05)")
+    target = counting_code(folder, HOLDS)
     step = {"map_batches": {"function": target, "params": {"log": str(folder / "calls")}}}
     present = {} if (folder / "train").exists() else files
     return Source.of(folder, present, [step], format="csv", label="y", types={"x": "int64"}, **ALL)
@@ -145,16 +139,7 @@ def bad_source(folder: Path) -> Source:
 
 def test_after_kill_9_the_table_is_whole_and_the_counts_are_exact(tmp_path: Path) -> None:
     bad_source(tmp_path)
-    program = (
-        "from pathlib import Path; from tests.ingest.materialize.test_quarantine import bad_source; "
-        f"bad_source(Path({str(tmp_path)!r})).materialize()"
-    )
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    deadline = time.monotonic() + 120
-    while len(set(tmp_path.glob("state/units/*/unit.json"))) < 4 and time.monotonic() < deadline and child.poll() is None:
-        time.sleep(0.005)  # the child must not know that it is watched, so its files are all there is to look at
-    os.kill(child.pid, signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+    assert killed_in(5, "tests.ingest.materialize.test_quarantine:bad_source", tmp_path) == 4
     source = bad_source(tmp_path)
     assert not source.storage.exists(manifest_path("key"))
     manifest = source.materialize()
