@@ -60,7 +60,7 @@ HERE = Path(__file__).parent
 
 class Net:
     def __init__(self, pause_s: float = 0.0):
-        self.pause_s = pause_s
+        self.pause_s, self.answers = pause_s, 0
 
     def build_model(self, schema):
         return nn.Sequential(nn.Linear(65, int((HERE / "width.txt").read_text())), nn.ReLU(), nn.Dropout(0.3),
@@ -73,6 +73,8 @@ class Net:
         return nn.functional.cross_entropy(self.predict(model, batch), batch["label"], label_smoothing=smoothing)
 
     def predict(self, model, batch):
+        self.answers += 1
+        while os.environ.get("DRILL_HELD_AT") == str(self.answers): time.sleep(1)  # until the kill
         return model(torch.cat([batch["image"], batch["mean"][:, None]], dim=1))
 """
 

@@ -45,6 +45,8 @@ tune:
 
 SLOW = {"DRILL_PAUSE_S": "0.1"}
 """For attempts that are killed: a step takes its time."""
+HELD = {"DRILL_HELD_AT": "20"}
+"""For one that is killed in its first trials, however late one of them begins."""
 
 
 def project(folder: Path, tune: str) -> Path:
@@ -70,8 +72,8 @@ def trains_again(folder: Path, number: int) -> bool:
     return any(json.loads(record.read_text())["workers"] for record in records)
 
 
-def killed(file: Path, what: str, seen: Callable[[], bool]) -> None:
-    command = Command("tune", str(file), "--json", environment=SLOW)
+def killed(file: Path, what: str, seen: Callable[[], bool], environment: dict[str, str] = SLOW) -> None:
+    command = Command("tune", str(file), "--json", environment=environment)
     command.wait_for(what, seen)
     os.killpg(command.process.pid, signal.SIGKILL)
     command.process.communicate()
@@ -89,7 +91,7 @@ def reports(folder: Path, sweep: str) -> list[list[tuple[int, float]]]:
 
 def test_three_kills_change_no_weights_of_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = project(tmp_path / "killed" / "project", PARALLEL)
-    killed(file, "checkpoints of both trials", lambda: all(trained(file.parent, number, 5)() for number in (1, 2)))
+    killed(file, "checkpoints of both trials", lambda: all(trained(file.parent, number, 5)() for number in (1, 2)), HELD)
     killed(file, "checkpoints of the third", trained(file.parent, 3, 5))
     killed(file, "the third to train again", lambda: trains_again(file.parent, 3))
     last = Command("tune", str(file), "--json")

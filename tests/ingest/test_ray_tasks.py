@@ -166,15 +166,19 @@ def test_a_stream_goes_on_when_its_worker_is_killed(tmp_path: Path, ahead: int |
 def test_an_error_comes_when_all_is_done_that_was_begun(tmp_path: Path) -> None:
     def fail_first(item: int) -> None:
         if item == 0:
+            (tmp_path / "0 failed").touch()
             raise DataError("the first")
         (tmp_path / f"{item} began").touch()
+        while not (tmp_path / "0 failed").exists():
+            time.sleep(0.01)
         time.sleep(0.5)  # the first has failed, and this one is still at work
         (tmp_path / f"{item} ended").touch()
 
     with pytest.raises(DataError, match="the first"):
         list(ray_map(fail_first, range(50)))
     done = {path.name for path in tmp_path.iterdir()}
-    assert done == {f"{item} {what}" for item in (1, 2, 3) for what in ("began", "ended")}  # two run, and as many wait
+    of_begun = {f"{item} {what}" for item in (1, 2, 3) for what in ("began", "ended")}  # two run, and as many wait
+    assert done == of_begun | {"0 failed"}
     assert list(ray_map(abs, [-1])) == [1]
     assert {path.name for path in tmp_path.iterdir()} == done
 

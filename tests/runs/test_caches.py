@@ -20,8 +20,8 @@ FIRST_WINDOW_STEPS = 125
 """A checkpoint beyond them leaves a stream whole windows to skip."""
 WINDOWED = ["--set", "shuffle.mode=windowed", "--set", "shuffle.window_rows=500"]
 WINDOWED += ["--set", "train.batch_rows=4", "--set", "train.workers=1"]
-PAUSE_S = "0.01"
-"""Of every step of the attempt that is killed."""
+HELD_AT = "240"
+"""The step beyond which the attempt that is killed does not come."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def calm(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPathFa
 def killed(cache: str, server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run that was killed in training and continued: its file, and the result of the second attempt."""
     file = make_project(tmp_path_factory.mktemp("killed") / "project", epochs=1, files=3)
-    command = Command("run", *words(cache, file), environment={**server, "DRILL_PAUSE_S": PAUSE_S})
+    command = Command("run", *words(cache, file), environment={**server, "DRILL_HELD_AT": HELD_AT})
     kill_worker_and_command(command, file, FIRST_WINDOW_STEPS)
     # What the kill left is repaired by the first command that looks, `run` or `status`.
     (seen,) = Command("status", str(file), "--json", environment=server).finish()["runs"]

@@ -224,7 +224,7 @@ def test_a_tracker_and_a_registry_of_other_packages_take_a_stopped_and_a_finishe
     file = make_project(tmp_path / "project", epochs=3, files=2)
     file.write_text(file.read_text() + "tracking: {tracker: lines, registry: folder}\n")
     state = file.parent / ".penstock"
-    command = forked.Command("run", str(file), "--json", environment=seeing(*services, DRILL_PAUSE_S="0.05"))
+    command = forked.Command("run", str(file), "--json", environment=seeing(*services, DRILL_HELD_AT="30"))
     command.wait_for("a checkpoint", lambda: any(state.glob("runs/*/checkpoints/*/manifest.json")))
     command.kill()
     run_name = next((state / "lines" / "drill").iterdir()).name

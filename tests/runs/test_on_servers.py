@@ -167,7 +167,7 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     text += f"storage: {s3_bucket}/state\nstores: {{{bucket}: {json.dumps(settings)}}}\n"
     file.write_text(f"{text}evaluate: {{slices: [label]}}\n")
     where, pids = tmp_path / "ran", tmp_path / "ran.pids"
-    words = [str(file), "--json", "--set", f"train.params={{pause_s: 0.05, where: {where}}}"]
+    words = [str(file), "--json", "--set", f"train.params={{pause_s: 0.1, where: {where}}}"]
     storage = Storage(f"{s3_bucket}/state")
 
     check = Command("check", *words, environment=servers.environment)

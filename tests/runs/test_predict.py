@@ -20,9 +20,11 @@ from tests.runs.forked import Command
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_prefect")]
 
 
-def command(calm: dict[str, Any], file: Path, source: Path | str, output: Path | str, *more: str) -> Command:
+def command(
+    calm: dict[str, Any], file: Path, source: Path | str, output: Path | str, *more: str, **environment: str
+) -> Command:
     words = ("predict", calm["model_uri"], str(source), "--output", str(output), "--file", str(file), "--json")
-    return Command(*words, *more)
+    return Command(*words, *more, environment=environment)
 
 
 def store(file: Path) -> str:
@@ -71,7 +73,7 @@ def test_the_command_of_the_page_answers_as_the_loaded_model_does_and_leaves_a_r
 def test_killed_and_repeated_it_scores_each_file_once(calm: dict[str, Any], calm_file: Path, tmp_path: Path) -> None:
     source, out = copies(calm_file, tmp_path / "rows", 60), tmp_path / "scores"
     units = out / "_penstock" / "units"
-    killed = command(calm, calm_file, source, out)
+    killed = command(calm, calm_file, source, out, DRILL_HELD_AT="10")
     killed.wait_for("the first commits", lambda: units.is_dir() and len(list(units.glob("*.json"))) > 1)
     killed.kill()
     there = {unit: unit.stat().st_mtime_ns for unit in units.glob("*.json")}

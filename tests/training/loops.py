@@ -36,7 +36,7 @@ class SmallResNet(nn.Module):
 
 
 def train_func(config):
-    """A residual network on grey images, which saves and restores itself."""
+    """A residual network on grey images, which saves and restores itself; its sixteenth step waits for the file `until`."""
     model = ray.train.torch.prepare_model(SmallResNet(10))
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     first_epoch = 0
@@ -69,7 +69,8 @@ def train_func(config):
             loss.backward()
             optimizer.step()
             steps += 1
-            time.sleep(config.get("pause_s", 0))
+            while steps == 16 and not os.path.exists(config.get("until", "/")):
+                time.sleep(0.05)
             if steps % config.get("every", 10**9) == 0:
                 report(model, optimizer, epoch, {"loss": loss.item()}, rank)
             if steps == config.get("dies_after"):

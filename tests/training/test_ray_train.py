@@ -425,8 +425,8 @@ def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tm
     assert {(0, "epoch 0 rows 50"), (1, "epoch 0 rows 51")} <= printed
     points = [p.values for p in read_journal(Storage(str(tmp_path / "whole")), 99) if "train/step_s" in p.values]
     assert points and all(0 < each[f"ranks/{n}/data_wait_s"] < each[f"ranks/{n}/step_s"] for each in points for n in (0, 1))
-    killer = Watcher(at_step=14, act=lambda pids: os.kill(pids[1], signal.SIGKILL))
-    slowly = loop_job(tmp_path, run="killed", pause_s=0.1, **more)  # hit while it trains, however late one hears of a step
-    killed = RAY_TRAIN.train(slowly, stop=threading.Event(), listener=killer)
+    killer = Watcher(14, lambda pids: os.kill(pids[1], signal.SIGKILL), tmp_path / "done")
+    held = loop_job(tmp_path, run="killed", until=str(tmp_path / "done"), **more)
+    killed = RAY_TRAIN.train(held, stop=threading.Event(), listener=killer)
     assert (killed.status, killed.restarts) == ("finished", 1) and killed.resumed_from_step is not None
     assert killed.weights_digest == whole.weights_digest

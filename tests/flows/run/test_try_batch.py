@@ -69,6 +69,8 @@ def test_check_says_what_holds_and_makes_no_stage(tmp_path: Path) -> None:
     said.remove("recipe: of the recipe")
     assert [line.split("  ")[0] for line in said] == [
         *("spec", "storage", "recipe", "sources", "ships", "one batch"),
+        "warning: model.py:27: the environment variable DRILL_HELD_AT is known only when the code runs, so that a change of it "
+        "is not noticed",
         "warning: model.py:21, transforms.py:10: the environment variable DRILL_PAUSE_S is known only when the code runs, so "
         "that a change of it is not noticed",
     ]

@@ -33,10 +33,11 @@ from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray import silence, trainer
 from penstock.training.on_ray.block_scorers import BlockScorers
-from penstock.training.on_ray.mailbox import open_mailbox
+from penstock.training.on_ray.mailbox import RayMailboxClient, open_mailbox
 from penstock.training.on_ray.one_worker import on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
+from penstock.training.ranks import Group
 from penstock.training.spec import TrainSpec
 from tests.runs.forked import fork_workers_from_here
 from tests.training.digits import make_job, train_alone
@@ -112,6 +113,19 @@ def actors_beside(pid: int) -> set[str]:
     return {title.strip().removeprefix("ray::").split(".")[0] for title in titles}
 
 
+def run_until_told_to_stop(job: TrainJob, group: Group, client: RayMailboxClient, **more: Any) -> RankResult:
+    """A rank's work, held until it has heard that it is to stop."""
+    put = client.put
+
+    def told(events: list[Event]) -> bool:
+        if stop := put(events):
+            Path(job.spec.params["until"]).touch()
+        return stop
+
+    client.put = told  # type: ignore[method-assign]
+    return run_rank(job, group, client, **more)
+
+
 @pytest.mark.drill
 def test_after_deaths_and_a_stop_the_weights_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
     """One run of three attempts: a death that no retry is left for, a stop, and a death with a retry."""
@@ -131,8 +145,8 @@ def test_after_deaths_and_a_stop_the_weights_are_those_of_an_uninterrupted_run(t
 
     stop = threading.Event()
     done.unlink()
-    watcher = Watcher(at_step=5, act=lambda pids: stop.set(), done=done)
-    stopped = run(tmp_path, "killed", watcher, **slow, attempt=2, stop=stop)
+    watcher = Watcher(at_step=5, act=lambda pids: stop.set())
+    stopped = run(tmp_path, "killed", watcher, **slow, attempt=2, stop=stop, work=run_until_told_to_stop)
     assert stopped.status == "interrupted" and 5 <= stopped.step < 14
     committed = [event.name for event in watcher.events if isinstance(event, CheckpointCommitted)]
     assert stopped.checkpoint == committed[-1]

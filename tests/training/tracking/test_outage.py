@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -21,6 +20,7 @@ from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter, read_journal, truncate_journal
 from penstock.training.events import Point
 from penstock.training.tracking.mlflow_tracker import MlflowTracker
+from tests.runs.servers import eventually
 from tests.training.tracking_cases import checkpoint_at
 
 
@@ -43,7 +43,7 @@ class MlflowServer:
         log = open(self.folder / "server.log", "ab")  # noqa: SIM115
         self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         log.close()
-        self._wait_until_ready()
+        eventually(self._answers, 120, "the MLflow server", every_s=0.2)
 
     def kill(self) -> None:
         """SIGKILL to the server and its worker at once, as a node that dies would look."""
@@ -52,16 +52,12 @@ class MlflowServer:
             self.process.wait()
             self.process = None
 
-    def _wait_until_ready(self) -> None:
-        pause = Event()
-        for _ in range(600):
-            assert self.process is not None and self.process.poll() is None, (self.folder / "server.log").read_text()
-            try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=2)
-                return
-            except (urllib.error.URLError, OSError):
-                pause.wait(0.2)
-        raise AssertionError("the MLflow server did not start")
+    def _answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, (self.folder / "server.log").read_text()
+        try:
+            return bool(urllib.request.urlopen(f"{self.uri}/health", timeout=2))
+        except (urllib.error.URLError, OSError):
+            return False
 
 
 @pytest.fixture
@@ -110,11 +106,7 @@ def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_pa
     first.checkpoint(checkpoint_at(1550))
     execute(first, range(1551, 1601))
     outbox = tmp_path / "run" / "outbox.json"
-    pause = Event()
-    for _ in range(600):
-        if outbox.exists() and "step-1550" in outbox.read_text():
-            break
-        pause.wait(0.05)
+    eventually(lambda: outbox.exists() and "step-1550" in outbox.read_text(), 60, "the outbox", every_s=0.05)
     # From here on `first` stands for a killed process: it gets no chance to write anything more.
     first._sender._stopping = True
     server.start()

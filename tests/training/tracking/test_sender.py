@@ -11,6 +11,7 @@ import pytest
 from penstock.storage import Storage
 from penstock.training.events import Point
 from penstock.training.tracking.sender import Operation, Outbox, Sender, Trouble
+from tests.runs.servers import eventually
 
 
 class Down(Exception):
@@ -116,7 +117,7 @@ def test_a_failing_artifact_blocks_neither_points_nor_other_operations(server: F
     sender.put(operation("tag"))
     sender.put_points([point(1)])
     sender.start()
-    assert sender.drain(1.0) == 1
+    eventually(lambda: sender.waiting == 1, 30, "all but the artifact", every_s=0.01)
     assert sorted(map(str, server.log)) == ["1", "tag"]
     server.failing = set()
     assert sender.drain(10) == 0
@@ -174,13 +175,8 @@ def test_an_outbox_that_cannot_be_read_is_ignored(tmp_path: Path) -> None:
 
 
 def wait_for_file(path: Path, word: str) -> None:
-    """Block until the sender's own thread has written `word`; the test's time limit is the bound."""
-    pause = threading.Event()
-    for _ in range(1000):
-        if path.exists() and word in path.read_text():
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"{path} never held {word!r}")
+    """Block until the sender's own thread has written `word`."""
+    eventually(lambda: path.exists() and word in path.read_text(), 30, f"{path} with {word!r}", every_s=0.01)
 
 
 def test_a_value_that_is_no_number_does_not_spoil_the_outbox(tmp_path: Path) -> None:
