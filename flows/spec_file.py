@@ -90,14 +90,15 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
             f"{path} is no UTF-8 text: {error.reason} at byte {error.start}",
             next_step=f"save it as UTF-8, then: penstock check {path}",
         ) from error
-    data, lines, problems = _parse(path, text)
+    data, lines, of_text = _parse(path, text)
+    problems = [*of_text]
     origins = {_dotted(p): f"{path.name}:{line}" for p, line in lines.items()}
     for override in overrides:
         problems += _apply(data, override, origins)
     spec, found = _validated(data, problems)
     problems += found
     if problems or spec is None:
-        of_file = {*_validated(_parse(path, text)[0], ())[1]} if overrides else {*problems}
+        of_file = {*of_text, *_validated(_parse(path, text)[0], ())[1]} if overrides else {*problems}
         shown = [
             f"{where}: {message}" if where == p else f"{where}: {p}: {message}"
             for p, message in problems

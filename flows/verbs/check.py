@@ -102,7 +102,7 @@ def _limits(project: Project) -> dict[str, dict[str, None]]:
 
 def _said_of_model(batch: dict[str, Any], rows: int) -> str:
     """The loss and the number of parameters, and why a run may have more."""
-    if not batch["parameters"]:
+    if not batch["parameters"] and batch["loss"] is None:
         return "prepared; a loop itself is tried by training alone"
     loss = "no loss that is a number" if batch["loss"] is None else f"loss {batch['loss']:.4g}"
     said = f"{loss}, {counted(batch['parameters'], 'parameter')}"

@@ -169,7 +169,7 @@ class _Taker:
 
     def end(self) -> None:
         """Hand on what all threads have begun."""
-        for begun in self._lines.values():
+        for begun in [*self._lines.values()]:  # a thread may still print
             for line in begun.add("\n"):
                 self.tell(line)
 
@@ -189,7 +189,7 @@ class _Stream:
 
     def write(self, text: str) -> int:
         """Hand the lines on that end in the text."""
-        taker = _OF_THREAD.get() or (_OF_PROCESS[-1] if _OF_PROCESS else None)
+        taker = _OF_THREAD.get() or [None, *_OF_PROCESS][-1]  # other threads begin and end blocks meanwhile
         heard = taker is not None and taker.pid == os.getpid()  # else of a process that was forked off
         if taker is None or not heard or taker.writes:
             self.below.write(text)

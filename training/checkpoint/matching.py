@@ -57,7 +57,7 @@ def told_of_matching(own: Mapping[str, Sequence[int]], weights: Mapping[str, Ten
     Raises:
         TrainingError: nothing fits.
     """
-    fits = [key for key, value in weights.items() if key in own and tuple(own[key]) == tuple(value.shape)]
+    fits = {key for key, value in weights.items() if key in own and tuple(own[key]) == tuple(value.shape)}
     new, left = [key for key in own if key not in fits], [key for key in weights if key not in fits]
     if not fits:
         raise TrainingError(

@@ -72,7 +72,8 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
     superseded = [
         unit for unit in kept if asked.source == unit.source != "" and all(one.name not in present for one in unit.files)
     ]
-    kept = [unit for unit in kept if unit not in superseded]
+    old = {unit.key for unit in superseded}
+    kept = [unit for unit in kept if unit.key not in old]
     covered |= {(name, None) for name in _whole_files(unit for unit in kept if unit.source == asked.source)}
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present or unit.source != asked.source})
     left = [file for file in files if (file.name, None) not in covered and file.size_bytes]

@@ -16,7 +16,7 @@ from PIL import Image
 from penstock.errors import DataError, SpecError, TrainingError
 from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.check import check_pipeline
+from penstock.flows.verbs.check import _said_of_model, check_pipeline
 from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
 from penstock.training.spec import TrainSpec
@@ -86,6 +86,8 @@ def test_check_says_that_a_loop_is_not_tried(tmp_path: Path) -> None:
     said: list[str] = []
     check_pipeline(create_project(tmp_path / "p", "ray-loop")[0], [], said.append)
     assert "one batch  ok   2 rows, prepared; a loop itself is tried by training alone" in said
+    without_parameters = {"parameters": 0, "loss": 0.5, "sized_by_sample": []}  # as of a package's nearest neighbours
+    assert _said_of_model(without_parameters, 2) == "loss 0.5, 0 parameters"
 
 
 def test_a_count_of_parameters_that_may_grow_with_the_rows_says_so(tmp_path: Path) -> None:
