@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -69,9 +70,10 @@ def _files(table: Any, uri: str) -> TableFiles | None:
     values = {
         name: pc.cast(added.column(f"partition.{name}"), pa.string()).to_pylist() for name in table.metadata().partition_columns
     }
-    names = added.column("path").to_pylist()
-    if any("://" in name or name.startswith("/") for name in names):  # those of a table that this one was cloned from
+    paths = added.column("path").to_pylist()
+    if any("://" in path or path.startswith("/") for path in paths):  # those of a table that this one was cloned from
         return None
+    names = [unquote(path) for path in paths]  # the log has them as parts of a URL
     return plain_files(uri.rstrip("/"), names, table.to_pyarrow_dataset().schema, values)
 
 

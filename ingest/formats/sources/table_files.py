@@ -46,16 +46,15 @@ def plain_files(
         names: of its files, below `root`.
         schema: of the table.
         partitions: column -> its value in each file as text, for the columns that the files lack.
-        ids: column -> the id that its field must have in each file; None where names tell.
+        ids: column -> the id that its field must have in each file, which has all columns, whatever its folders are called;
+            None where names tell.
     """
     kinds = {field.name: _kind(field.type) for field in schema if field.name not in partitions}
     apart = {name: canonical_type(schema.field(name).type) for name in partitions}
     if not names or not all(any(test(kind) for test in _FROM_TEXT) for kind in apart.values()):
         return None
-    if any(
-        values_in_folders(name) != {column: values[number] for column, values in partitions.items()}
-        for number, name in enumerate(names)
-    ):
+    folders = [] if ids is not None else [values_in_folders(name) for name in names]
+    if any(found != {name: values[number] for name, values in partitions.items()} for number, found in enumerate(folders)):
         return None
 
     def is_alike(name: str) -> bool:
