@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.storage import Storage
+from penstock.training.checkpoint.manifest import Checkpoint
+from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.job import TrainJob
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
 from tests.training.digits import CPU, ListClient
 
-__all__ = ["run_ranks", "train_all", "train_ranks"]
+__all__ = ["check_continued", "run_ranks", "train_all", "train_ranks"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "penstock.training.on_ray.worker"])
@@ -71,3 +76,27 @@ def _enter(rank: int, world_size: int, folder: str, work: Callable[..., Any], ar
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(result))
     if not isinstance(result, Exception):
         dist.destroy_process_group()
+
+
+def check_continued(whole: TrainJob, train: Callable[[Group, list[TrainJob]], list[RankResult]]) -> list[Checkpoint]:
+    """Two ranks train three epochs of the digits; others go on in the middle of an epoch, and at its end, to the same weights.
+
+    Returns the checkpoints of the first two, the newest first.
+    """
+    (first,) = run_ranks(train, 2, [whole])[0]
+    assert (first.status, first.state.step, first.state.epoch) == ("finished", 33, 3)
+    there = job_checkpoints(whole).committed()
+    assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
+    folder = whole.run_storage.local_path(".")
+    for step in (8, 11):
+        job = replace(whole, run_storage=Storage(str(folder.parent / f"from-{step}")), attempt=2)
+        shutil.copytree(folder, job.run_storage.local_path("."))
+        for item in there:
+            if item.manifest.step > step:
+                shutil.rmtree(job.run_storage.local_path(f"checkpoints/{item.name}"))
+        (result,) = run_ranks(train, 2, [job])[0]  # in processes of its own, as after a kill
+        assert (result.resumed_from_step, result.state.step, result.exactness) == (step, 33, "bit-exact")
+        newest = job_checkpoints(job).committed()[0]
+        assert newest.manifest.weights_digest == there[0].manifest.weights_digest
+        assert newest.manifest.metrics == there[0].manifest.metrics
+    return there

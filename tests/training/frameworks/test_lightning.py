@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
 from penstock.training.checkpoint.journal import read_journal
-from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.lightning.framework import LIGHTNING, run_lightning_rank
 from penstock.training.job import TrainJob
@@ -27,7 +25,7 @@ from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests import ROOT
 from tests.training.digits import ROWS, SCHEMA, ListClient, make_job
-from tests.training.ranks import run_ranks
+from tests.training.ranks import check_continued
 
 EVERY = {"every_s": None, "every_steps": 4, "keep": 100, "best": {"metric": "val/loss", "mode": "min"}}
 
@@ -46,29 +44,12 @@ def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
 @pytest.mark.drill
 def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole = lightning_job(tmp_path, "whole")
-    (first,) = run_ranks(train, 2, [whole])[0]
-    assert (first.status, first.state.step, first.state.epoch) == ("finished", 33, 3)
+    there = check_continued(whole, train)
     points = {point.step: point.values for point in read_journal(whole.run_storage, 99)}
     assert points[4]["train/rows"] == 4 * 32 and points[33]["train/rows"] == ROWS["train"] - 10 * 32
     assert points[33]["val/rows"] == ROWS["validation"]
     for rank in (0, 1):
         assert 0 < points[33][f"ranks/{rank}/data_wait_s"] < points[33][f"ranks/{rank}/step_s"]
-    there = job_checkpoints(whole).committed()
-    assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
-    jobs = []
-    for step in (8, 11):  # in the middle of an epoch, and at its end
-        job = lightning_job(tmp_path, f"from-{step}", attempt=2)
-        shutil.copytree(whole.run_storage.local_path("."), job.run_storage.local_path("."), dirs_exist_ok=True)
-        for item in there:
-            if item.manifest.step > step:
-                shutil.rmtree(job.run_storage.local_path(f"checkpoints/{item.name}"))
-        jobs.append(job)
-    for step, job in zip((8, 11), jobs, strict=True):
-        (result,) = run_ranks(train, 2, [job])[0]  # in processes of its own, as after a kill
-        assert (result.resumed_from_step, result.state.step, result.exactness) == (step, 33, "bit-exact")
-        newest = job_checkpoints(job).committed()[0]
-        assert newest.manifest.weights_digest == there[0].manifest.weights_digest
-        assert newest.manifest.metrics == there[0].manifest.metrics
     spec = ModelSpec(code=whole.code, params={}, feed_schema=SCHEMA, loader=LIGHTNING.loader)
     found = evaluate(whole, load_model(spec, there[0].storage), splits=["validation", "test"], figures=False)
     assert found.metrics["test/accuracy"] > 0.4, "a guess is right in a tenth"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from mlflow.models import Model
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.training.checkpoint.journal import read_journal
-from penstock.training.checkpoint.outcome import job_checkpoints
 from penstock.training.checkpoint.weights import weights_digest
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.transformers.framework import TRANSFORMERS, run_transformers_rank
@@ -28,7 +26,7 @@ from penstock.training.registry.register import add_flavors
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests.training.digits import ROWS, SCHEMA, ListClient, make_job
-from tests.training.ranks import run_ranks
+from tests.training.ranks import check_continued
 
 transformers = pytest.importorskip("transformers", reason='pip install "penstock[transformers]"; `make frameworks` does')
 
@@ -50,24 +48,7 @@ def train(group: Group, jobs: list[TrainJob]) -> list[RankResult]:
 @pytest.mark.slow
 def test_what_goes_on_from_any_checkpoint_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole = hf_job(tmp_path, "whole")
-    (first,) = run_ranks(train, 2, [whole])[0]
-    assert (first.status, first.state.step, first.state.epoch) == ("finished", 33, 3)
-    there = job_checkpoints(whole).committed()
-    assert [item.manifest.step for item in reversed(there)] == [4, 8, 11, 12, 16, 20, 22, 24, 28, 32, 33]
-    jobs = []
-    for step in (8, 11):  # in the middle of an epoch, and at its end
-        job = hf_job(tmp_path, f"from-{step}", attempt=2)
-        shutil.copytree(whole.run_storage.local_path("."), job.run_storage.local_path("."), dirs_exist_ok=True)
-        for item in there:
-            if item.manifest.step > step:
-                shutil.rmtree(job.run_storage.local_path(f"checkpoints/{item.name}"))
-        jobs.append(job)
-    for step, job in zip((8, 11), jobs, strict=True):
-        (result,) = run_ranks(train, 2, [job])[0]  # in processes of its own, as after a kill
-        assert (result.resumed_from_step, result.state.step, result.exactness) == (step, 33, "bit-exact")
-        newest = job_checkpoints(job).committed()[0]
-        assert newest.manifest.weights_digest == there[0].manifest.weights_digest
-        assert newest.manifest.metrics == there[0].manifest.metrics
+    there = check_continued(whole, train)
     logged_rows = [point.values["train/rows"] for point in read_journal(whole.run_storage, 33)]
     assert sum(logged_rows) == 3 * ROWS["train"], "what penstock.log is given, over both ranks and the steps between reports"
     spec = ModelSpec(code=whole.code, params=PARAMS, feed_schema=SCHEMA, loader=TRANSFORMERS.loader)
