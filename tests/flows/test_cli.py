@@ -25,7 +25,7 @@ FROM_SOURCE = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "penstock", *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "penstock", *words], capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("words", [("run", ".", "--until", "nope"), ("run", "--nope"), ("deploy", "."), ("sample",)])
@@ -118,7 +118,7 @@ def test_names_are_shown_as_they_are_written(tmp_path: Path) -> None:
 def test_a_closed_stream_is_no_reason_to_fail(tmp_path: Path, closed: str) -> None:
     (tmp_path / ".penstock").mkdir()
     command = f"{shlex.quote(sys.executable)} -m penstock status --json {closed}"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, f"no runs in {tmp_path}/.penstock\n" if "2>" not in closed else "")
     assert done.stdout == "" if ">&-" in closed.split() else json.loads(done.stdout)["status"] == "done"
 
@@ -127,7 +127,7 @@ def test_where_nobody_reads_on_the_work_is_done_and_nothing_is_said(tmp_path: Pa
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "penstock", "init", "p"]
-    done = subprocess.run(command, cwd=tmp_path, env=FROM_SOURCE, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=FROM_SOURCE, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "p" / "pipeline.yaml").exists()
 
@@ -135,7 +135,7 @@ def test_where_nobody_reads_on_the_work_is_done_and_nothing_is_said(tmp_path: Pa
 def test_an_answer_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / ".penstock").mkdir()
     command = f"{shlex.quote(sys.executable)} -m penstock status --json > /dev/full"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=300)
     assert done.returncode == 3
     assert done.stderr.endswith("penstock: the answer cannot be written to stdout: No space left on device\n")
 
@@ -143,7 +143,7 @@ def test_an_answer_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_what_was_asked_for_is_on_stdout(tmp_path: Path) -> None:
     (tmp_path / ".penstock").mkdir()
     command = [sys.executable, "-m", "penstock", "status"]
-    done = subprocess.run(command, cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=FROM_SOURCE, capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == (f"no runs in {tmp_path}/.penstock\n", "")
 
 
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_or_is_gone_is_named(tmp_path: Path) -> 
     done = penstock("init", "/proc/here")  # nobody may make anything there
     assert done.returncode == 3 and "/proc/here cannot be made" in done.stderr and "Traceback" not in done.stderr
     gone = f"cd {tmp_path} && mkdir gone && cd gone && rmdir ../gone && {shlex.quote(sys.executable)} -m penstock status"
-    done = subprocess.run(["sh", "-c", gone], env=FROM_SOURCE, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["sh", "-c", gone], env=FROM_SOURCE, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (3, "penstock: the current folder has been deleted; go to one that exists\n")
 
 

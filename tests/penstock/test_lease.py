@@ -79,7 +79,7 @@ def test_a_holder_for_moments_is_waited_for_and_not_told(tmp_path: Path) -> None
         waiting = threading.Thread(target=take)
         waiting.start()
         assert not got.wait(3 * lease_module.BRIEFLY_S)
-    assert got.wait(30)
+    assert got.wait(60)
     waiting.join()
 
 
@@ -103,7 +103,7 @@ def test_a_heartbeat_that_lands_after_the_release_does_not_undo_it(tmp_path: Pat
     with hold_lease(storage, "lease"):
         (beating,) = (thread for thread in threading.enumerate() if thread.name == "penstock-lease")
         storage.stuck.set()
-        assert storage.hangs.wait(30)
+        assert storage.hangs.wait(60)
     storage.go.set()
     beating.join()
     assert current_holder(storage, "lease") is None

@@ -355,7 +355,7 @@ def cancelled(operator: Operator, deployed: dict[str, Any], worker: psutil.Proce
         client.set_flow_run_state(identity, Cancelling())
     asked = time.monotonic()
     ended = operator.end_of(identity)
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=240)
     assert not [member for member in alive if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
     print(f"from Cancelling to no process of the run: {time.monotonic() - asked:.1f} s")
     return ended

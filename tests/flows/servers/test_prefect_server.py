@@ -85,7 +85,7 @@ def wait_for_end(pid: int) -> None:
 @pytest.mark.drill
 def test_every_task_run_of_a_flow_that_ends_at_once_is_recorded(tmp_path: Path) -> None:
     client = launch(FLOW, tmp_path)
-    said, _ = client.communicate(timeout=120)
+    said, _ = client.communicate(timeout=300)
     assert client.returncode == 0
     wait_for_end(int(said.splitlines()[0]))
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
@@ -104,7 +104,7 @@ def test_processes_started_together_share_one_server_which_outlives_a_killed_cli
     assert psutil.Process(server.pid).net_connections()[0].laddr.ip == "127.0.0.1"
 
     clients[0].send_signal(signal.SIGKILL)
-    clients[1].communicate("\n", timeout=60)
+    clients[1].communicate("\n", timeout=300)
     late = launch(CLIENT, tmp_path)
     assert first_line(late) == lines[0]
     late.send_signal(signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_processes_started_together_share_one_server_which_outlives_a_killed_cli
 
     clients[2].send_signal(signal.SIGKILL)
     for client in (*clients, late):
-        client.wait(60)
+        client.wait(300)
     wait_for_end(server.pid)
     assert ServerFiles(tmp_path).read_info() is None and ServerFiles(tmp_path).is_free("server")
 
@@ -120,7 +120,7 @@ def test_processes_started_together_share_one_server_which_outlives_a_killed_cli
     assert first_line(again) == lines[0], "the port is kept, so that a bookmark stays good"
     later = info(tmp_path)
     assert later.pid != server.pid
-    again.communicate("\n", timeout=60)
+    again.communicate("\n", timeout=300)
     wait_for_end(later.pid)
 
 
@@ -148,7 +148,7 @@ def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "prefect", ignore_errors=True)
     wait_for_end(server.pid)
     client.send_signal(signal.SIGKILL)
-    client.wait(60)
+    client.wait(300)
 
 
 @pytest.mark.drill
@@ -160,7 +160,7 @@ def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_cop
     def tables_of_new(name: str) -> set[str]:
         process = launch(CLIENT, tmp_path / name)
         assert first_line(process).endswith("True")
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=300)
         return tables_of(tmp_path / name / "prefect" / "prefect.db")
 
     made = tables_of_new("first")

@@ -92,7 +92,7 @@ def start_driver(state: Path) -> tuple[subprocess.Popen[str], dict[str, object]]
     return driver, json.loads(line)
 
 
-def wait_until_gone(pids: list[int], limit_s: float = 90) -> None:
+def wait_until_gone(pids: list[int], limit_s: float = 240) -> None:
     deadline = time.monotonic() + limit_s
     alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))
@@ -108,7 +108,7 @@ def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: P
     assert facts["same_group"] == [], "a SIGTERM to the driver's group would end Ray before the checkpoint"
     assert facts["deaf"] == [], "what is held back while Ray starts is held back in the driver only"
     assert Path(str(facts["root"])).is_dir() and len(str(facts["root"])) <= 40
-    out, _ = driver.communicate("\n", timeout=60)
+    out, _ = driver.communicate("\n", timeout=300)
     assert driver.returncode == 0 and out.strip() == "over False 0.0"
     wait_until_gone(facts["pids"])  # type: ignore[arg-type]
     assert not Path(str(facts["root"])).exists()
@@ -123,7 +123,7 @@ def test_a_killed_driver_takes_its_cluster_along_and_the_next_start_removes_its_
     wait_until_gone(facts["pids"])  # type: ignore[arg-type]
     second, later = start_driver(tmp_path)
     assert not Path(str(facts["root"])).exists() and Path(str(later["root"])).is_dir()
-    second.communicate("\n", timeout=60)
+    second.communicate("\n", timeout=300)
 
 
 @pytest.mark.parametrize("process", ["gcs_server", "raylet"])
@@ -152,7 +152,7 @@ except Interrupted as error:
         assert driver.poll() is None
     family = [child.pid for child in children(watched)]
     driver.send_signal(signal.SIGTERM)
-    out, errors = driver.communicate(timeout=120)
+    out, errors = driver.communicate(timeout=300)
     assert (driver.returncode, out.split()) == (0, ["143", "False"]), errors
     wait_until_gone(family)
 
@@ -194,5 +194,5 @@ with ray_ahead(Path(sys.argv[1])) as start:
 print(ray.is_initialized())
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["99.0", "True", "False", "True", "False"]

@@ -28,7 +28,7 @@ from tests.drills.project import make_project
 
 
 def test_a_signal_that_meets_no_training_is_answered_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    stopping, said, deadline = StopRequest(), "", time.monotonic() + 30
+    stopping, said, deadline = StopRequest(), "", time.monotonic() + 120
     with pytest.raises(Interrupted), run.interrupts_once_stopped(stopping):
         stopping.received.append(signal.SIGINT)
         stopping.stop.set()

@@ -53,7 +53,7 @@ class Ui:
 
     def end(self, signum: int) -> dict[str, Any]:
         self.process.send_signal(signum)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, err
         return json.loads(out.strip().splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -123,7 +123,7 @@ def test_both_pages_open_show_the_state_and_close_with_ctrl_c(started: Ui, folde
     assert listening_hosts(started.family) == {"127.0.0.1"}
     assert started.end(signal.SIGINT) == {"status": "done", "mlflow": page, "prefect": prefect}
     # The Prefect server stays some seconds for the next command.
-    _, alive = psutil.wait_procs(started.family, timeout=60)
+    _, alive = psutil.wait_procs(started.family, timeout=240)
     assert not alive, f"left behind: {alive}"
 
 

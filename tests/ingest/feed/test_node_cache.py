@@ -240,7 +240,7 @@ raise SystemExit(3)
         env={"PYTHONPATH": str(ROOT), "PENSTOCK_CACHE_DIR": str(tmp_path / "new")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 3, done.stderr
     assert 1 <= len(done.stdout.split()) <= FETCH_THREADS < len(manifest.shards)
@@ -271,7 +271,7 @@ except PreflightError as error:
     arguments = [remote.root, str(tmp_path / "manifest.json")]
     environment = {"PYTHONPATH": str(ROOT), "PENSTOCK_CACHE_DIR": str(tmp_path / "new")}
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, timeout=300
     )
     assert f"{ROWS} shuffle.mode: global keeps {len(manifest.shards)} shards open" in done.stdout, done.stdout + done.stderr
     assert len(manifest.shards) > 64 and resource.getrlimit(resource.RLIMIT_NOFILE) == before

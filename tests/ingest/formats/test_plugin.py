@@ -82,7 +82,7 @@ def found_at(site: Path) -> dict[str, str]:
 def in_process(site: Path, code: str, *words: str) -> dict[str, Any]:
     """Run `code` where the package is installed; it prints one JSON object."""
     command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, env={**os.environ, **found_at(site)}, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(command, env={**os.environ, **found_at(site)}, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 

@@ -42,7 +42,7 @@ def test_while_work_saves_by_itself_only_the_second_signal_interrupts_it() -> No
     request.graceful = True
     with stopping_on_signals(request):
         os.kill(os.getpid(), signal.SIGTERM)
-        assert request.stop.wait(10)
+        assert request.stop.wait(60)
         with pytest.raises(Interrupted) as second:
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()

@@ -64,7 +64,7 @@ def test_whoever_chooses_a_run_is_waited_for_and_the_wait_is_told(tmp_path: Path
     with choosing_a_run(storage, "p"):
         waiting = threading.Thread(target=choose)
         waiting.start()
-        assert told.wait(30) and not chosen.is_set()
+        assert told.wait(60) and not chosen.is_set()
     waiting.join(30)
     assert chosen.is_set()
 

@@ -84,7 +84,7 @@ def test_an_unknown_error_of_a_delivery_is_told_and_a_stop_is_still_heard() -> N
 
     courier = Courier(Client(), interval_s=0.001)
     courier.post(Saving(step=3))
-    assert courier.stop_requested.wait(10)
+    assert courier.stop_requested.wait(60)
     courier.close()
     said = "1 event of training could not be passed on to the driver: RayError: of a new kind"
     assert delivered == [Warned(message=said)]
