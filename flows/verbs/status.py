@@ -66,7 +66,7 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     leases = {lease_of(run) for run in (*suspects, *(run for run in runs if run.status == "running"))}
     holders = {lease: current_holder(storage, lease) for lease in leases}
     repaired, told = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
-    sweeps = sweeps_in(ledger, (ledger.load_run(run.run) or run for run in runs))
+    sweeps = sweeps_in(ledger, (ledger.load_run(run.run) or run for run in runs if run.sweep == run.run))
     shown = [_describe(ledger, run, holders.get(lease_of(run)), sweeps) for run in runs]
     return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "told": told}
 

@@ -28,7 +28,7 @@ from tests.servers.swift import die_with_parent
 __all__ = ["Machines", "reason_not_here"]
 
 _NET, _BRIDGE, _MOST = "10.77.7", "pnb", 9
-_BOOT_S = 20
+_BOOT_S = 60
 
 _INIT = """
 set -e

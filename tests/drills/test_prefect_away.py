@@ -37,7 +37,7 @@ def run_of(file: Path, **environment: str) -> Command:
 def info(state: Path) -> ServerInfo:
     files = ServerFiles(state)
     files.prepare()
-    return eventually(lambda: None if files.is_free("server") else files.read_info(), 120, "the server")
+    return eventually(lambda: None if files.is_free("server") else files.read_info(), 300, "the server")
 
 
 @contextmanager

@@ -66,7 +66,9 @@ class _Server:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return self._begun.get(timeout=120)
+        pid = self._begun.get(timeout=600)
+        assert pid, "the process that forks has ended"
+        return pid
 
     def _close(self) -> None:
         assert self._process.stdin is not None
@@ -83,6 +85,7 @@ class _Server:
             with self.news:
                 self.ended[told["pid"]] = told["code"]
                 self.news.notify_all()
+        self._begun.put(0)
         with self.news:
             self.gone = True
             self.news.notify_all()

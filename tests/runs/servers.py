@@ -21,7 +21,7 @@ from tests import ROOT
 
 __all__ = ["ROOT", "eventually", "free_port", "script_environment", "serving"]
 
-READY_S = 120
+READY_S = 300
 T = TypeVar("T")
 
 

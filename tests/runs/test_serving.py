@@ -42,7 +42,7 @@ def server(calm: dict[str, Any], calm_file: Path, tmp_path: Path) -> Iterator[st
             start_new_session=True,
         )
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while True:
                 assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
                 try:

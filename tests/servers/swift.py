@@ -29,7 +29,7 @@ __all__ = ["SwiftServer", "UnavailableError", "die_with_parent", "install_swift"
 
 REQUIREMENTS = Path(__file__).with_name("swift-requirements.txt")
 INSTALL_TIMEOUT_S = 300
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 STORES = ("account", "container", "object")
 
 _RING = Template("""

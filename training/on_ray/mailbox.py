@@ -102,7 +102,7 @@ class Mailboxes:
         self._closed: set[str] = set()
 
     def call(self, name: str, method: str, *given: Any) -> Any:
-        """The answer of a mailbox, which begins with its first call. One that is closed asks whoever still calls to stop."""
+        """The answer of a mailbox, which begins with its first call. One that is closed answers that training is to stop."""
         mailbox = self._mailboxes.get(name) or Mailbox()
         if name in self._closed:
             mailbox.stop()

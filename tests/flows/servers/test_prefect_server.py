@@ -133,7 +133,7 @@ def test_a_server_that_died_is_started_again_where_it_was(tmp_path: Path, monkey
         first = info(tmp_path)
         os.kill(first.pid, signal.SIGKILL)
         wait_for_end(first.pid)
-        again = eventually(lambda: found if (found := ServerFiles(tmp_path).read_info()) != first else None, 120, "another")
+        again = eventually(lambda: found if (found := ServerFiles(tmp_path).read_info()) != first else None, 300, "another")
         assert again is not None and again.url == first.url == service.api_url == os.environ["PREFECT_API_URL"]
     assert "PREFECT_API_URL" not in os.environ
     wait_for_end(again.pid)

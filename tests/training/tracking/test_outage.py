@@ -43,7 +43,7 @@ class MlflowServer:
         log = open(self.folder / "server.log", "ab")  # noqa: SIM115
         self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         log.close()
-        eventually(self._answers, 120, "the MLflow server", every_s=0.2)
+        eventually(self._answers, 300, "the MLflow server", every_s=0.2)
 
     def kill(self) -> None:
         """SIGKILL to the server and its worker at once, as a node that dies would look."""
