@@ -148,7 +148,8 @@ def _acquire(storage: Storage, path: str, brief: bool, on_wait: Callable[[LeaseH
             if not _create(storage, path, last + 1, holder):
                 continue
             for old in range(max(1, last - 3), last):
-                storage.delete(_file(path, old))
+                with contextlib.suppress(OSError, ServiceError):  # it takes room and does no harm
+                    storage.delete(_file(path, old))
             not_held.pop_all()
         return last + 1, holder
 

@@ -7,6 +7,7 @@ neither torch nor Ray.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.errors import Interrupted, PenstockError
+from penstock.errors import Interrupted, PenstockError, ServiceError
 from penstock.flows.servers.probes import storage_failure
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, probe_endpoint, read_problem
@@ -100,7 +101,8 @@ def ask_nodes(storage: Storage | None, versions: Mapping[str, str], files: Seque
         answers = [(node, _answer(reference)) for reference, node in asked.items()]
     finally:
         if storage is not None:
-            storage.delete(needs.token)
+            with contextlib.suppress(OSError, ServiceError):  # the nodes have answered: a few bytes that stay end no run
+                storage.delete(needs.token)
     # One that has left meanwhile is not needed.
     alive = {node["NodeID"] for node in _working_nodes()}
     return [

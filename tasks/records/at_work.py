@@ -11,9 +11,9 @@ never begin it twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from penstock.errors import LeaseHeldError
+from penstock.errors import LeaseHeldError, ServiceError
 from penstock.lease import LeaseHolder, current_holder, hold_lease, is_left
 from penstock.storage import Storage
 from penstock.tasks.records.ledger import lease_path, run_leases
@@ -41,7 +41,8 @@ def choosing_a_run(
         folder = run_leases(pipeline)
         for run in storage.list(folder):
             if is_left(storage, f"{folder}/{run}"):
-                storage.delete(f"{folder}/{run}")
+                with suppress(OSError, ServiceError):  # the next that chooses tries it again
+                    storage.delete(f"{folder}/{run}")
         yield
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import ServiceError
 from penstock.flows.servers import nodes
-from penstock.flows.servers.nodes import NodeNeeds, installed_versions, what_is_missing
+from penstock.flows.servers.nodes import NodeNeeds, ask_nodes, installed_versions, what_is_missing
 from penstock.storage import Storage
 from penstock.stores import store_problem
 
@@ -90,3 +91,13 @@ def test_an_error_about_credentials_names_the_machine_that_asked() -> None:
         assert f"bucket 'pipe', key 'a/b', asked by {socket.gethostname()}:" in error.message
         assert f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY on {socket.gethostname()}" in error.next_step
         assert "`ray start`" in error.next_step
+
+
+def test_a_token_that_cannot_be_deleted_does_not_end_the_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Undeletable(Storage):
+        def delete(self, path: str) -> None:
+            raise ServiceError("503")
+
+    monkeypatch.setattr(nodes, "_working_nodes", list)
+    assert ask_nodes(Undeletable(str(tmp_path)), {}) == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["token"]

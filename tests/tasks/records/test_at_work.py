@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock import lease as lease_module
-from penstock.errors import LeaseHeldError
+from penstock.errors import LeaseHeldError, ServiceError
 from penstock.flows.run.decisions import Continue, NewRun, Refuse, beside, others_at_work, refuse_same_training
 from penstock.lease import current_holder, hold_lease
 from penstock.storage import Storage
@@ -101,3 +101,24 @@ def test_a_lease_that_this_process_could_not_release_does_not_keep_it_waiting(tm
     assert current_holder(Storage(str(tmp_path)), lease_path("p")) is None
     with choosing_a_run(Storage(str(tmp_path)), "p"):
         pass
+
+
+def test_what_is_left_and_cannot_be_deleted_keeps_nobody_from_choosing(tmp_path: Path) -> None:
+    class Undeletable(Storage):
+        refused = 0
+
+        def delete(self, path: str) -> None:
+            self.refused += 1
+            raise ServiceError("503")
+
+    storage = Undeletable(str(tmp_path))
+    left = lease_of(Run(run="ended", pipeline="p", created="", spec={}))
+    for _ in range(3):
+        with hold_lease(storage, left):
+            pass
+    assert storage.refused > 0, "of the lease"
+    storage.refused = 0
+    with choosing_a_run(storage, "p"):
+        assert storage.refused == 1 and storage.list("pipelines/p/leases") == ["ended"]
+    with choosing_a_run(Storage(str(tmp_path)), "p"):
+        assert Storage(str(tmp_path)).list("pipelines/p/leases") == []
