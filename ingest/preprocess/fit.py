@@ -167,15 +167,15 @@ class _TrainRows:
     def without_idle_transforms(self, columns: set[str]) -> _TrainRows:
         """The same rows without the transforms that the columns do not depend on, such as decoding images for a label.
 
-        A row that cannot be used then stops the run later, so rows are learnt from so only where they are not left out.
+        Where rows that cannot be used are left out, they are not learnt from: then the transforms stay that find such rows, but
+        for decoding, which costs more than all else. So a row is learnt from whatever its image is.
         """
-        if self.data.invalid != "error":
-            return self
         wanted, everything, kept = set(columns), False, list[FittedTransform]()
         for fitted in reversed(self.fitted):
-            touched = _touched(fitted)
-            plain_pixels = isinstance(fitted.step.transform, DecodeImage) and not fitted.step.transform.makes_lists
-            if touched is not None and not touched & wanted and (plain_pixels or not everything):
+            touched, transform = _touched(fitted), fitted.step.transform
+            plain_pixels = isinstance(transform, DecodeImage) and not transform.makes_lists
+            finds_rows = self.data.invalid != "error" and not (plain_pixels or transform.drops or transform.renames)
+            if touched is not None and not touched & wanted and not finds_rows and (plain_pixels or not everything):
                 continue
             kept.append(fitted)
             everything = everything or touched is None

@@ -404,6 +404,7 @@ def same(batch):
 """
 
 
+@pytest.mark.parametrize("invalid", ["error", "drop", "quarantine"])
 @pytest.mark.parametrize(
     ("steps", "decodes"),
     [
@@ -416,14 +417,14 @@ def same(batch):
     ],
 )
 def test_images_are_not_decoded_to_learn_about_a_column_that_does_not_depend_on_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any], decodes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any], decodes: int, invalid: str
 ) -> None:
     held = io.BytesIO()
     Image.new("RGB", (4, 4)).save(held, "PNG")
     (tmp_path / "code.py").write_text(CODE)
     columns = {"image": [held.getvalue()] * 100, "x": [float(row) for row in range(100)], "words": ["A"] * 100}
     columns["label"] = ["a", "b"] * 50
-    source, decoded = Source.of(tmp_path, {"train/a.parquet": pa.table(columns)}, steps, label="label"), []
+    source, decoded = Source.of(tmp_path, {"train/a.parquet": pa.table(columns)}, steps, label="label", invalid=invalid), []
     real = decode_image.decode_image
 
     def counted(*arguments: Any) -> Any:
