@@ -24,6 +24,7 @@ from penstock.flows.run.preflight import check_storage
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.run.request import RunRequest
 from penstock.flows.run.retention import apply_retention
+from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import load_spec
 from penstock.lease import LeaseHolder
@@ -58,6 +59,8 @@ def pipeline(request: RunRequest) -> State[Any]:
         check_storage(project.storage)
         held = stack.enter_context(contextlib.ExitStack())  # the lease of the run: released once Ray has ended
         need_ray = RayOnDemand(loaded, project, reporter, stopping, stack)
+        if ray_address() is not None:
+            project.spread = need_ray.spread
         before = None
         while True:
             with choosing_a_run(project.storage, loaded.spec.name, stopping.give_up, partial(_tell_wait, reporter)):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DataError, PenstockError, SpecError
 from penstock.ingest.files.listing import Listing, SourceFile, list_source
 from penstock.ingest.formats.registry import format_of
+from penstock.ingest.ray_tasks import ParallelMap
 from penstock.ingest.schema import SPLITS
 from penstock.ingest.spec import DataSpec, split_rules
 from penstock.storage import Storage
@@ -39,11 +40,13 @@ class Project:
         spec: the checked spec.
         base_dir: folder of the pipeline file; relative paths in the spec start here.
         origins: dotted path of each value -> where it was written.
+        spread: called where much is copied from a table: where that is done, instead of in this process.
     """
 
     spec: PipelineSpec
     base_dir: Path
     origins: dict[str, str]
+    spread: Callable[[], ParallelMap] | None = None
 
     @property
     def source(self) -> DataSpec:
@@ -68,7 +71,7 @@ class Project:
         if found.is_kept:
             from penstock.ingest.formats.sources.kept import list_kept  # who has files needs none of it
 
-            return list_kept(self.spec.data, self.base_dir, self.storage)
+            return list_kept(self.spec.data, self.base_dir, self.storage, self.spread)
         return list_source(self.spec.data, self.base_dir, found.extensions)
 
     @property

@@ -12,7 +12,7 @@ import yaml
 from prefect.runtime import flow_run
 
 from penstock.errors import LeaseHeldError, ResumeError, ServiceError
-from penstock.flows.run.cluster import check_cluster
+from penstock.flows.run.cluster import check_cluster, refuse_unfit_nodes
 from penstock.flows.run.command_line import run_command
 from penstock.flows.run.cpus import cpus_needed
 from penstock.flows.run.decisions import (
@@ -34,6 +34,7 @@ from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec
+from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
 from penstock.machine.stopping import StopRequest, stop_behind
@@ -364,14 +365,26 @@ class RayOnDemand:
     stack: contextlib.ExitStack
     reads_sources: bool = True
     cluster: RayCluster | None = None
+    checked: bool = False
 
     def __call__(self) -> bool:
         """Start or join it."""
+        cluster = self._connected()
+        if not self.checked:
+            check_cluster(self.project, cluster, reads_sources=self.reads_sources)
+            self.checked = True
+        return cluster.embedded
+
+    def spread(self) -> ParallelMap:
+        """As `Project.spread`, on the cluster that RAY_ADDRESS names; the project is not asked, whose files are to come."""
+        refuse_unfit_nodes(self._connected(), self.project.storage, {})
+        return ray_map
+
+    def _connected(self) -> RayCluster:
         if self.cluster is None:
-            spec = self.loaded.spec
             self.reporter.say("  connecting to Ray")
-            self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=cpus_needed(spec)))
+            min_cpus = cpus_needed(self.loaded.spec)
+            self.cluster = self.stack.enter_context(ray_cluster(self.loaded.state_dir, min_cpus=min_cpus))
             # A signal while Ray starts ends up in Ray's hands.
             self.stopping.check()
-            check_cluster(self.project, self.cluster, reads_sources=self.reads_sources)
-        return self.cluster.embedded
+        return self.cluster

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.run.cpus import gpus_refused, held_by_workers
 from penstock.flows.servers.probes import StorageFailure, ray_address, storage_failure
 from penstock.flows.spec_file import LoadedSpec
-from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.formats.registry import format_of, reader_of
 from penstock.ingest.preprocess.named_columns import check_named_columns
 from penstock.ingest.read.inspection import glance
 from penstock.ingest.read.unify import columns_in
@@ -111,7 +111,8 @@ def check_ahead(loaded: LoadedSpec, until: str | None = None, *, writes: bool = 
     """
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     places = [place for split in SPLITS if isinstance(place := getattr(loaded.spec.data, split), str)]
-    listed = all(map(is_local, places))
+    # What a cluster will copy is listed once the flow has joined it.
+    listed = all(map(is_local, places)) and not (ray_address() is not None and format_of(loaded.spec.data).is_kept)
     check_named(project, lists=listed)
     project.check_start()
     if is_local(loaded.spec.storage):

@@ -87,6 +87,8 @@ def tune(request: TuneRequest) -> State[Any]:
         stack.enter_context(hold_lease(project.storage, sweep_lease_path(loaded.spec.name), on_lost=stopping.give_up))
         ray_stack = stack.enter_context(contextlib.ExitStack())
         need_ray = RayOnDemand(loaded, project, reporter, stopping, ray_stack)
+        if ray_address() is not None:
+            project.spread = need_ray.spread
         ctx = _open_sweep(request, loaded, project, reporter, stopping, need_ray)
         try:
             trials = _trials(ctx, loaded, tune_section, need_ray)

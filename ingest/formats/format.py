@@ -6,7 +6,7 @@ docs/extend/format.md has a whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -18,7 +18,17 @@ from penstock.ingest.files.listing import TableFiles
 from penstock.ingest.formats.reader import Reader
 from penstock.ingest.spec import DataSpec
 
-__all__ = ["Format", "Origin"]
+__all__ = ["Format", "Origin", "RowParts"]
+
+
+class RowParts(NamedTuple):
+    """Rows that are no files, cut so that several threads or machines can read them."""
+
+    root: str
+    """The folder or URL that the rows are read from."""
+    parts: Sequence[Callable[[], Iterable[Any]]]
+    """Each reads the next of the rows, as `Origin.rows` does, and names what it reads in errors. It pickles, and finds its
+    library, settings and credentials wherever it is called."""
 
 
 class Origin(NamedTuple):
@@ -34,6 +44,9 @@ class Origin(NamedTuple):
     """Around `rows` and the iteration: turns what goes wrong into penstock's errors."""
     files: Callable[[], TableFiles | None] | None = None
     """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
+    parts: Callable[[], RowParts] | None = None
+    """Cut the rows, in their order, where they can be read in parts: cut alike as long as `identity` is the same, and none
+    without rows."""
 
 
 class Format(Protocol):

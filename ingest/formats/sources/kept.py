@@ -6,8 +6,11 @@ noticed by its rows rather than in the middle of a training.
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,13 @@ from penstock.digest import bytes_digest, digest_of, stream_digest
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import Listing, SourceFile, TableFiles, list_source
-from penstock.ingest.formats.format import Origin
+from penstock.ingest.formats.format import Origin, RowParts
 from penstock.ingest.formats.registry import format_of
+from penstock.ingest.ray_tasks import Item, ParallelMap, Result
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
+from penstock.progress import saying_what_is_waited_for
 from penstock.storage import Storage
 from penstock.stores import is_local
 
@@ -36,12 +41,14 @@ PART_BYTES = 32 << 20
 _TAKEN = "pandas DataFrames, Arrow tables or record batches, dicts of arrays, structured numpy arrays, or a ray.data.Dataset"
 
 
-def list_kept(data: DataSpec, base_dir: Path, storage: Storage) -> Listing:
+def list_kept(data: DataSpec, base_dir: Path, storage: Storage, spread: Callable[[], ParallelMap] | None = None) -> Listing:
     """The files that hold the rows of the sources: those of a table as they are, or those that the rows are written to once.
 
     Args:
         base_dir: the folder of the pipeline file, where relative paths start.
         storage: gets the rows below `sources/`.
+        spread: called where there is much to copy that can be read in parts: where that is done, instead of in threads of this
+            process.
 
     Raises:
         SpecError, PreflightError: a source is not there, or its library is not.
@@ -57,7 +64,7 @@ def list_kept(data: DataSpec, base_dir: Path, storage: Storage) -> Listing:
             origin = form.origin(data, target, base_dir)
             folder = f"sources/{digest_of(origin.identity)}"
             if not storage.exists(f"{folder}/done.json"):
-                note = _keep(origin, target, storage, folder)
+                note = _keep(origin, target, storage, folder, spread)
                 storage.write_json(f"{folder}/done.json", {"version": 1, "target": target, **note})
             done = storage.read_json(f"{folder}/done.json")
             states[split] = origin.version
@@ -70,15 +77,41 @@ def list_kept(data: DataSpec, base_dir: Path, storage: Storage) -> Listing:
     return Listing(files, listing.left_out)
 
 
-def _keep(origin: Origin, target: str, storage: Storage, folder: str) -> dict[str, Any]:
+def _keep(
+    origin: Origin, target: str, storage: Storage, folder: str, spread: Callable[[], ParallelMap] | None
+) -> dict[str, Any]:
     """What is noted of where the rows are. The note is written last: of two processes at once each writes rows of its own."""
     with origin.reading():
         files = None if origin.files is None else origin.files()
-        if files is not None and (storage.is_local or not is_local(files.root)):  # else the cluster may not see them
+        if files is not None and _is_seen_with(storage, files.root):
             return {"files": files.model_dump(mode="json")}
         attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
-        _write(storage, f"{folder}/{attempt}", _parts(origin.rows(), target))
+        with saying_what_is_waited_for(f"the rows of {shorten(target)}, which are copied to the storage once"):
+            cut = RowParts("", ()) if origin.parts is None else origin.parts()
+            if len(cut.parts) > 1:
+                parallel = _in_threads if spread is None or not _is_seen_with(storage, cut.root) else spread()
+                write = partial(_write_part, storage, f"{folder}/{attempt}", target)
+                for _ in parallel(write, list(enumerate(cut.parts))):
+                    pass
+            else:
+                _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))
     return {"rows_in": attempt.split("/")[0]}
+
+
+def _is_seen_with(storage: Storage, root: str) -> bool:
+    """Whether a cluster that shares the storage reads `root`, too, as far as the addresses tell."""
+    return storage.is_local or not is_local(root)
+
+
+def _in_threads(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
+    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
+        yield from pool.map(fn, items)
+
+
+def _write_part(storage: Storage, folder: str, target: str, numbered: tuple[int, Callable[[], Iterable[Any]]]) -> None:
+    """Write one of several parts. Runs anywhere; a task that is run again writes the same files."""
+    number, rows = numbered
+    _write(storage, f"{folder}/part-{number:05d}", _parts(rows(), target))
 
 
 def forget_others(files: Sequence[SourceFile], storage: Storage) -> None:
@@ -100,14 +133,14 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
     digest = stream_digest(bytes.fromhex(bytes_digest(part)) for part in _parts(value, name))
     folder = f"sources/{digest}"
     if not storage.exists(f"{folder}/done.json"):
-        _write(storage, f"{folder}/rows", _parts(value, name))
+        _write(storage, f"{folder}/rows/part", _parts(value, name))
         storage.write_json(f"{folder}/done.json", {"version": 1, "target": name, "rows_in": "rows"})
     return storage.uri(f"{folder}/rows")
 
 
-def _write(storage: Storage, folder: str, parts: Iterable[pa.Buffer]) -> None:
+def _write(storage: Storage, path: str, parts: Iterable[pa.Buffer]) -> None:
     for number, part in enumerate(parts):
-        storage.write_bytes(f"{folder}/part-{number:05d}.arrow", part)
+        storage.write_bytes(f"{path}-{number:05d}.arrow", part)
 
 
 def _parts(value: Any, name: str) -> Iterator[pa.Buffer]:

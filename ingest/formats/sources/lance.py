@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from pydantic import PositiveInt
 
 from penstock.config import Section
 from penstock.ingest.formats.arrow import ArrowReader
-from penstock.ingest.formats.format import Format, Origin
+from penstock.ingest.formats.format import Format, Origin, RowParts
 from penstock.ingest.formats.library import library
 from penstock.ingest.formats.sources.naming import address_of, naming
 from penstock.ingest.spec import DataSpec
 from penstock.store_settings import object_store_options
 
 __all__ = ["LanceFormat", "LanceOptions"]
+
+
+PART_BYTES = 256 << 20
+"""Of the dataset's files, which are copied by one thread or task."""
 
 
 class LanceOptions(Section):
@@ -35,15 +43,55 @@ class LanceFormat(Format):
 
     def origin(self, data: DataSpec, target: str, base_dir: Path) -> Origin:
         """The dataset, known by its version and when that was made, since it has no id."""
-        lance = library("lance", "lance", "lance")
         uri, wanted = address_of(target, base_dir), data.__dict__["lance"].version
         with naming("Lance dataset", uri):
-            dataset = lance.dataset(uri, version=wanted, storage_options=object_store_options(uri))
+            dataset = _dataset(uri, wanted)
             version = dataset.version
             made = next(str(each["timestamp"]) for each in dataset.versions() if each["version"] == version)
             identity = ["lance", version, made, str(dataset.schema), dataset.count_rows()]
-        return Origin(identity, dataset.to_batches, f"version-{version}", reading=lambda: naming("Lance dataset", uri))
+        return Origin(
+            identity,
+            dataset.to_batches,
+            f"version-{version}",
+            reading=lambda: naming("Lance dataset", uri),
+            parts=lambda: RowParts(uri, _parts(dataset, uri)),
+        )
 
     def reader(self, data: DataSpec, options: LanceOptions) -> ArrowReader:
         """Read the files that the rows were written to."""
         return ArrowReader()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of some fragments."""
+
+    uri: str
+    version: int
+    fragments: tuple[int, ...]
+
+    def __call__(self) -> Iterator[pa.RecordBatch]:
+        with naming("Lance dataset", self.uri):
+            dataset = _dataset(self.uri, self.version)
+            for number in self.fragments:
+                yield from dataset.get_fragment(number).to_batches()
+
+
+def _parts(dataset: Any, uri: str) -> list[_Part]:
+    """Neighbouring fragments together, by the size of their files."""
+    groups: list[list[int]] = []
+    size = 0
+    for fragment in dataset.get_fragments():
+        if not fragment.count_rows():
+            continue
+        if not groups or size >= PART_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(fragment.fragment_id)
+        size += sum(file.file_size_bytes or 0 for file in fragment.data_files())  # old files do not say it
+    return [_Part(uri, dataset.version, tuple(group)) for group in groups]
+
+
+def _dataset(uri: str, version: int | None) -> Any:
+    lance = library("lance", "lance", "lance")
+    return lance.dataset(uri, version=version, storage_options=object_store_options(uri))

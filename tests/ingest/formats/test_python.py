@@ -72,6 +72,23 @@ def test_a_fingerprint_may_be_a_function_that_is_asked_each_time(tmp_path: Path,
         assert calls.read_text() == expected
 
 
+def test_rows_that_take_long_are_said_to_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("penstock.progress._SILENCE_S", 0.0)
+    source = """
+import threading
+
+def rows():
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and not thread.interval:
+            thread.join()
+    return {"x": [1]}
+"""
+    read(tmp_path, source)
+    assert "waiting for the rows of 'source.py:rows', which are copied to the storage once" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -17,6 +17,7 @@ import pytest
 from penstock.errors import DataError, PenstockError, PreflightError
 from penstock.ingest.formats.section import spec_class_for
 from penstock.ingest.formats.sources.kept import keep_object, list_kept
+from penstock.ingest.ray_tasks import ParallelMap, ray_map
 from penstock.ingest.read.row_hash import hash_columns
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.progress import silent
@@ -118,6 +119,38 @@ def test_a_table_is_read_at_one_version_that_is_in_the_key_and_shown(tmp_path: P
         with pytest.raises(DataError, match=r"is a (Delta|Lance) table") as refused:
             read_rows(tmp_path, "parquet", train="table")
         assert refused.value.next_step == f"data.format: {format}"
+
+
+def test_a_large_lance_dataset_is_copied_in_parts_to_the_rows_that_one_copy_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    library = pytest.importorskip("lance")
+    uri = str(tmp_path / "table")
+    library.write_dataset(pa.table({"x": range(1000), "kind": ["a", "b"] * 500}), uri, max_rows_per_file=300)
+    library.dataset(uri).delete("x < 400 or x % 7 = 3")
+    section = {"format": "lance", "train": uri}
+    data = spec_class_for(section).model_validate(section)
+
+    def copied(storage: str, spread: Callable[[], ParallelMap] | None) -> tuple[list[str], pa.Table]:
+        files = list_kept(data, tmp_path, Storage(storage), spread).files
+        snapshot = read_source(data, files, silent)
+        tables = [batch.table for batch in iterate_rows(data, snapshot, snapshot.files)]
+        return [file.name for file in files], pa.concat_tables(tables).combine_chunks()
+
+    def no_cluster() -> ParallelMap:
+        raise AssertionError("there is little to copy, or the cluster does not see it")
+
+    names, rows = copied(str(tmp_path / "alone"), no_cluster)
+    assert names == ["version-2/part-00000.arrow"]
+    assert rows["x"].to_pylist() == [x for x in range(400, 1000) if x % 7 != 3]
+    monkeypatch.setattr("penstock.ingest.formats.sources.lance.PART_BYTES", 1)
+    in_threads = copied(f"memory://parts{tmp_path}", no_cluster)
+    assert in_threads[0] == [f"version-2/part-{part:05d}-00000.arrow" for part in range(3)] and in_threads[1] == rows
+    request.getfixturevalue("ray_cluster")
+    assert copied(str(tmp_path / "parts"), lambda: ray_map) == in_threads
+    shutil.rmtree(next(Path(uri).glob("data")))
+    with pytest.raises(DataError, match="table: cannot be read as a Lance dataset"):
+        copied(str(tmp_path / "gone"), lambda: ray_map)
 
 
 def database(folder: Path) -> Path:
