@@ -33,7 +33,7 @@ from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
 from penstock.training.registry.needed_code import archive_needed_code
 from penstock.training.registry.raw_rows import RawForm
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.registry.signature import model_signature, prepared_signature
+from penstock.training.registry.signature import model_signature, prepared_signature, untyped_signature
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_limits import fit_key
 from penstock.training.tracking.mlflow_pages import short_digest
@@ -55,6 +55,9 @@ _ENTRY_FILE = "penstock_model.py"
 
 _PREPARED = "prepared"
 """Folder within a version: the same model, by the same files, for features as the dataset's feed has them."""
+
+_UNTYPED = "untyped"
+"""Folder within a version: the same model, by the same files, with a signature that lets every value pass to its own check."""
 
 _REQUIRED = (
     "blake3",
@@ -253,21 +256,22 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
 
 
 def _add_entries(folder: Path, code: str, prepared: ModelSignature) -> None:
-    """Let MLflow import from the archive of code, and add the entry `prepared`, which shares all files with the first."""
+    """Let MLflow import from the archive of code, and add the other entries, which share all files with the first."""
     described = Model.load(str(folder))
     ours = described.flavors["python_function"]
     ours.update(code=code, model_code_path=_ENTRY_FILE)
     ours["artifacts"] = {name: {"path": file["path"]} for name, file in ours["artifacts"].items()}
     described.save(str(folder / "MLmodel"))
-    entry = folder / _PREPARED
-    entry.mkdir()
-    (entry / _ENTRY_FILE).write_text(_ENTRY.format(arguments="prepared=True"))
+    for name, arguments in ((_PREPARED, "prepared=True"), (_UNTYPED, "")):
+        (folder / name).mkdir()
+        (folder / name / _ENTRY_FILE).write_text(_ENTRY.format(arguments=arguments))
     shared = {name: {"path": f"../{file['path']}"} for name, file in ours["artifacts"].items()}
     environment = {manager: f"../{file}" for manager, file in ours["env"].items()}
     described.flavors["python_function"] = {**ours, "code": f"../{code}", "artifacts": shared, "env": environment}
-    described.signature = prepared
     described.saved_input_example_info = None  # type: ignore[assignment]
-    described.save(str(entry / "MLmodel"))
+    for name, signature in ((_PREPARED, prepared), (_UNTYPED, untyped_signature(described.signature))):
+        described.signature = signature
+        described.save(str(folder / name / "MLmodel"))
 
 
 def add_flavors(model: ModelSpec, folder: Path) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
+from penstock.errors import PenstockError
 from penstock.training.registry.loaded_model import LoadedModel
 
 __all__ = ["ServedModel"]
@@ -43,8 +45,11 @@ class ServedModel(PythonModel):  # type: ignore[misc]
             params: `columns`, `on_error` and `prepared`, as of `LoadedModel.predict`.
 
         Raises:
-            DataError: as `LoadedModel.predict`.
+            MlflowException: instead of what `LoadedModel.predict` raises: MLflow's server hides the text of any other error.
         """
         options = {"prepared": self._prepared, **(params or {})}
         options["columns"] = list(options.get("columns") or []) or None
-        return self.model.predict(model_input, **options)
+        try:
+            return self.model.predict(model_input, **options)
+        except PenstockError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error

@@ -18,7 +18,7 @@ from penstock.ingest.columns.images import holds_images
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.training.registry.raw_rows import RawForm
 
-__all__ = ["model_signature", "prepared_signature"]
+__all__ = ["model_signature", "prepared_signature", "untyped_signature"]
 
 
 def model_signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:
@@ -33,6 +33,12 @@ def model_signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignatur
             kind = _any_type(field.type, null=field.name in form.nullable)
             inputs.append(ColSpec(kind, field.name, required=field.name not in form.unneeded))
     return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), _params())
+
+
+def untyped_signature(typed: ModelSignature) -> ModelSignature:
+    """The same columns without their types: values that do not fit reach the model, which names row, column, value and rule."""
+    inputs: list[ColSpec | TensorSpec] = [ColSpec(AnyType(), each.name, required=each.required) for each in typed.inputs]
+    return ModelSignature(Schema(inputs), typed.outputs, typed.params)
 
 
 def prepared_signature(schema: FeedSchema, answer: pd.DataFrame | None) -> ModelSignature:

@@ -149,15 +149,21 @@ except mlflow.exceptions.MlflowException as error:
     refused = error.message
 coerced = bad.assign(age=pd.to_numeric(bad["age"], errors="coerce"))
 told = model.predict(coerced, params={"on_error": "report"})
+untyped = mlflow.pyfunc.load_model(folder + "/untyped")
+whole = untyped.predict(frame.assign(age=[1, 2, 3]))
 past = model.unwrap_python_model().predict(None, bad, params={"on_error": "report"})
-same = [(answer == other).all(axis=None) for other in (prepared, entry.predict(frame))]
+same = [(answer == other).all(axis=None) for other in (prepared, whole, entry.predict(frame))]
 from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
 body = {"dataframe_records": json.loads(frame.to_json(orient="records", double_precision=15))}
 served = TestClient(scoring_server.init(entry)).post("/invocations", json=body).json()["predictions"]
+wrong = {"dataframe_records": [{"image": image, "age": age} for image, age in zip(images.tolist(), ["1", "old", 3])]}
+client = TestClient(scoring_server.init(untyped))
+by_row = client.post("/invocations", json={**wrong, "params": {"on_error": "report"}}).json()["predictions"]
+raised = client.post("/invocations", json=wrong).json()["message"]
 import penstock.training
 print(json.dumps({"answer": answer.to_dict("list"), "same": bool(all(same)), "past": list(past.error),
-                  "refused": refused, "told": list(told.error),
+                  "by_row": [row["error"] for row in by_row], "raised": raised, "refused": refused, "told": list(told.error),
                   "served": [row["prediction"] for row in served], "takes": str(entry.metadata.get_input_schema()),
                   "inputs": [(i.name, i.required) for i in model.metadata.get_input_schema().inputs],
                   "code": penstock.training.__file__, "heavy": sorted({"ray", "prefect"} & set(sys.modules))}))
@@ -189,7 +195,8 @@ def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
     assert registered.version == "1" and registered.uri == f"models:/{arguments['name']}/1"
     found = load_elsewhere(uri, f"models:/{arguments['name']}@candidate", tmp_path)
     assert found["same"] and found["heavy"] == []
-    assert found["past"] == [None, "row 1: column 'age' holds 'old', which does not read as float", None]
+    assert found["past"] == found["by_row"] == [None, "row 1: column 'age' holds 'old', which does not read as float", None]
+    assert found["past"][1] in found["raised"]
     page = (ROOT / "docs" / "model.md").read_text(encoding="utf-8")
     (said,) = (line for line in page.splitlines() if line.startswith("Failed to enforce schema"))
     assert found["refused"].startswith("Failed to enforce schema") and said.split("Error: ")[1] in found["refused"]
@@ -237,9 +244,9 @@ def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(
     packed = zipfile.ZipFile(root / "code/penstock.zip").namelist()
     assert "penstock/training/registry/loaded_model.py" in packed and all(name.endswith(".py") for name in packed)
     assert not [name for name in packed if any(room in name for room in ("/on_ray/", "/loop/", "/flows/", "/tasks/"))]
-    assert len(files) == 12, f"weights, and what loading needs: {files}"
+    assert len(files) == 14, f"weights, and what loading needs: {files}"
     described = [(root / name).read_text() for name in files if name.endswith("MLmodel")]
-    assert len(described) == 2 and not [text for text in described if "penstock-model-" in text], "no folder that was temporary"
+    assert len(described) == 3 and not [text for text in described if "penstock-model-" in text], "no folder that was temporary"
     requirements = (root / "requirements.txt").read_text().split()
     assert f"torch=={torch.__version__.split('+')[0]}" in requirements
 
