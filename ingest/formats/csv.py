@@ -235,7 +235,8 @@ class CsvReader(Reader):
         except (OSError, pa.ArrowException) as error:
             raise read_problem(file.uri, error) from error
         if what := looks_like(file) if b"\0" in head[:512] or head[:4] in (b"PAR1", b"<!DO", b"<htm") else "":
-            raise DataError(f"{file.uri}: this is {what}, not CSV")
+            advice = "say so: data.csv: {encoding: utf-16}" if what == "UTF-16 text" else ""
+            raise DataError(f"{file.uri}: this is {what}, not CSV", next_step=advice)
         text = head.decode("utf-8-sig", errors="replace")
         if self._form.options.header:
             return self._form.options.header
@@ -256,7 +257,10 @@ class CsvReader(Reader):
             )
         repeated = sorted({name for name in header if header.count(name) > 1})
         if repeated:
-            raise DataError(f"{file.uri}: column {repeated[0]!r} is in the header twice")
+            raise DataError(
+                f"{file.uri}: column {repeated[0]!r} is in the header twice",
+                next_step="name the columns in its place: data.csv: {header: [NAME, ...], skip_rows: 1}",
+            )
         if header and all(_is_number(name) for name in header):
             raise DataError(
                 f"{file.uri}: the first line holds values ({shorten(','.join(header))}), not the names of the columns",

@@ -91,7 +91,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
         if kind is None:
             problems.append(_disagreement(name, reader, files, found))
             apart = True
-            to_set[name] = "string"
+            to_set[name] = "int64" if all(map(_is_whole, found)) else "string"
         else:
             unified.append(UnifiedColumn(name, kind, name not in in_files))
             stray = "" if name in types else _stray(name, files, facts)
@@ -208,8 +208,18 @@ def _cure(to_set: dict[str, str]) -> str:
             "write the files again with the same columns, name those all files have in data.columns, or read nulls where a "
             "file lacks one: data.missing_columns: null"
         )
-    types = ", ".join(f"{name}: {kind}" for name, kind in to_set.items())
-    return (
-        f"repair the rows named above, or read the columns as text: data.types: {{{types}}}; or give such columns their type "
-        "there and set the rows aside (data.invalid: quarantine)"
+    whole, text = (
+        ", ".join(f"{in_yaml(name)}: {kind}" for name, kind in to_set.items() if kind == wanted)
+        for wanted in ("int64", "string")
     )
+    cures = [f"say as which type integers are read, if it holds all of them: data.types: {{{whole}}}"] if whole else []
+    if text:
+        cures.append(
+            f"repair the rows named above, or read the columns as text: data.types: {{{text}}}; or give such columns their "
+            "type there and set the rows aside (data.invalid: quarantine)"
+        )
+    return "; ".join(cures)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind))

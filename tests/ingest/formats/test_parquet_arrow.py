@@ -139,6 +139,16 @@ def test_a_number_that_does_not_fit_the_common_type_is_named_by_row(tmp_path: Pa
     assert "a.parquet, row 1 (from 0): column 'a' holds 1152921504606846977, which does not read as double" in text
 
 
+def test_integers_that_no_type_holds_for_certain_are_read_as_the_one_that_the_advice_names(tmp_path: Path) -> None:
+    files: dict[str, str | bytes | pa.Table] = {
+        "a.parquet": pa.table({"a": pa.array([3], pa.uint64())}),
+        "b.parquet": pa.table({"a": pa.array([-1])}),
+    }
+    said = refusal(tmp_path, "parquet", files)
+    assert said.endswith("Next: say as which type integers are read, if it holds all of them: data.types: {a: int64}")
+    assert read_rows(tmp_path, "parquet", types={"a": "int64"})["a"].to_pylist() == [3, -1]
+
+
 def test_arrow_files_and_streams_are_read(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 2, 3]})
     with ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
