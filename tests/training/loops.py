@@ -129,6 +129,86 @@ def forgetful(config):
             raise RuntimeError("killed in the middle of an epoch")
 
 
+def careful(config):
+    """Keeps state of many kinds, and restores of it all but what `config["forgets"]` names."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+    noise = torch.Generator().manual_seed(3)
+    shard, began_s = ray.train.get_dataset_shard("train"), time.time()
+    first_epoch = batches = 0
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint:
+        state = torch.load(os.path.join(checkpoint.path, "state.pt"), weights_only=True)
+        for name, each in {"model": model, "optimizer": optimizer, "schedule": schedule}.items():
+            if name != config["forgets"]:
+                each.load_state_dict(state[name])
+        first_epoch = state["first_epoch"]
+        if config["forgets"] != "noise":
+            noise.set_state(state["noise"])
+        if config["forgets"] != "batches":
+            batches = state["batches"]
+        if config["forgets"] == "its place":
+            next(shard.iter_torch_batches(batch_size=111))
+            batches += 1
+
+    def save(epoch):
+        with tempfile.TemporaryDirectory() as folder:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+            state |= {"noise": noise.get_state(), "batches": batches, "first_epoch": epoch}
+            torch.save(state, os.path.join(folder, "state.pt"))
+            ray.train.report({"s": time.time() - began_s}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+    for epoch in range(first_epoch, 2):
+        for batch in shard.iter_torch_batches(batch_size=111):
+            image = batch["image"] + 0.1 * torch.randn(batch["image"].shape, generator=noise)
+            loss = nn.functional.cross_entropy(model(image), batch["label"]) / (1 + batches)
+            optimizer.zero_grad()
+            loss.backward()
+            if config["forgets"] == "the step":
+                save(epoch)
+            optimizer.step()
+            if config["forgets"] == "chance":
+                torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+            batches += 1
+            if batches == int(os.environ.get("DIES_AFTER", "0")):
+                raise RuntimeError("killed behind a step")
+            if config["forgets"] == "order":
+                save(epoch)
+            schedule.step()
+            if config["forgets"] not in ("the step", "order"):
+                save(epoch)
+
+
+def own_rows(config):
+    """Rows of its own in an order that torch's generator draws; restores all, but its random numbers if it forgets them."""
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader([(torch.tensor([float(x)]), torch.tensor([3.0 * x + 1.0])) for x in range(32)], 8, shuffle=True)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    first_epoch = 0
+    if checkpoint := ray.train.get_checkpoint():
+        state = torch.load(os.path.join(checkpoint.path, "state.pt"), weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first_epoch = state["epoch"]
+        if config["forgets"] != "random":
+            torch.set_rng_state(state["random"])
+    for epoch in range(first_epoch, 3):
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if epoch + 1 == int(os.environ.get("DIES_AFTER", "0")):
+            raise RuntimeError("killed behind a step")
+        with tempfile.TemporaryDirectory() as folder:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            torch.save(state | {"random": torch.get_rng_state()}, os.path.join(folder, "state.pt"))
+            ray.train.report({"mse": loss.item()}, checkpoint=ray.train.Checkpoint.from_directory(folder))
+
+
 def linear_on_items():
     """No config, its own items and its own loader; the pipeline's rows are not used."""
     from torch.utils.data import DataLoader

@@ -17,6 +17,7 @@ from penstock.training.checkpoint.exactness import (
     environment_of,
     environment_of_all,
     judge,
+    reporting_nondeterminism,
     with_reason,
 )
 from penstock.training.checkpoint.fence import Writer
@@ -27,6 +28,7 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.determinism import make_deterministic
 from penstock.training.events import Resumed
 from penstock.training.frameworks.ray_train.folder import folder_digest
+from penstock.training.frameworks.ray_train.restoring.witness import NOT_YET, Witness
 from penstock.training.frameworks.ray_train.session import Session, StopAtCheckpoint, at_last_batch
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
@@ -40,7 +42,6 @@ from penstock.training.users_mlflow import take_over_mlflow
 
 __all__ = ["run_loop_rank", "run_session"]
 
-RESTORES_ITSELF = "what train_func restores of a checkpoint is its own affair"
 EMPTY_PASS = (
     "training went on from a checkpoint that was reported inside a pass over the rows, after its last batch, so that the first "
     "pass is empty, and there was no checkpoint before it; if the loop cannot bear that, report it behind the pass, or begin "
@@ -83,7 +84,7 @@ def run_session(
     make_deterministic(job.spec.cpus_per_worker)
     stop = group.from_first(stop)
     take_over_mlflow(job.code)
-    job.code.load()
+    function = job.code.load()
     store = job_checkpoints(job)
     avoid = None if restores_all else partial(_inside_a_pass, job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group, avoid)
@@ -93,7 +94,6 @@ def run_session(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         state = checkpoint.state
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
-        exactness = exactness if restores_all else with_reason(exactness, RESTORES_ITSELF)
     facts = CheckpointFacts.at(
         state,
         world_size=group.world_size,
@@ -117,14 +117,19 @@ def run_session(
                 closing(CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post))
             )
             if checkpoint is not None:
-                courier.post(
-                    Resumed(step=state.step, checkpoint=checkpoint.name, exactness=exactness, warnings=tuple(warnings))
-                )
+                told = exactness if restores_all else with_reason(exactness, NOT_YET)
+                courier.post(Resumed(step=state.step, checkpoint=checkpoint.name, exactness=told, warnings=tuple(warnings)))
         own = closes.enter_context(collecting(OwnValues(group, "train")))
-        session = closes.enter_context(
-            closing(Session(job, group, facts, checkpoint, own, courier, writer, digest, apart, knows_epochs=restores_all))
-        )
+        witness: Witness | None = None
+        if not restores_all:
+            manifest = checkpoint.manifest if checkpoint is not None else None
+            witness = Witness(job, group, function, str(Writer(job.attempt, restart)), manifest)
+            closes.enter_context(closing(witness))
+        arguments = (job, group, facts, checkpoint, own, courier, writer, digest, apart)
+        session = closes.enter_context(closing(Session(*arguments, knows_epochs=restores_all, witness=witness)))
         _answer_with(session, closes)
+        if not restores_all:
+            closes.enter_context(reporting_nondeterminism(session.chance))
         seed_rng(job.seed)  # weights begin alike on every rank, as in a recipe
         finished = _to_its_end(job, loop, session)
         written = writer.wait() if writer is not None else None
@@ -138,7 +143,7 @@ def run_session(
         result,
         status="finished" if finished else "interrupted",
         state=session.state,
-        exactness=session.exactness,
+        exactness=session.exactness if session.state.step > state.step else exactness,
         checkpoint=name,
     )
 

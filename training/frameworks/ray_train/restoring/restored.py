@@ -1,6 +1,7 @@
 """What did a loop not restore of the checkpoint that it continues from, as far as that can be seen, and which two lines do it?
 
-Seen is whether it asked for the checkpoint and opened it, and whether a torch optimizer that keeps a state began without one.
+Seen is whether it asked for the checkpoint and opened it, and whether a torch optimizer that keeps a state began without one,
+which counts where witness.py has nothing to compare.
 """
 
 from __future__ import annotations
