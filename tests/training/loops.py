@@ -219,7 +219,8 @@ def linear_on_items():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(3):
         for x, y in loader:
-            loss = nn.functional.mse_loss(model(x), y)
+            device = ray.train.torch.get_device()
+            loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -360,6 +360,10 @@ def test_the_shards_rows_come_in_the_order_of_the_feed_each_rank_its_share(tmp_p
             assert len(given) == len(wanted) == 4 and all(map(torch.equal, given, wanted))
             epochs.append(torch.cat(given))
     assert shard.stats() == "train: 333 rows, prepared by penstock, shared by 2 workers"
+    both = [session_of(job, rank).shard("test") for rank in (0, 1)]
+    assert sum(len(batch["label"]) for each in both for batch in each.iter_batches()) == both[0].count() == ROWS["test"]
+    with pytest.raises(SpecError, match=r"get_dataset_shard\('held'\): the pipeline has 'train', 'validation', 'test'"):
+        session_of(job, 0).shard("held")
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0][:160], epochs[2][:160])
 
 
