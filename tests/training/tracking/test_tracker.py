@@ -364,16 +364,34 @@ def test_a_database_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert f"fuser {tmp_path}/mlflow.db" in caught.value.next_step
 
 
+HELD = """
+import signal, sys
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from penstock.training.tracking.mlflow_backend import connect
+
+made = []
+
+def hold(_connection, _cursor, statement, *_):
+    made.extend([statement] * statement.lstrip().startswith("CREATE TABLE"))
+    if len(made) == 8:  # some tables are there, most are not
+        print("held", flush=True)
+        signal.pause()
+
+event.listen(Engine, "after_cursor_execute", hold)
+connect(sys.argv[1], "demo")
+"""
+
+
 def test_a_kill_while_the_database_is_made_leaves_one_that_can_be_made_again(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow/mlflow.db"
-    script = "import sys; from penstock.training.tracking.mlflow_backend import connect; connect(sys.argv[1], 'demo')"
     environment = {**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}  # no database to copy
-    child = subprocess.Popen([sys.executable, "-c", script, uri], cwd=ROOT, env=environment)
+    command = [sys.executable, "-c", HELD, uri]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"held\n"
+        child.kill()
     making = tmp_path / "mlflow" / "mlflow.db.making"
-    while not (making.exists() and making.stat().st_size > 50_000):  # some tables are there, most are not
-        assert child.poll() is None, "the database was made before it could be killed"
-    child.kill()
-    child.wait()
+    assert making.stat().st_size > 10_000
     assert not (tmp_path / "mlflow" / "mlflow.db").exists()
     tracker = open_tracker(uri)
     train(tracker, range(1, 3))
