@@ -143,6 +143,26 @@ def test_a_file_that_the_code_names_changes_the_key_and_is_named(tmp_path: Path)
     assert named == ["code.model.py:Net: changed words.txt"]
 
 
+IN_PARAMS = "{function: 'transforms.py:scale', params: {vocab: words.txt}}"
+
+
+@pytest.mark.parametrize(
+    ("override", "stage", "code"),
+    [
+        ("train.params={vocab: words.txt}", "train", "model.py:Net"),
+        (f"preprocess=[{{map_batches: {IN_PARAMS}}}]", "preprocess", "transforms.py:scale"),
+    ],
+)
+def test_a_file_that_params_name_changes_the_key_and_is_named(tmp_path: Path, override: str, stage: str, code: str) -> None:
+    file = make(tmp_path)
+    (tmp_path / "words.txt").write_text("one")
+    before = keys_of(file, override)
+    (tmp_path / "words.txt").write_text("two")
+    after = keys_of(file, override)
+    assert changed_inputs(before[stage].inputs, after[stage].inputs) == [f"code.{code}: changed words.txt"]
+    assert stage in changed(before, after)
+
+
 def test_comments_and_unrelated_functions_change_nothing(tmp_path: Path) -> None:
     file = make(tmp_path)
     before = keys_of(file)

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from penstock.errors import PenstockError
 from penstock.storage import Storage
-from penstock.training.checkpoint import state_files, store
+from penstock.training.checkpoint import exactness, state_files, store
 from penstock.training.checkpoint.fence import Writer
 from penstock.training.checkpoint.journal import JournalWriter
 from penstock.training.checkpoint.manifest import Checkpoint, CheckpointFacts
@@ -315,6 +315,19 @@ def facts_of_all(group: Group) -> list[dict[str, str]]:
 
 def test_every_rank_hears_the_facts_of_all_in_their_order() -> None:
     assert run_ranks(facts_of_all, 2) == [[{"rank": "0"}, {"rank": "1"}]] * 2
+
+
+def go_on_where_rank_1_has_another_cpu(group: Group, job: TrainJob, again: TrainJob) -> str:
+    run_rank(job, group, ListClient())
+    if group.rank == 1:
+        exactness._cpu_kind = lambda: ["of another maker"]
+    return run_rank(again, group, ListClient()).exactness
+
+
+def test_another_cpu_of_one_rank_alone_is_told_when_training_goes_on(tmp_path: Path) -> None:
+    job, again = (make_job(tmp_path, workers=2, max_steps=steps, attempt=steps) for steps in (1, 2))
+    said = run_ranks(go_on_where_rank_1_has_another_cpu, 2, job, again)[0]
+    assert re.fullmatch("same-order: CPU .* -> rank 0: .*, rank 1: .* of another maker", said)
 
 
 def test_a_rank_that_waits_hears_that_another_has_failed() -> None:

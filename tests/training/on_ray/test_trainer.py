@@ -19,6 +19,7 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
+from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
 
 from penstock.errors import TrainingError
 from penstock.ingest.schema import Split
@@ -27,14 +28,14 @@ from penstock.tasks.evaluate import measure_checkpoint
 from penstock.training.checkpoint.store import CheckpointStore
 from penstock.training.evaluation.blocks import Answer, threads_of
 from penstock.training.evaluation.evaluate import EvaluationResult, evaluate
-from penstock.training.events import CheckpointCommitted, Event, Printed, TrainProgress, WorkerStarted
+from penstock.training.events import CheckpointCommitted, Event, Notice, Printed, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray import silence, trainer
 from penstock.training.on_ray.block_scorers import BlockScorers
 from penstock.training.on_ray.mailbox import RayMailboxClient, open_mailbox
-from penstock.training.on_ray.one_worker import on_one_worker
+from penstock.training.on_ray.one_worker import needs_of_one_worker, on_one_worker
 from penstock.training.on_ray.trainer import TrainOutcome, train
 from penstock.training.on_ray.worker import RankResult, run_rank
 from penstock.training.ranks import Group
@@ -348,3 +349,31 @@ def test_what_a_full_cluster_has_no_room_for_is_waited_for_with_a_word_and_not_w
     ray.kill(others)
     on_one_worker(spec.model_copy(update={"wait_s": 60}), "evaluate", (tmp_path / "next").touch, said.append)
     assert [path.name for path in tmp_path.iterdir()] == ["next"]
+
+
+def grows_to(*groups: tuple[dict[str, float], int]) -> None:
+    """Tell Ray what an autoscaler tells it: (resources of a node, most nodes) of each group."""
+    config = ClusterConfig(node_group_configs=[NodeGroupConfig(resources=each, max_count=most) for each, most in groups])
+    ray._private.worker.global_worker.gcs_client.report_cluster_config(config.SerializeToString())
+
+
+def test_gpus_that_an_autoscaler_could_bring_are_waited_for_with_a_word_and_not_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(silence, "SHORT_S", 0.1)
+    spec = TrainSpec(recipe="model.py:Net", workers=2, cpus_per_worker=1, wait_s=1)
+    said: list[str] = []
+    try:
+        grows_to(({"CPU": 8, "GPU": 1}, 2))
+        need, (told,) = needs_of_one_worker(spec)
+        with pytest.raises(
+            TrainingError, match=r"within 1 s \(train.wait_s\): still waiting for 1 more GPU: the cluster has 0"
+        ):
+            on_one_worker(spec, "evaluate", os.getpid, said.append)
+    finally:
+        grows_to()
+    assert need == {"CPU": 1, "GPU": 1}
+    assert told == Notice(message="on 2 workers of 1 GPU each, which the cluster can grow to (train.gpus: auto)")
+    waits = "evaluate: waiting for 1 more GPU: the cluster has 0, 1 worker needs 1. The command ends in"
+    assert said[0].startswith(waits) and "(train.wait_s: 1)" in said[0]
+    assert needs_of_one_worker(spec)[0] == {"CPU": 1}
