@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
-from penstock.errors import DataError, ServiceError
+from penstock.errors import DataError, PenstockError, ServiceError
 from penstock.ingest.phases import fetching, running_clock
 from penstock.storage import filesystem_of
 from penstock.store_settings import settings_of
@@ -27,6 +27,7 @@ from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
 
 __all__ = [
     "COMPRESSED",
+    "asking",
     "bucket_is_missing",
     "can_be_cut",
     "line_starts",
@@ -194,7 +195,63 @@ def _arrow_filesystem(uri: str) -> tuple[arrow_fs.FileSystem, str]:
             endpoint = f"https://s3.{region or 'us-east-1'}.amazonaws.com"  # or the client would take theirs
         return _s3_filesystem(endpoint, region, settings.credentials() or (), settings.anonymous, named=True), path
     fs, path = filesystem_of(uri)
-    return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(fs)), path
+    return arrow_fs.PyFileSystem(_Handler(fs, uri)), path
+
+
+class _Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
+    """As pyarrow's, where a store that fails is no damaged file, whatever of it a reader asks for."""
+
+    def __init__(self, fs: Any, uri: str) -> None:
+        super().__init__(fs)
+        self._uri = uri
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        with asking(self._uri):  # not also for whether there is a file: that takes any failure for a no
+            return pa.PythonFile(_Asked(self.fs.open(path, mode="rb"), self._uri), mode="r")
+
+    open_input_stream = open_input_file
+
+
+class _Asked(io.RawIOBase):
+    """A file of a store, each read of which may fail."""
+
+    def __init__(self, file: Any, uri: str) -> None:
+        self._file, self._uri = file, uri
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def read(self, size: int = -1) -> bytes:
+        with asking(self._uri):
+            return bytes(self._file.read(size))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def asking(uri: str) -> Iterator[None]:
+    """Around a call to a store's client: all but a missing file is a failure of the store.
+
+    Raises:
+        ServiceError: naming store, bucket and key.
+    """
+    try:
+        yield
+    except (FileNotFoundError, PenstockError):
+        raise
+    except Exception as error:  # every client has errors of its own, and few are OSErrors
+        raise store_problem(uri, error) from error
 
 
 @functools.lru_cache(maxsize=8)

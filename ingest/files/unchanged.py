@@ -10,6 +10,7 @@ from typing import Any
 from penstock.errors import DataError
 from penstock.ingest.files.content_digests import content_digests
 from penstock.ingest.files.listing import SourceFile, fingerprints_of
+from penstock.ingest.files.opening import asking
 from penstock.storage import filesystem_of
 from penstock.stores import is_local
 
@@ -30,6 +31,7 @@ def unchanged(files: Sequence[SourceFile], each: Callable[..., Iterable[Any]] = 
 
     Raises:
         DataError: naming the first file that changed.
+        ServiceError: the store does not tell whether they did.
     """
     local = bool(files) and is_local(files[0].uri)
     before = list(map(_state, files)) if local else []
@@ -71,4 +73,5 @@ def _path(file: SourceFile) -> str:
 
 def _has_fingerprint(file: SourceFile) -> bool:
     fs, path = filesystem_of(file.uri)
-    return file.fingerprint in fingerprints_of(fs, path, fs.info(path))
+    with asking(file.uri):
+        return file.fingerprint in fingerprints_of(fs, path, fs.info(path))

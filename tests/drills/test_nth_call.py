@@ -10,6 +10,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILABLE
 from mlflow.tracking import MlflowClient
 
-from penstock.errors import LeaseHeldError, PenstockError
+from penstock.errors import LeaseHeldError, PenstockError, ServiceError
 from penstock.flows.predict import flow as predict_flow
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.spec_file import load_spec
@@ -36,7 +37,7 @@ from tests.training.registry.test_raw_rows import table_source
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
-STORE_STRIDE, TRACKER_STRIDE, SCORE_STRIDE, CLEAN_STRIDE = 29, 17, 5, 11
+STORE_STRIDE, SOURCE_STRIDE, TRACKER_STRIDE, SCORE_STRIDE, CLEAN_STRIDE = 29, 7, 17, 5, 11
 """Every so many calls are tried, the day decides which: all of them, which 1 does, take 20 minutes and more. In twice the
 stride's days each call is tried both before and after its effect."""
 
@@ -98,8 +99,8 @@ class Faults:
 class Projects:
     """Projects with equal rows, and runs of them."""
 
-    def __init__(self, folder: Path, faults: Faults) -> None:
-        self._folder, self._faults, self._made = folder, faults, 0
+    def __init__(self, folder: Path, faults: Faults, overrides: Sequence[str] = ()) -> None:
+        self._folder, self._faults, self._overrides, self._made = folder, faults, overrides, 0
 
     def project(self) -> Path:
         """A new project with equal rows."""
@@ -119,13 +120,13 @@ class Projects:
         file, ended = self.project(), None
         self._faults.arm(at, **how)
         try:
-            result = run_here(file)
+            result = run_here(file, self._overrides)
         except PenstockError as error:
             ended = error
         calls = self._faults.calls
         self._faults.arm(0)
         if ended is not None:
-            result = run_here(file)
+            result = run_here(file, self._overrides)
         return result, ended, calls
 
 
@@ -171,6 +172,43 @@ def test_a_cut_connection_to_the_store_costs_an_attempt_at_most(tmp_path: Path, 
     assert calls > 100
     ended = [_same_end(runs, calm, number, after=after) for number, after in tried(calls, STORE_STRIDE)]
     assert ended[0], "it cannot be done without"
+
+
+class SourceFile(BytesIO):
+    """A file of a source. Each read of it may fail."""
+
+    def __init__(self, content: bytes, faults: Faults) -> None:
+        super().__init__(content)
+        self._faults = faults
+
+    def read(self, *given: Any) -> bytes:
+        with self._faults.call():
+            return super().read(*given)
+
+
+def test_a_cut_connection_to_the_store_of_the_source_is_no_fault_of_the_data_and_costs_an_attempt_at_most(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Projects(tmp_path, faults, ["data.train=memory://source/"])
+    for part in (runs.project().parent / "rows").iterdir():
+        MemoryFileSystem().pipe_file(f"/source/{part.name}", part.read_bytes())
+    for name in ("find", "info", "open"):
+        call = getattr(MemoryFileSystem, name)
+
+        def failing(self: MemoryFileSystem, path: str, *given: Any, call: Any = call, **named: Any) -> Any:
+            if "/source" not in path:
+                return call(self, path, *given, **named)
+            with faults.call():
+                found = call(self, path, *given, **named)
+                return SourceFile(found.getvalue(), faults) if call.__name__ == "open" else found
+
+        monkeypatch.setattr(MemoryFileSystem, name, failing)
+    calm, _, calls = runs.faulty(0)
+    assert calls > 10
+    for number, after in tried(calls, SOURCE_STRIDE):
+        result, error, _ = runs.faulty(number, after=after)
+        assert error is None or isinstance(error, ServiceError), (number, after, error)
+        assert result["weights_digest"] == calm["weights_digest"], (number, after)
 
 
 def test_a_cut_connection_to_the_output_of_predictions_costs_an_attempt_at_most(

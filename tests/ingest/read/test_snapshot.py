@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any, NoReturn
 
 import fsspec
 import numpy as np
@@ -12,8 +13,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from penstock.errors import DataError, SpecError
+from penstock.errors import DataError, ServiceError, SpecError
 from penstock.ingest.files import listing
 from penstock.ingest.read.snapshot import SourceSnapshot, iterate_rows, read_source
 from penstock.ingest.spec import DataSpec
@@ -167,6 +169,18 @@ def test_an_object_that_is_replaced_in_its_store_after_the_listing_is_refused() 
     assert [batch.table.num_rows for batch in iterate_rows(data, snapshot, snapshot.files)] == [1]
     store.pipe("/replaced/a.csv", b"x\n2\n")
     with pytest.raises(DataError, match=r"memory://.*a\.csv: was replaced"):
+        list(iterate_rows(data, snapshot, snapshot.files))
+
+
+@pytest.mark.parametrize("call", ["open", "info"])
+def test_a_store_that_cuts_the_connection_is_no_damaged_file(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*_given: Any, **_named: Any) -> NoReturn:
+        raise ConnectionResetError("cut")
+
+    fsspec.filesystem("memory").pipe("/cut/a.csv", b"x\n1\n")
+    data, snapshot = read_snapshot(Path(), "csv", train="memory://cut/a.csv")
+    monkeypatch.setattr(MemoryFileSystem, call, cut)
+    with pytest.raises(ServiceError, match=r"fails for bucket .*cut/a\.csv.*: cut"):
         list(iterate_rows(data, snapshot, snapshot.files))
 
 
