@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
+from penstock.flows.spec_file import load_spec
 from penstock.flows.verbs.plan import plan_pipeline
+from penstock.storage import Storage
 from tests.drills.project import make_project
 from tests.drills.without_servers import leave_out_servers, run_here
 
@@ -60,3 +62,10 @@ def test_what_was_trained_once_is_found_again(tmp_path: Path, monkeypatch: pytes
     run_here(file, [*TESTED, *OTHER, "data.validation=null"], until="materialize")
     elsewhere = run_here(file, [*TESTED, "data.train=./data/../data/train"])
     assert set(stages(elsewhere, "outcome").values()) == {"reused"}
+
+    storage = Storage(load_spec(file, TESTED).spec.storage)
+    storage.delete(f"runs/{first['run']}/checkpoints")
+    again = run_here(file, TESTED)
+    assert (again["run"], stages(again, "outcome")["train"]) == (first["run"], "ran"), "what is gone is trained again"
+    assert again["weights_digest"] == first["weights_digest"] and again["model_uri"] == first["model_uri"]
+    assert set(stages(run_here(file, TESTED), "outcome").values()) == {"reused"}

@@ -311,6 +311,7 @@ def test_an_attempt_that_cannot_open_its_records_is_on_record_as_failed(tmp_path
     (run,) = penstock("status", str(file))["runs"]
     assert run["status"] == "failed"
     assert [attempt["status"] for attempt in run["attempts"]] == ["failed"]
+    assert refused["error"]["message"] in run["attempts"][0]["error"] and "Next: " in run["attempts"][0]["error"]
 
 
 @pytest.mark.drill
