@@ -136,6 +136,8 @@ def test_params_are_no_state_and_a_variable_without_a_value_is_known_as_such() -
 
 def test_large_data_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.training.frameworks.ray_train.restoring.seen_state._KEPT_BYTES", 8)
-    images, weights = torch.zeros(3), torch.zeros(2)
-    assert held(seen(), "large_data") == {"weights"}
-    assert len(images) > len(weights)
+    images, losses, weights = torch.zeros(3), [0.5] * 900, torch.zeros(2)
+    assert held(seen(), "large_data") == {"losses", "weights"}
+    monkeypatch.setattr("penstock.training.frameworks.ray_train.restoring.seen_state._MOST", 1)
+    assert held(seen(), "large_data") == {"losses"}
+    assert len(images) > len(weights) < len(losses) and monkeypatch

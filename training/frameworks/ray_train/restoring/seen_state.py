@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import FrameType, FunctionType, GeneratorType, MethodType, SimpleNamespace
+from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +33,16 @@ __all__ = ["Look", "SeenState", "gradients_digest", "look", "user_frames"]
 
 _KEPT_BYTES, _ELEMENTS, _DEPTH = 64 << 20, 1000, 12
 """Plain tensors and arrays up to so many bytes, and containers up to so many elements, are looked at: larger ones are data."""
+_MOST = 5000
+"""Things with a state that are written down; variables come before globals."""
+_SHORT = 8
+"""Numbers of a list that are told one by one."""
 _CLOCKS = (time.time, time.monotonic, time.perf_counter)
 _SMALLEST_CLOCK = 1e5
 """A clock that shows less counts from the start of this machine, and its readings could be other numbers."""
 _BEGAN = tuple(clock() for clock in _CLOCKS)
 _CLOSURES = (FunctionType, MethodType, GeneratorType, functools.partial)
+_LISTS = (list, tuple, deque)
 _NUMBERS = (bool, int, float, complex, np.generic, type(None))
 
 
@@ -92,7 +97,7 @@ def look(
             if not numbers_only or isinstance(value, _NUMBERS):
                 seeing.see(f"{owner}: {name}", value)
     if not numbers_only:
-        for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == package]:
+        for module in [each for name, each in list(sys.modules.items()) if name.partition(".")[0] == package]:
             for name, value in sorted(vars(module).items()):
                 if not name.startswith("__"):
                     seeing.see(f"{module.__name__.rpartition('.')[2]}.py: {name}", value)
@@ -128,11 +133,18 @@ class _Seeing:
 
     def see(self, name: str, value: Any, depth: int = 0) -> None:
         """Write down what `value` and what it holds stand with; what was seen under another name is left out."""
-        if isinstance(value, (*_NUMBERS, itertools.count)):
+        if len(self.found) >= _MOST:
+            return
+        if isinstance(value, _LISTS) and len(value) > _SHORT and all(isinstance(each, _NUMBERS) for each in value):
+            self._add(name, "plain", value, _digest(value))
+        elif isinstance(value, (*_NUMBERS, itertools.count)):
             if not _is_of_a_clock(value):
                 self._add(name, "plain", value, repr(value))
-            return
-        if id(value) in self._known or depth > _DEPTH:
+        else:
+            self._see_object(name, value, depth)
+
+    def _see_object(self, name: str, value: Any, depth: int) -> None:
+        if id(value) in self._known or depth > _DEPTH or isinstance(value, ModuleType):
             return
         self._known[id(value)] = value  # kept, so that no other gets its place in memory
         if isinstance(value, nn.Module):
@@ -174,11 +186,9 @@ class _Seeing:
         if isinstance(value, Mapping):
             if len(value) <= _ELEMENTS:
                 yield from ((f"[{key!r}]", each) for key, each in value.items() if not self._is_param(key, each))
-        elif isinstance(value, (list, tuple, deque)):
+        elif isinstance(value, _LISTS):
             if len(value) <= _ELEMENTS:
                 yield from ((f"[{number}]", each) for number, each in enumerate(value))
-            elif all(isinstance(each, _NUMBERS) for each in value):
-                yield "", np.array([repr(each) for each in value]).view(np.uint8)
         elif isinstance(value, DataLoader):
             yield from ((f".{name}", getattr(value, name)) for name in ("generator", "sampler", "batch_sampler", "dataset"))
         elif isinstance(value, FunctionType) and self._is_own(value):
@@ -197,7 +207,8 @@ class _Seeing:
             yield from ((f".{name}", each) for name, each in _attributes(value).items())
 
     def _is_param(self, key: Any, value: Any) -> bool:
-        return isinstance(key, str) and isinstance(value, (*_NUMBERS, list, dict)) and self._params.get(key, self) == value
+        given = self._params.get(key) if isinstance(key, str) else None
+        return type(given) is type(value) and isinstance(value, (*_NUMBERS, list, dict)) and bool(given == value)
 
     def _is_own(self, definition: Any) -> bool:
         return str(getattr(definition, "__module__", "")).partition(".")[0] == self._package
@@ -248,7 +259,7 @@ def _content(value: Any) -> Iterator[bytes | memoryview]:
         for key, each in sorted(value.items(), key=lambda item: repr(item[0])):
             yield repr(key).encode()
             yield from _content(each)
-    elif isinstance(value, (list, tuple, deque)):
+    elif isinstance(value, _LISTS):
         yield f"{len(value)} listed".encode()
         for each in value:
             yield from _content(each)
