@@ -29,7 +29,8 @@ def make(folder: Path) -> Path:
 
 
 def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp_path: Path) -> None:
-    calm, ended = calm_and_killed(tmp_path, make, ["train.workers=1", "train.checkpoint={every_steps: 5}"])
+    settings = ["train.workers=2", "train.cpus_per_worker=0.5", "train.checkpoint={every_steps: 5}"]
+    calm, ended = calm_and_killed(tmp_path, make, settings)
     assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     assert ended["metrics"]["test/accuracy"] > 0.5, "a guess is right in a tenth"
