@@ -17,6 +17,7 @@ from penstock.storage import root_problem
 from penstock.store_settings import StoreAddress, StoreSpec
 from penstock.tasks.room.spec import RetentionSpec
 from penstock.tasks.tune.spec import TuneSpec
+from penstock.training.better import mode_problem
 from penstock.training.frameworks.registry import FRAMEWORKS, RECIPE_OPTIONAL
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import EvaluateSpec, RegisterSpec, TrackingSpec, TrainSpec
@@ -100,11 +101,15 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
         problems.append(("train.checkpoint.best", f"{best.metric!r} needs a validation split; set data.validation"))
     if best is not None and not best.metric.startswith("val/"):
         problems.append(("train.checkpoint.best.metric", f"{best.metric!r} is no validation metric; its name starts with val/"))
+    if best is not None and (problem := mode_problem(best.metric, best.mode)):
+        problems.append(("train.checkpoint.best.mode", problem))
     if spec.evaluate.slices and spec.materialize.cache != "disk":
         problems.append(("evaluate.slices", "only rows on disk know which row of the source they are; use cache: disk"))
     problems += _promotion_problems(spec)
     if spec.tune is not None and spec.data.validation is None:
         problems.append(("tune.metric", f"{spec.tune.metric!r} needs a validation split; set data.validation"))
+    if spec.tune is not None and (problem := mode_problem(spec.tune.metric, spec.tune.mode)):
+        problems.append(("tune.mode", problem))
     if spec.materialize.cache == "none" and spec.shuffle.mode == "global":
         problems.append(
             ("shuffle.mode", "a stream (materialize.cache: none) has no random access; use mode: windowed, or cache: disk")

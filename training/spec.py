@@ -18,7 +18,7 @@ class BestSpec(Section):
     metric: Annotated[str, OnResume.WARN] = "val/loss"
     """A validation metric, as MLflow shows it."""
     mode: Annotated[Literal["min", "max"], OnResume.WARN] = "min"
-    """Whether lower or higher is better."""
+    """Whether lower or higher is better. One of penstock's own metrics beside the wrong one is an error."""
 
 
 class CheckpointSpec(Section):

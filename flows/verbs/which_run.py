@@ -12,7 +12,7 @@ from penstock.errors import PenstockError, SpecError
 from penstock.flows.verbs.status import state_of
 from penstock.messages import counted
 from penstock.tasks.records.ledger import Ledger, Run
-from penstock.training.evaluation.paired import LOWER_IS_BETTER
+from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.registry.registries import REGISTRIES
 from penstock.training.spec import BestSpec, TrackingSpec
 

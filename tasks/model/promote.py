@@ -12,7 +12,8 @@ from penstock.ingest.schema import METRICS_OF, Split
 from penstock.messages import counted
 from penstock.tasks.context import RunContext
 from penstock.tasks.model.held_out import held_out_of
-from penstock.training.evaluation.paired import LOWER_IS_BETTER, Paired
+from penstock.training.better import LOWER_IS_BETTER
+from penstock.training.evaluation.paired import Paired
 from penstock.training.registry.registry import KeepsAliases, Registered
 from penstock.training.spec import PromoteSpec
 

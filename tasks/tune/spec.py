@@ -64,7 +64,7 @@ class TuneSpec(Section):
     metric: Annotated[str, OnResume.FREE] = "val/loss"
     """What trials are compared by: a validation metric, as MLflow shows it. The test split is for the best trial alone."""
     mode: Annotated[Literal["min", "max"], OnResume.FREE] = "min"
-    """Whether lower or higher is better."""
+    """Whether lower or higher is better. One of penstock's own metrics beside the wrong one is an error."""
     trials: Annotated[PositiveInt | None, OnResume.FREE] = None
     """How many trials; 10 if not given, for `searcher: grid` all, for `scheduler: pbt` three generations. Raise it, and the
     sweep goes on."""

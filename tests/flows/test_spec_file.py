@@ -101,6 +101,21 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path) 
     assert found == ["--set train.workers=3: train.batch_rows: 64 does not divide over 3 workers; use 63 or 66"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "wrong", "right"), [("accuracy", "min", "max"), ("r2", "min", "max"), ("loss", "max", "min")]
+)
+def test_a_mode_that_takes_the_worst_for_the_best_is_refused(tmp_path: Path, metric: str, wrong: str, right: str) -> None:
+    section = "{metric: val/%s, mode: %s}"
+    for key, more in (("train.checkpoint.best", ""), ("tune", ", space: {train.epochs: {choice: [1, 2]}}")):
+        entry = f"{key}={section}".replace("}", f"{more}}}")
+        assert load_spec(write(tmp_path, GOOD), [entry % (metric, right)])
+        (problem,) = problems_of(write(tmp_path, GOOD), entry % (metric, wrong))
+        assert f"{key}.mode: 'val/{metric}' is better the " in problem and problem.endswith(f"write mode: {right}")
+    (problem,) = problems_of(write(tmp_path, GOOD), "train.checkpoint.best={metric: val/f1}")
+    assert problem.endswith("and mode: min keeps the lowest; write mode: max"), "the default is no excuse"
+    assert load_spec(write(tmp_path, GOOD), ["train.checkpoint.best={metric: val/users_own, mode: min}"])
+
+
 def test_what_a_set_option_breaks_in_a_section_of_the_file_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     space = "tune: {space: {train.learning_rate: {range: [0.1, 1]}}}\n"
     (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from penstock.errors import SpecError, TrainingError
+from penstock.training.better import mode_problem
 from penstock.training.callbacks.callback import Training
 
 __all__ = ["EarlyStopping"]
@@ -30,6 +31,8 @@ class EarlyStopping:
                 f"train.callbacks: early_stopping got patience {patience!r}, mode {mode!r}, min_delta {min_delta!r}",
                 next_step="patience is 1 or more, mode is min or max, min_delta is 0 or more",
             )
+        if problem := mode_problem(metric, mode):
+            raise SpecError(f"train.callbacks: early_stopping: {problem}", next_step="correct its mode in the pipeline file")
         self._metric, self._patience, self._sign, self._min_delta = metric, patience, 1 if mode == "min" else -1, min_delta
         self._best: float | None = None
         self._since = 0

@@ -12,10 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["LOWER_IS_BETTER", "Paired", "compare_paired"]
-
-
-LOWER_IS_BETTER = frozenset({"loss", "log_loss", "mae", "mse", "rmse", "calibration_error"})
+__all__ = ["Paired", "compare_paired"]
 
 _MOST_DRAWS, _FEWEST_DRAWS = 500, 100
 _ROWS_DRAWN = 20_000_000

@@ -14,8 +14,9 @@ from penstock.flows.verbs.which_run import better_is
 from penstock.ingest.schema import SPLITS, Split
 from penstock.tasks.records.data import RunData
 from penstock.tasks.records.ledger import Ledger, Run
+from penstock.training.better import LOWER_IS_BETTER
 from penstock.training.checkpoint.journal import read_journal
-from penstock.training.evaluation.paired import LOWER_IS_BETTER, compare_paired
+from penstock.training.evaluation.paired import compare_paired
 
 __all__ = ["by_file", "compare_metrics", "curves", "same_rows"]
 

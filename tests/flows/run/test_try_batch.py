@@ -151,7 +151,8 @@ def test_a_sweeps_metric_is_one_that_a_validation_measures(tmp_path: Path) -> No
     file = project(tmp_path, "\n" + loss + "        return {'loss': found, 'kl': found}\n").base_dir / "pipeline.yaml"
 
     def tried(metric: str, *more: str, for_sweep: bool = True) -> dict[str, Any]:
-        loaded = load_spec(file, [f"tune={{space: {{train.learning_rate: {{range: [0.1, 1]}}}}, metric: {metric}}}", *more])
+        space = "{train.learning_rate: {range: [0.1, 1]}}"
+        loaded = load_spec(file, [f"tune={{space: {space}, metric: {metric}, mode: max}}", *more])
         return try_one_batch(Project(loaded.spec, loaded.base_dir, loaded.origins), for_sweep=for_sweep)
 
     with pytest.raises(SpecError, match=r"tune\.metric is 'val/auroc', which validation does not measure") as caught:

@@ -139,6 +139,7 @@ def test_a_callback_that_fails_is_told_by_its_name(tmp_path: Path, entry: Any, p
         (CallbackCode("early_stoping", {}), "did you mean"),
         (CallbackCode("early_stopping", {"patienc": 3}), "cannot be made with"),
         (CallbackCode("early_stopping", {"patience": 0}), "patience is 1 or more"),
+        (CallbackCode("early_stopping", {"metric": "val/accuracy"}), "better the higher it is"),
     ],
 )
 def test_what_cannot_be_made_is_refused_before_training(entry: CallbackCode, problem: str) -> None:
