@@ -330,4 +330,7 @@ def read_problem(uri: str, error: Exception) -> DataError | ServiceError:
     text = " ".join(f"{error}".split())
     if not is_local(uri) and isinstance(error, OSError) and any(word in text for word in ("AWS", "curl", "HTTP", *DENIED)):
         return store_problem(uri, error)
-    return DataError(f"{uri}: {text or type(error).__name__}")
+    return DataError(
+        f"{uri}: {text or type(error).__name__}",
+        next_step="write or fetch the file again, see that it may be read, or leave it out (data.train: .../part-*)",
+    )

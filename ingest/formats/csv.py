@@ -22,14 +22,14 @@ from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile, capped
-from penstock.ingest.files.opening import open_input, open_span, read_problem
+from penstock.ingest.files.opening import open_input, open_span, open_stream, read_problem
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, joined_types, rounds
 from penstock.ingest.formats.cells.quotes import QuoteCheck, record_start
 from penstock.ingest.formats.csv_dialect import CsvOptions, Dialect
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, Keep, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
-from penstock.ingest.formats.text_bytes import bad_utf8
+from penstock.ingest.formats.text_bytes import bad_utf8, misread
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml, shorten
 
@@ -88,7 +88,8 @@ class CsvReader(Reader):
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
         no_rows = self._before_rows + (stream.raw.emptied if isinstance(stream, io.BufferedReader) else 0)
         if lines.count != rows + no_rows and (problems := self._broken_records(file, len(header))):
-            raise _broken(file, problems)
+            raise _broken(file, problems, header)
+        self._refuse_utf8(file)
         return self._facts(file, cells, rows)
 
     def part_starts(self, file: SourceFile, part_bytes: int) -> list[int]:
@@ -319,7 +320,7 @@ class CsvReader(Reader):
                 ) from error
             problems = self._broken_records(file, len(header)) or _long_records(self._form, file)
             problems = problems or [" ".join(str(error).split())]
-            raise _broken(file, problems) from error
+            raise _broken(file, problems, header) from error
         except OSError as error:
             raise read_problem(file.uri, error) from error
         finally:
@@ -328,6 +329,19 @@ class CsvReader(Reader):
     def _bad_bytes(self, file: SourceFile) -> str:
         with self._form.open(file) as stream:
             return bad_utf8(stream)
+
+    def _refuse_utf8(self, file: SourceFile) -> None:
+        """One file of UTF-8 among others would go unseen, since all of its bytes are letters of the others' encoding."""
+        named = self._form.options.encoding
+        if not self._form.has_one_byte_letters:
+            return
+        with open_stream(file.uri) as stream:
+            found = misread(stream, named)
+        if found is not None:
+            raise DataError(
+                f"{file.uri}: is UTF-8, not {named}: {found[0]!r} would be read as {found[1]!r}",
+                next_step=f"convert it: iconv -f utf8 -t {named}; or if all files are UTF-8, leave data.csv.encoding out",
+            )
 
     def _not_of_encoding(self, file: SourceFile, error: UnicodeError) -> DataError:
         named = self._form.options.encoding
@@ -362,9 +376,12 @@ class CsvReader(Reader):
         return f"{place} holds {shorten(value)}"
 
 
-def _broken(file: SourceFile, problems: list[str]) -> DataError:
+def _broken(file: SourceFile, problems: list[str], header: list[str]) -> DataError:
     more = f" (and {len(problems) - 1} more such lines)" if len(problems) > 1 else ""
-    return DataError(f"{file.uri}: {problems[0]}{more}", problems=capped(problems[1:]), next_step="repair the lines")
+    advice = "repair the lines"
+    if len(header) == 1:
+        advice += f"; or if {header[0]!r} in the first line names no column, leave that out: data.csv: {{skip_rows: 1}}"
+    return DataError(f"{file.uri}: {problems[0]}{more}", problems=capped(problems[1:]), next_step=advice)
 
 
 class _LineCounter:

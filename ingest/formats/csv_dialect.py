@@ -81,6 +81,12 @@ class Dialect:
         plain = of.escape is None and of.comment is None and not of.skip_rows
         return plain and codecs.lookup(of.encoding).name == "utf-8" and can_be_cut(file.uri)
 
+    @property
+    def has_one_byte_letters(self) -> bool:
+        """Whether any bytes are text in the encoding, so that UTF-8 is read as other letters and not refused."""
+        name = codecs.lookup(self.options.encoding).name
+        return not name.startswith("utf") and len(bytes(range(128, 256)).decode(name, "replace")) == 128
+
     def open(self, file: SourceFile) -> Any:
         """Open as a binary stream of UTF-8. Reading raises UnicodeError where bytes are not of the encoding."""
         stream = open_stream(file.uri)

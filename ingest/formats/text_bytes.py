@@ -1,4 +1,4 @@
-"""Where is a text file not UTF-8?"""
+"""Where is a text file not UTF-8, and is one UTF-8 that is said to be something else?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from penstock.ingest.files.opening import read_characters
 
-__all__ = ["bad_utf8", "decode_block"]
+__all__ = ["bad_utf8", "decode_block", "misread"]
 
 
 _BLOCK_BYTES = 4 << 20
@@ -22,6 +22,17 @@ def bad_utf8(stream: pa.NativeFile) -> str:
         line += block.count(b"\n")
         offset += len(block)
     return ""
+
+
+def misread(stream: pa.NativeFile, encoding: str) -> tuple[str, str] | None:
+    """The first letter beyond ASCII of a file that is UTF-8 after all, and what it reads as in `encoding`; None of others."""
+    letter = ""
+    for block in read_characters(stream, _BLOCK_BYTES):
+        text, problem = ("", "") if block.isascii() else decode_block(block, 1, 0)
+        if problem:
+            return None
+        letter = letter or next((each for each in text if not each.isascii()), "")
+    return (letter, letter.encode().decode(encoding, "replace")) if letter else None
 
 
 def decode_block(block: bytes, first_line: int, offset: int) -> tuple[str, str]:

@@ -111,6 +111,10 @@ def test_a_value_that_breaks_a_given_type_is_named(tmp_path: Path) -> None:
         ('a,b\n1,x\n2,"y\n3,"z"\n4,w\n', "a quote in the record of line 3 is never closed, or wrongly: it reaches line 4"),
         ("a,b\n1,x\n2,caf\xe9\n".encode("latin1"), "line 3 is not UTF-8 (byte 0xe9 at offset 13, near '2,café')"),
         ("a,b\n1,2\n".encode("utf-16"), "this is UTF-16 text, not CSV\nNext: say so: data.csv: {encoding: utf-16}"),
+        (
+            "# of May\na,b\n1,2\n",
+            "or if '# of May' in the first line names no column, leave that out: data.csv: {skip",
+        ),
         ("a;b\n1;2\n", "separated by ';'"),
         ("5.1,3.5\n4.9,3.0\n", "the first line holds values"),
         ("a,a\n1,2\n", "header twice\nNext: name the columns in its place: data.csv: {header: [NAME, ...], skip_rows: 1}"),
@@ -130,7 +134,7 @@ def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: str | byt
 
 def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
     text = refusal(tmp_path, {"a.csv.gz": gzip.compress(f"id,x\n{NUMBERS}".encode())[:-100]})
-    assert "a.csv.gz: " in text
+    assert "a.csv.gz: " in text and "write or fetch the file again" in text
 
 
 def test_a_column_missing_in_one_file_is_named(tmp_path: Path) -> None:
@@ -162,6 +166,15 @@ def test_all_bad_files_are_counted_and_twenty_are_listed(tmp_path: Path) -> None
 def test_a_file_is_read_as_its_options_say(tmp_path: Path, content: str | bytes, options: dict[str, Any]) -> None:
     write_files(tmp_path, {"a.csv": content})
     assert read_rows(tmp_path, "csv", csv=options).to_pydict() == {"n": [1, 2], "x": [0.5, 1.5], "s": ["ä", "b,c"]}
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "koi8-r"])
+def test_a_file_of_utf8_among_those_of_another_encoding_is_named_and_not_misread(tmp_path: Path, encoding: str) -> None:
+    letter = "Ж" if encoding == "koi8-r" else "é"
+    text = f"a\nplain\n{letter}\n"
+    text = refusal(tmp_path, {"a.csv": text.encode(encoding), "b.csv": text.encode()}, csv={"encoding": encoding})
+    wrong = letter.encode().decode(encoding)
+    assert f"b.csv: is UTF-8, not {encoding}: {letter!r} would be read as {wrong!r}" in text and "/a.csv" not in text
 
 
 def test_words_for_missing_count_in_text_too_and_replace_the_usual_ones(tmp_path: Path) -> None:
