@@ -76,7 +76,7 @@ def plan(output: Output, asked: Asked, files: Sequence[SourceFile], progress: Pr
     kept = [unit for unit in kept if unit.key not in old]
     covered |= {(name, None) for name in _whole_files(unit for unit in kept if unit.source == asked.source)}
     gone = sorted({one.name for unit in kept for one in unit.files if one.name not in present or unit.source != asked.source})
-    left = [file for file in files if (file.name, None) not in covered and file.size_bytes]
+    left = [file for file in files if (file.name, None) not in covered]
     todo = list[ScoringJob]()
     for of_unit, piece, facts in _units(asked.data, left, progress):
         if (of_unit[0].name, piece) not in covered:

@@ -314,17 +314,20 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_scored(work: Wor
     work.write("a.parquet", people(0, 10, weight=pa.array([None, *map(float, range(9))]), town=["Ulm"] * 8 + ["Rome"] * 2))
     (work.input / "b.parquet").write_bytes(b"PAR1 cut off")
     work.write("c.parquet", people(0, 10).drop_columns(["town"]))
+    (work.input / "d.parquet").touch()
     with pytest.raises(DataError) as failed:
         work.run()
-    assert failed.value.message == "2 of 3 files cannot be scored; the others are"
+    assert failed.value.message == "3 of 4 files cannot be scored; the others are"
     assert "b.parquet" in failed.value.problems[0] and "'town'" in failed.value.problems[1]
-    assert failed.value.problems[2:] == (
+    assert failed.value.problems[2].endswith("d.parquet: empty (zero bytes)")
+    assert failed.value.problems[3:] == (
         "1 row could not be scored; the side table _unscored says why",
         "2 values are categories that the train split does not have: town (2)",
     )
     assert not (work.out / "_penstock/manifest.json").exists()
     work.write("b.parquet", people(0, 1))
     work.write("c.parquet", people(0, 2))
+    (work.input / "d.parquet").unlink()
     assert work.run().units == 2 and work.rows().num_rows == 12
 
 
