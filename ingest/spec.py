@@ -212,8 +212,8 @@ class DataSpec(Section):
     types: dict[str, str] = Field(default_factory=dict)
     """Arrow type a column is read as (`string`, `int64`, `float64`, ...), where inference disagrees between files."""
     missing_columns: Annotated[Literal["error", "null"] | None, AfterValidator(lambda said: said or "null")] = "error"
-    """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, which
-    `imputer` or `null_mask` may fill. In JSON a missing key is always null."""
+    """What a column is in a file that lacks it while others have it. `error` names both; `null` reads nulls there, and
+    says so; `imputer` or `null_mask` may fill them. In JSON a missing key is always null."""
     invalid: Literal["error", "drop", "quarantine"] = "error"
     """What happens to a row with a null, NaN or infinite value, a class that the train split lacks, or an image that cannot be
     decoded. `error` stops the run; `drop` leaves the row out and counts it. `quarantine` leaves it out too, also where a value

@@ -84,7 +84,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"materialize: values that train does not have (unknown: ignore or code), by column: {unseen}")
     for found in _shared(manifest):
         ctx.warn(f"materialize: {found}, so the model is judged on rows it has seen")
-    for said in (untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
+    lacks = ctx.snapshot.said_of_lacks()
+    for said in (lacks, untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
         if said:
             ctx.warn(f"materialize: {said}")
     extra = dict(manifest.extra)

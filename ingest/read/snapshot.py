@@ -38,6 +38,8 @@ _GROUP_BYTES = 64 << 20
 
 _TASK_FILES = 8
 
+_SHOWN_COLUMNS = 5
+
 BATCH_BYTES = 64 << 20
 """About as much of rows that are prepared together, by their mean size; a row that is larger is alone."""
 
@@ -70,6 +72,20 @@ class SourceSnapshot(Section):
         """Digest of what the files are and hold, wherever they lie: 32 hex characters."""
         files = [(file.location, file.name, file.size_bytes, file.fingerprint, file.rows) for file in self.files]
         return digest_of([self.format, files, [(column.name, column.type) for column in self.columns]])
+
+    def said_of_lacks(self) -> str:
+        """Which columns are null in files that lack them; empty if there are none."""
+        said = []
+        for name in dict.fromkeys(name for file in self.files for name in file.lacks):
+            without = [file for file in self.files if name in file.lacks]
+            rows = counted(sum(file.rows or 0 for file in without), "row")
+            where = without[0].name if len(without) == 1 else counted(len(without), "file") + f" (first {without[0].name})"
+            said.append(f"{name!r} in {rows} of {where}")
+        if not said:
+            return ""
+        more = [f"{len(said) - _SHOWN_COLUMNS} more"] if said[_SHOWN_COLUMNS:] else []
+        shown = ", ".join([*said[:_SHOWN_COLUMNS], *more])
+        return f"null because the file has no such column: {shown}; where one was renamed, give it its old name again"
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of every table that `iterate_rows` yields."""

@@ -104,6 +104,17 @@ def test_classes_are_shown_and_those_that_only_train_has_are_warned_of(
     assert prepared(source, monkeypatch) == (shown, [said] if said else [])
 
 
+def test_columns_that_are_null_where_a_file_lacks_them_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"y": [0.5, 1.5]}
+    files = {f"train/{night}.parquet": pa.table({**rows, "age": [at, at + 0.5]}) for at, night in enumerate("abc")}
+    files["train/d.parquet"] = pa.table({**rows, "Age": [7.0, 8.0]})
+    source = Source.of(tmp_path, files, [{"imputer": {"columns": "*"}}], label="y", missing_columns="null")
+    assert prepared(source, monkeypatch)[1] == [
+        "materialize: null because the file has no such column: 'Age' in 6 rows of 3 files (first a.parquet), "
+        "'age' in 2 rows of d.parquet; where one was renamed, give it its old name again"
+    ]
+
+
 def test_a_label_of_one_class_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"train/a.parquet": pa.table({"x": [1.0, 2.0], "y": ["bad", "bad"]})}
     source = Source.of(tmp_path, rows, [{"label_encoder": {"column": "y"}}], label="y")
