@@ -47,6 +47,11 @@ def store_problem(uri: str, error: Exception) -> ServiceError:
     """Say which store, bucket and key failed, and which setting to look at."""
     address = urlsplit(uri)
     text = " ".join(f"{error}".split()) or type(error).__name__
+    if isinstance(error, ImportError):
+        return ServiceError(
+            f"{uri} needs a package that is not installed: {text}",
+            next_step=f"install it on {socket.gethostname()}, and on each node of a Ray cluster",
+        )
     denied = isinstance(error, PermissionError) or any(word in text for word in DENIED)
     none = "Unable to locate credentials" in text
     what = "needs credentials for" if none else "refuses the credentials for" if denied else "fails for"

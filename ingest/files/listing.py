@@ -439,9 +439,24 @@ def _refuse_shared_files(files: list[SourceFile]) -> None:
         )
 
 
+def _unanswered(uri: str) -> BaseException | None:
+    """What a server of http said or did instead of answering, which fsspec takes for a file that is not there."""
+    if not uri.startswith(("http://", "https://")):
+        return None
+    fs, path = filesystem_of(uri)
+    try:
+        fs.info(path)
+    except FileNotFoundError as error:
+        is_gone = isinstance(error.__cause__, FileNotFoundError) or getattr(error.__cause__, "status", 0) in (404, 410)
+        return None if is_gone else error.__cause__
+    return None
+
+
 def _listing_problem(called: str, uri: str, error: Exception) -> PenstockError:
     where = f"{called}: {uri}"
     if isinstance(error, FileNotFoundError):
+        if (why := _unanswered(uri)) is not None:
+            return ServiceError(f"{where} cannot be read: {why}", next_step=f"start the server, or correct {called}")
         if bucket_is_missing(uri):
             bucket = uri.split("://", 1)[1].split("/", 1)[0]
             return ServiceError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import http.server
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -206,7 +209,26 @@ def test_split_rules_that_leave_nothing_to_train_on_are_refused_before_anything_
         names(tmp_path, train="nowhere", validation={"fraction": 0.5}, test={"fraction": 0.5})
 
 
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A server of files that writes no log."""
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
 def test_a_dead_endpoint_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for uri, said in (
+        ("http://127.0.0.1:1/x.csv", "x.csv cannot be read: Cannot connect to host 127.0.0.1:1"),
+        ("dropbox://folder/x.csv", "needs a package that is not installed: "),
+    ):
+        with pytest.raises(ServiceError, match=said) as caught:
+            names(tmp_path, train=uri)
+        assert "start the server" in caught.value.next_step or "install it on " in caught.value.next_step
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(DataError, match=r"none\.csv matches no file"):
+            names(tmp_path, train=f"http://127.0.0.1:{server.server_port}/none.csv")
+        server.shutdown()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(ServiceError, match=r"http://127\.0\.0\.1:1 does not answer") as caught:
         names(tmp_path, train="s3://bucket/data/")
