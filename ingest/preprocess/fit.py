@@ -1,7 +1,7 @@
 """What do the transforms learn from the train split? Fitted in order, each on rows prepared by those before it.
 
-Neighbouring transforms that learn about different columns learn in one pass over the source. Missing values are left out of
-what is learnt; materialize reports them where they matter.
+Transforms that learn about different columns, which none between them changes, learn in one pass over the source. Missing
+values are left out of what is learnt; materialize reports them where they matter.
 """
 
 from __future__ import annotations
@@ -172,10 +172,9 @@ class _TrainRows:
         """
         wanted, everything, kept = set(columns), False, list[FittedTransform]()
         for fitted in reversed(self.fitted):
-            touched, transform = _touched(fitted), fitted.step.transform
-            plain_pixels = isinstance(transform, DecodeImage) and not transform.makes_lists
-            finds_rows = self.data.invalid != "error" and not (plain_pixels or transform.drops or transform.renames)
-            if touched is not None and not touched & wanted and not finds_rows and (plain_pixels or not everything):
+            touched, plain = _touched(fitted), _makes_plain_pixels(fitted.step)
+            finds_rows = self.finds_rows(fitted.step)
+            if touched is not None and not touched & wanted and not finds_rows and (plain or not everything):
                 continue
             kept.append(fitted)
             everything = everything or touched is None
@@ -184,6 +183,11 @@ class _TrainRows:
             elif not _passes_pixels(fitted.step):
                 wanted |= {entry.step.transform.options.column for entry in self.fitted if entry.step.kind == "decode_image"}
         return replace(self, fitted=tuple(reversed(kept)))
+
+    def finds_rows(self, entry: TransformSpec) -> bool:
+        """Whether it finds rows that are left out, and so must not be learnt from after it."""
+        transform = entry.transform
+        return self.data.invalid != "error" and not (_makes_plain_pixels(entry) or transform.drops or transform.renames)
 
     def narrowed(self, columns: set[str]) -> _TrainRows:
         """The same rows with only those columns read, if nothing else looks at the others."""
@@ -215,6 +219,10 @@ def _touched(fitted: FittedTransform) -> set[str] | None:
     return {*names, *after} if names and after is not None else None
 
 
+def _makes_plain_pixels(entry: TransformSpec) -> bool:
+    return isinstance(entry.transform, DecodeImage) and not entry.transform.makes_lists
+
+
 def _passes_pixels(entry: TransformSpec) -> bool:
     """Whether a transform of any columns (`*`) takes neither images nor their pixels."""
     pictures = (pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3)), pa.binary())
@@ -222,13 +230,20 @@ def _passes_pixels(entry: TransformSpec) -> bool:
 
 
 def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel: ParallelMap) -> list[FittedTransform]:
-    """Fit the leading transforms of `transforms` that do not depend on each other: fitted ones with columns of their own."""
+    """Fit the leading transforms of `transforms` that do not depend on each other: each learns of columns of its own."""
     schema = source.schema()
     group: list[tuple[TransformSpec, list[str]]] = []
     taken: set[str] = set()
     for entry in transforms:
         transform = entry.transform
-        if not transform.learns or (taken and transform.takes_all):
+        if not transform.learns:
+            changed = _touched(FittedTransform(step=entry))
+            if changed is None or source.finds_rows(entry):
+                break
+            taken |= changed
+            group.append((entry, []))
+            continue
+        if taken and (transform.takes_all or taken & set(transform.named(source.data.label))):
             break
         with entry.naming_its_package(lambda: f"the columns {', '.join(schema.names)}"):
             columns = transform.columns(schema, source.data.label)
@@ -236,7 +251,8 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
             break
         taken |= set(columns)
         group.append((entry, columns))
-    source = source.without_idle_transforms(taken).narrowed(taken)
+    wanted = {column for _, columns in group for column in columns}
+    source = source.without_idle_transforms(wanted).narrowed(wanted)
     asked = [(entry, column) for entry, columns in group for column in columns]
     units = source.units()
     answers = ask([_question(entry, column) for entry, column in asked], units, parallel)

@@ -396,6 +396,34 @@ def test_what_is_missing_in_text_is_filled_by_what_is_advised(tmp_path: Path) ->
     assert source("advised", advised).fit().steps[0].columns[0].fill == "a"
 
 
+@pytest.mark.parametrize(
+    ("between", "passes"),
+    [
+        ({"cast": {"z": "float32"}}, 1),
+        ({"drop": ["z"]}, 1),
+        ({"rename": {"z": "w"}}, 1),
+        ({"rename": {"kind": "sort"}}, 2),
+        ({"cast": {"kind": "string"}}, 2),
+        ({"map_batches": "code.py:same"}, 2),
+    ],
+)
+def test_all_that_one_pass_answers_is_asked_in_one(tmp_path: Path, between: dict[str, Any], passes: int) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    column = "sort" if "sort" in str(between) else "kind"
+    steps = [{"standard_scaler": {"columns": ["x"]}}, between, {"one_hot": {"columns": [column]}}, LEARN]
+    rows = {"x": [1.0, 2.0, 3.0], "z": [1, 2, 3], "kind": ["a", "b", "a"], "label": ["p", "q", "p"]}
+    source, asked = Source.of(tmp_path, {"train/a.parquet": pa.table(rows)}, steps, label="label"), []
+
+    def counted(fn: Any, items: Any, *, num_cpus: float = 1) -> Any:
+        asked.append(1)
+        return local_map(fn, items, num_cpus=num_cpus)
+
+    fitted = source.fit(counted)
+    assert len(asked) == passes and fitted.classes == ("p", "q")
+    assert [len(entry.columns) for entry in fitted.steps] == [1, 0, 1, 1]
+    assert fitted.steps[0].columns[0].center == 2.0 and fitted.steps[2].columns[0].categories == ("a", "b")
+
+
 DECODE: dict[str, Any] = {"decode_image": {"column": "image"}}
 LEARN: dict[str, Any] = {"label_encoder": {"column": "label"}}
 CODE = """\
