@@ -219,6 +219,15 @@ def _touched(fitted: FittedTransform) -> set[str] | None:
     return {*names, *after} if names and after is not None else None
 
 
+def _changed(entry: TransformSpec, schema: pa.Schema, label: str | None) -> set[str] | None:
+    """As `_touched`, of a transform that learns nothing; `*` may be every column but the label."""
+    transform = entry.transform
+    after = transform.names_after(schema.names) if transform.takes_all and entry.origin is None else None
+    if after is None:
+        return _touched(FittedTransform(step=entry))
+    return {name for name in schema.names if name != label}.union(set(after).difference(schema.names))
+
+
 def _makes_plain_pixels(entry: TransformSpec) -> bool:
     return isinstance(entry.transform, DecodeImage) and not entry.transform.makes_lists
 
@@ -237,7 +246,7 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
     for entry in transforms:
         transform = entry.transform
         if not transform.learns:
-            changed = _touched(FittedTransform(step=entry))
+            changed = _changed(entry, schema, source.data.label)
             if changed is None or source.finds_rows(entry):
                 break
             taken |= changed
