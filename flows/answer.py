@@ -18,7 +18,7 @@ from rich.console import Console
 from penstock.errors import Interrupted, PenstockError, PreflightError
 from penstock.redact import hiding_secrets, redact_text
 
-__all__ = ["ANSWERED", "ERR", "OUT", "answer", "reporting_machine_errors"]
+__all__ = ["ANSWERED", "ERR", "OUT", "answer", "reporting_machine_errors", "say", "tell"]
 
 
 class _Out(Console):
@@ -31,6 +31,17 @@ class _Out(Console):
 OUT = _Out(highlight=False, emoji=False)
 """What was asked for. With `--json` stdout is kept for the JSON object, and this goes to stderr too."""
 ERR = Console(stderr=True, highlight=False, emoji=False)
+
+
+def say(line: str) -> None:
+    """Print a line of what was asked for, whole and as it is written."""
+    OUT.print(line, markup=False, soft_wrap=True)
+
+
+def tell(line: str, style: str | None = None) -> None:
+    """Print a line beside the answer, to stderr, whole and as it is written."""
+    ERR.print(line, style=style, markup=False, soft_wrap=True)
+
 
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room (df -h shows the full disk)"),
@@ -61,16 +72,14 @@ def answer(
         if isinstance(error, Interrupted):
             _on_signals(signal.SIG_IGN)  # one more must not take the answer away
         result, exit_code = _failure(error.with_next_step()), error.exit_code
-        ERR.print(
-            f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red", markup=False, soft_wrap=True
-        )
+        tell(f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red")
         if isinstance(error, Interrupted) and again:
             result["error"]["next"] = again
-            ERR.print(f"continue with: {again}", markup=False, soft_wrap=True)
+            tell(f"continue with: {again}")
     except KeyboardInterrupt:
         result, exit_code = {"status": "interrupted"}, 130
         if again:
-            ERR.print(f"continue with: {again}", markup=False, soft_wrap=True)
+            tell(f"continue with: {again}")
     except (Exception, SystemExit) as error:
         # Not one of ours: a defect. Show it whole, and keep the contract of one JSON line.
         traceback.print_exc(file=sys.stderr)

@@ -19,7 +19,9 @@ import typer
 
 from penstock import __version__
 from penstock.errors import PenstockError, PreflightError, SpecError
-from penstock.flows.answer import ANSWERED, ERR, OUT, answer
+from penstock.flows.answer import ANSWERED, ERR, OUT, answer, say, tell
+from penstock.flows.looking_back import compare, explain, log, report, rows, status
+from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
 from penstock.messages import counted
@@ -35,49 +37,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-File = Annotated[
-    Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder")
-]
-_HERE = Path()
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=VALUE", help="Use this value, not the file's, as in train.epochs=3; repeatable."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
-
-
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="A run: its id or a part of it, last, previous, best, a version of its model (3, models:/name/3) or an alias.",
-    ),
-]
-FileOption = Annotated[
-    Path | None,
-    typer.Option("--file", help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder"),
-]
-
-
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column", metavar="NAME", help="A column of INPUT to keep beside the predictions; repeatable.", show_default="all"
-    ),
-]
-Format = Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of what was trained on")]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="An option of INPUT's format, as under data.FORMAT, such as version=12; repeatable.",
-        show_default="as trained with",
-    ),
-]
-Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")]
 
 
 class Template(StrEnum):
@@ -103,32 +62,28 @@ def init(
         from penstock.flows.verbs.init import create_project
 
         files = create_project(directory, template.value)
-        OUT.print(
-            f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"made {directory} with {len(files)} files; next: penstock run {directory / 'pipeline.yaml'}")
         return {"status": "done", "directory": str(directory), "files": [str(file) for file in files]}
 
     answer(work, as_json)
 
 
 @app.command()
-def check(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> None:
+def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
     """Check spec, sources, recipe and resources with one real batch; runs no stage."""
 
     def work() -> dict[str, Any]:
         _read_spec(file, overrides)
         from penstock.flows.verbs.check import check_pipeline
 
-        return check_pipeline(file, overrides or [], lambda line: OUT.print(line, markup=False, soft_wrap=True))
+        return check_pipeline(file, overrides or [], say)
 
     answer(work, as_json)
 
 
 @app.command()
 def probe(
-    file: File = _HERE,
+    file: File = HERE,
     overrides: Set = None,
     budget_s: Annotated[
         float, typer.Option("--budget-s", help="Seconds for trying other values; 0 only reads as configured.")
@@ -142,9 +97,7 @@ def probe(
         _read_spec(file, overrides)
         from penstock.flows.verbs.probe.probe import probe_pipeline, show_probe
 
-        result = probe_pipeline(
-            file, overrides or [], budget_s, plot, lambda line: OUT.print(line, markup=False, soft_wrap=True)
-        )
+        result = probe_pipeline(file, overrides or [], budget_s, plot, say)
         show_probe(result, OUT)
         return result
 
@@ -152,7 +105,7 @@ def probe(
 
 
 @app.command()
-def plan(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> None:
+def plan(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
     """Say for each stage whether it would be reused, resumed or run, and which input differs. It ends as `run` would."""
 
     def work() -> dict[str, Any]:
@@ -173,7 +126,7 @@ def plan(file: File = _HERE, overrides: Set = None, as_json: Json = False) -> No
 
 @app.command()
 def run(
-    file: File = _HERE,
+    file: File = HERE,
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run instead of continuing the last one.")] = False,
     until: Annotated[StageName | None, typer.Option(help="Stop after this stage.")] = None,
@@ -190,9 +143,9 @@ def run(
 
         result = run_pipeline(file, overrides or [], fresh=fresh, until=until)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-        ERR.print(f"see it: {page}", markup=False, soft_wrap=True)
+        tell(f"see it: {page}")
         if result.get("list_url"):
-            ERR.print(f"all runs: {result['list_url']}", markup=False, soft_wrap=True)
+            tell(f"all runs: {result['list_url']}")
         return result
 
     answer(work, as_json, again=run_command(file, overrides or [], *(["--folds"] if folds else [])))
@@ -205,13 +158,13 @@ def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) 
         raise SpecError("--until stops one run, and --folds makes several", next_step="leave one of them out")
     result = tune_pipeline(file, overrides, fresh=fresh, folds=True)
     page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-    ERR.print(f"see the folds: {page}", markup=False, soft_wrap=True)
+    tell(f"see the folds: {page}")
     return result
 
 
 @app.command()
 def tune(
-    file: File = _HERE,
+    file: File = HERE,
     overrides: Set = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new sweep instead of continuing the last one.")] = False,
     as_json: Json = False,
@@ -223,135 +176,14 @@ def tune(
 
         result = tune_pipeline(file, overrides or [], fresh=fresh)
         page = result["url"] or shlex.join(["penstock", "ui", str(file)])
-        ERR.print(f"see the trials: {page}", markup=False, soft_wrap=True)
+        tell(f"see the trials: {page}")
         return result
 
     answer(work, as_json, again=run_command(file, overrides or [], verb="tune"))
 
 
-@app.command()
-def status(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A pipeline file, or a folder that holds pipeline.yaml: lists the runs of that pipeline. Without it, all runs "
-            "in the storage that pipeline.yaml in the current folder names, or in .penstock if there is no such file."
-        ),
-    ] = None,
-    overrides: Set = None,
-    as_json: Json = False,
-) -> None:
-    """List runs, and correct what Prefect and MLflow say of those whose process was killed."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.status import collect_status, show_status
-
-        result = collect_status(file, overrides or [])
-        show_status(result, OUT)
-        return result
-
-    answer(work, as_json)
-
-
-@app.command()
-def log(
-    file: File = _HERE,
-    last: Annotated[int | None, typer.Option(help="Only so many of the newest attempts.")] = None,
-    as_json: Json = False,
-) -> None:
-    """List a pipeline's runs by date: what had changed, how it ended, how good it was, why it failed."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.log import collect_log, show_log
-
-        result = collect_log(file, last)
-        show_log(result, OUT)
-        return result
-
-    answer(work, as_json)
-
-
-@app.command()
-def compare(
-    before: RunName,
-    after: RunName = "last",
-    file: FileOption = None,
-    html: Annotated[Path | None, typer.Option(help="Also write it as a page that needs no network.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Say how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.compare.compare import compare_runs, show_comparison
-
-        result = compare_runs(file, before, after)
-        show_comparison(result, OUT)
-        if html is not None:
-            from penstock.flows.verbs.compare.page import comparison_page
-
-            html.write_text(comparison_page(result), encoding="utf-8")
-            ERR.print(f"see it: {html}", markup=False, soft_wrap=True)
-        return result
-
-    answer(work, as_json)
-
-
-@app.command()
-def rows(
-    name: RunName,
-    step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
-    limit: Annotated[int | None, typer.Option(help="Only so many of its rows.")] = None,
-    file: FileOption = None,
-    as_json: Json = False,
-) -> None:
-    """List the rows a step of a run trained on: file, line and values."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.rows import rows_of_step, show_rows
-
-        result = rows_of_step(file, name, step, limit)
-        show_rows(result, OUT)
-        return result
-
-    answer(work, as_json)
-
-
-@app.command()
-def report(
-    name: RunName = "last",
-    output: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="RUN.html")] = None,
-    file: FileOption = None,
-    as_json: Json = False,
-) -> None:
-    """Write one page of a run that needs no network: data, stages, losses, throughput, figures, environment."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.report import write_report
-
-        result = write_report(file, name, output)
-        OUT.print(result["page"], markup=False, soft_wrap=True)
-        return result
-
-    answer(work, as_json)
-
-
-@app.command()
-def explain(
-    name: RunName = "last",
-    stage: Annotated[str | None, typer.Argument(help="Only this stage.")] = None,
-    file: FileOption = None,
-    as_json: Json = False,
-) -> None:
-    """Say why each stage of a run was reused or run, down to the file and the function."""
-
-    def work() -> dict[str, Any]:
-        from penstock.flows.verbs.explain import explain_run, show_explanation
-
-        result = explain_run(file, name, stage)
-        show_explanation(result, OUT)
-        return result
-
-    answer(work, as_json)
+for _verb in (status, log, compare, rows, report, explain):
+    app.command()(_verb)
 
 
 @app.command()
@@ -396,7 +228,7 @@ def predict(
         result = predict_rows(
             model, source, output, columns=columns or [], format=format, options=options or [], gpus=gpus, file=file
         )
-        ERR.print(f"{result['output']}: {counted(result['total_rows'], 'row')}", markup=False, soft_wrap=True)
+        tell(f"{result['output']}: {counted(result['total_rows'], 'row')}")
         return result
 
     answer(work, as_json, again=shlex.join(["penstock", *sys.argv[1:]]))
@@ -419,14 +251,14 @@ def ui(
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.ui import serve_ui
 
-        return serve_ui(file, mlflow_port, lambda line: ERR.print(line, markup=False, soft_wrap=True))
+        return serve_ui(file, mlflow_port, tell)
 
     answer(work, as_json)
 
 
 @app.command()
 def clean(
-    file: File = _HERE,
+    file: File = HERE,
     keep_runs: Annotated[
         int | None, typer.Option(min=1, help="How many of the newest runs keep their data.", show_default="5")
     ] = None,
@@ -442,9 +274,7 @@ def clean(
         _read_spec(file, None, to_train=False)
         from penstock.flows.verbs.clean import clean_pipeline
 
-        return clean_pipeline(
-            file, keep_runs, keep_days, dry_run=dry_run, say=lambda line: OUT.print(line, markup=False, soft_wrap=True)
-        )
+        return clean_pipeline(file, keep_runs, keep_days, dry_run=dry_run, say=say)
 
     answer(work, as_json)
 
@@ -452,7 +282,7 @@ def clean(
 @app.command()
 def deploy(
     cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday", UTC.')],
-    file: File = _HERE,
+    file: File = HERE,
     pool: Annotated[str, typer.Option(help="Prefect work pool that runs it; made, of type process, if absent.")] = "penstock",
     overrides: Set = None,
     predict: Annotated[
@@ -483,9 +313,6 @@ def deploy(
     as_json: Json = False,
 ) -> None:
     """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
-
-    def say(line: str) -> None:
-        OUT.print(line, markup=False, soft_wrap=True)
 
     def work() -> dict[str, Any]:
         from penstock.flows.verbs.deploy.deploy import Messages, deploy_pipeline, deploy_predictions
@@ -521,7 +348,7 @@ def schema() -> None:
     try:
         print(schema_json(), end="")
     except PenstockError as error:
-        ERR.print(f"penstock: {error}", style="red", markup=False, soft_wrap=True)
+        tell(f"penstock: {error}", style="red")
         raise typer.Exit(error.exit_code) from error
 
 

@@ -84,7 +84,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "flows/predict",
     ),
     "flows/answer.py": (),
-    "flows/cli.py": ("flows/answer.py", "flows/spec_file.py", "flows/run", "flows/verbs"),
+    "flows/options.py": (),
+    "flows/looking_back.py": ("flows/answer.py", "flows/options.py", "flows/verbs"),
+    "flows/cli.py": (
+        *("flows/answer.py", "flows/options.py", "flows/looking_back.py", "flows/spec_file.py", "flows/run", "flows/verbs"),
+    ),
     "penstock": (),
     "penstock/lease.py": ("penstock", "penstock/machine"),
     "penstock/machine": ("penstock",),

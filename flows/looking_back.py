@@ -1,0 +1,132 @@
+"""The verbs of the command that look back at runs: which there are, how they differ, what a step saw, why a stage ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.flows.answer import OUT, answer, say, tell
+from penstock.flows.options import HERE, File, FileOption, Json, RunName, Set
+
+__all__ = ["compare", "explain", "log", "report", "rows", "status"]
+
+
+def status(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A pipeline file, or a folder that holds pipeline.yaml: lists the runs of that pipeline. Without it, all runs "
+            "in the storage that pipeline.yaml in the current folder names, or in .penstock if there is no such file."
+        ),
+    ] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """List runs, and correct what Prefect and MLflow say of those whose process was killed."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.status import collect_status, show_status
+
+        result = collect_status(file, overrides or [])
+        show_status(result, OUT)
+        return result
+
+    answer(work, as_json)
+
+
+def log(
+    file: File = HERE,
+    last: Annotated[int | None, typer.Option(help="Only so many of the newest attempts.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List a pipeline's runs by date: what had changed, how it ended, how good it was, why it failed."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.log import collect_log, show_log
+
+        result = collect_log(file, last)
+        show_log(result, OUT)
+        return result
+
+    answer(work, as_json)
+
+
+def compare(
+    before: RunName,
+    after: RunName = "last",
+    file: FileOption = None,
+    html: Annotated[Path | None, typer.Option(help="Also write it as a page that needs no network.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.compare.compare import compare_runs, show_comparison
+
+        result = compare_runs(file, before, after)
+        show_comparison(result, OUT)
+        if html is not None:
+            from penstock.flows.verbs.compare.page import comparison_page
+
+            html.write_text(comparison_page(result), encoding="utf-8")
+            tell(f"see it: {html}")
+        return result
+
+    answer(work, as_json)
+
+
+def rows(
+    name: RunName,
+    step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
+    limit: Annotated[int | None, typer.Option(help="Only so many of its rows.")] = None,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """List the rows a step of a run trained on: file, line and values."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.rows import rows_of_step, show_rows
+
+        result = rows_of_step(file, name, step, limit)
+        show_rows(result, OUT)
+        return result
+
+    answer(work, as_json)
+
+
+def report(
+    name: RunName = "last",
+    output: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="RUN.html")] = None,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page of a run that needs no network: data, stages, losses, throughput, figures, environment."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.report import write_report
+
+        result = write_report(file, name, output)
+        say(result["page"])
+        return result
+
+    answer(work, as_json)
+
+
+def explain(
+    name: RunName = "last",
+    stage: Annotated[str | None, typer.Argument(help="Only this stage.")] = None,
+    file: FileOption = None,
+    as_json: Json = False,
+) -> None:
+    """Say why each stage of a run was reused or run, down to the file and the function."""
+
+    def work() -> dict[str, Any]:
+        from penstock.flows.verbs.explain import explain_run, show_explanation
+
+        result = explain_run(file, name, stage)
+        show_explanation(result, OUT)
+        return result
+
+    answer(work, as_json)

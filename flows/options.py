@@ -1,0 +1,48 @@
+"""Which arguments do several verbs of the command take, and what does their help say?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["HERE", "Columns", "File", "FileOption", "Format", "Gpus", "Json", "Options", "RunName", "Set"]
+
+File = Annotated[
+    Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder")
+]
+HERE = Path()
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=VALUE", help="Use this value, not the file's, as in train.epochs=3; repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run: its id or a part of it, last, previous, best, a version of its model (3, models:/name/3) or an alias.",
+    ),
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder"),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column", metavar="NAME", help="A column of INPUT to keep beside the predictions; repeatable.", show_default="all"
+    ),
+]
+Format = Annotated[str | None, typer.Option(help="Format of INPUT.", show_default="that of what was trained on")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of INPUT's format, as under data.FORMAT, such as version=12; repeatable.",
+        show_default="as trained with",
+    ),
+]
+Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")]
