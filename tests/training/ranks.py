@@ -26,7 +26,10 @@ from tests.training.digits import CPU, ListClient
 __all__ = ["check_continued", "run_ranks", "train_all", "train_ranks"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "ray.train.torch", "torchmetrics.classification", "penstock.training.on_ray.worker"])
+# Among them what a rank would import by itself: torch._dynamo for the mean gradient (1.5 CPU s), pytest for the test's module (0.4).
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "ray.train.torch", "torchmetrics.classification", "tests.training.ranks", "pytest"]
+)
 
 
 def run_ranks(work: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 600.0) -> list[Any]:
