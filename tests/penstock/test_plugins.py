@@ -19,6 +19,13 @@ def things(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> Plugins[type]:
     return Plugins("thing", "penstock.test_things", OWN)
 
 
+@pytest.fixture(scope="module")
+def extra(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a package is installed that adds `extra`."""
+    source = "class Extra:\n    pass\n"
+    return install_package(tmp_path_factory.mktemp("extra"), "penstock.test_things", 'extra = "acme_extra:Extra"', source)
+
+
 def test_an_own_thing_is_imported_by_name() -> None:
     from collections import Counter
 
@@ -28,9 +35,8 @@ def test_an_own_thing_is_imported_by_name() -> None:
     assert found.origin("counter") is None
 
 
-def test_an_installed_package_adds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = install_package(tmp_path, "penstock.test_things", 'extra = "acme_extra:Extra"', "class Extra:\n    pass\n")
-    found = things(monkeypatch, site)
+def test_an_installed_package_adds_one(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = things(monkeypatch, extra)
     assert found.names == ("counter", "deque", "extra")
     assert found.get("extra").__name__ == "Extra"
     assert found.origin("extra") == "acme-penstock==1.2"
@@ -57,9 +63,8 @@ def test_a_thing_that_lacks_what_its_kind_needs_is_refused_by_name(tmp_path: Pat
         Plugins("thing", "penstock.test_things", OWN, needs=("run",)).get("odd")
 
 
-def test_another_version_on_a_node_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = install_package(tmp_path, "penstock.test_things", 'extra = "acme_extra:Extra"', "class Extra:\n    pass\n")
-    found = things(monkeypatch, site)
+def test_another_version_on_a_node_is_refused_with_both(extra: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = things(monkeypatch, extra)
     found.require("extra", "acme-penstock==1.2")
     found.require("deque", None)
     with pytest.raises(PreflightError, match=r"acme-penstock==1\.1 in the driver and acme-penstock==1\.2 on"):

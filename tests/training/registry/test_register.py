@@ -12,6 +12,7 @@ from typing import Any
 
 import mlflow.pyfunc
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -211,10 +212,14 @@ def test_a_classifier_answers_with_classes_from_a_process_without_penstock(
 
 
 @pytest.mark.parametrize("arguments", [NUMBERS], indirect=True)
-def test_a_regression_answers_with_what_the_recipe_predicts(uri: str, arguments: dict[str, Any], tmp_path: Path) -> None:
-    registered = run_register(uri, arguments)
-    found = load_elsewhere(uri, registered.uri, tmp_path)
-    assert found["same"] and torch.allclose(torch.tensor(found["answer"]["prediction"]), expected(arguments)[:, 0])
+def test_a_regression_answers_with_what_the_recipe_predicts(uri: str, arguments: dict[str, Any]) -> None:
+    location = MlflowClient(uri).get_logged_model(run_register(uri, arguments).model_id).artifact_location
+    images, ages = np.arange(27, dtype=np.uint8).reshape(3, 3, 3), np.array([1, 2, 3], dtype=np.float32)
+    frame = pd.DataFrame({"image": images.tolist(), "age": ages})
+    model, entry = (mlflow.pyfunc.load_model(f"{location}{part}") for part in ("", "/prepared"))
+    prepared = model.unwrap_python_model().predict(None, {"image": images, "age": ages}, params={"prepared": True})
+    for answer in (model.predict(frame), prepared, entry.predict(frame)):
+        assert torch.allclose(torch.tensor(answer["prediction"].to_numpy()), expected(arguments)[:, 0])
 
 
 def test_the_version_names_its_data_code_and_run_and_holds_no_pickle(

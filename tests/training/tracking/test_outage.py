@@ -73,7 +73,9 @@ def open_tracker(server: MlflowServer, folder: Path, **more: object) -> MlflowTr
     return MlflowTracker.open(server.uri, "demo", "run", **options)  # type: ignore[arg-type]
 
 
-def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_path: Path) -> None:
+def test_an_outage_costs_no_point_blocks_nobody_and_what_it_outlives_is_delivered_by_a_repair(
+    server: MlflowServer, tmp_path: Path
+) -> None:
     storage = Storage(str(tmp_path / "run"))
     first = open_tracker(server, tmp_path)
     journal = JournalWriter(storage, Writer(1))
@@ -99,8 +101,16 @@ def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_pa
     check_history(server, first.run_id, 1500)
     assert checkpoints_at(server, first.run_id, tmp_path) == ["step-1400"]
 
-    # The next outage outlives the driver, which dies at step 1600; the last checkpoint is that of step 1550.
+    # The next outage outlives two drivers. One ends, and says what is left to be told; the other dies at step 1600, and its
+    # last checkpoint is that of step 1550.
+    ended = open_tracker(server, tmp_path / "ended")
+    assert ended.drain(60) == 0
     server.kill()
+    ended.log_metrics({"test/accuracy": 0.9}, step=10)
+    ended.log_json("figures/curve.json", {"a": 1})
+    assert ended.close("FINISHED", drain_s=1.0) == 3
+    left = Storage(str(tmp_path / "ended" / "run"))
+    assert MlflowTracker.repair(server.uri, ended.run_id, status="KILLED", outbox=left) == "UNKNOWN"
     execute(first, range(1501, 1551))
     journal.seal(1550)
     first.checkpoint(checkpoint_at(1550))
@@ -122,6 +132,10 @@ def test_an_outage_costs_no_point_and_blocks_nobody(server: MlflowServer, tmp_pa
     assert checkpoints_at(server, first.run_id, tmp_path) == ["step-1550"], "from the outbox"
     assert not outbox.exists()
 
+    assert MlflowTracker.repair(server.uri, ended.run_id, status="KILLED", outbox=left, drain_s=60) == "FINISHED"
+    assert client.get_run(ended.run_id).data.metrics == {"test/accuracy": 0.9}
+    assert [file.path for file in client.list_artifacts(ended.run_id, "figures")] == ["figures/curve.json"]
+
 
 def checkpoints_at(server: MlflowServer, run_id: str, folder: Path) -> list[str]:
     table = Path(MlflowClient(server.uri).download_artifacts(run_id, "checkpoints.csv", str(folder)))
@@ -132,19 +146,3 @@ def check_history(server: MlflowServer, run_id: str, last: int) -> None:
     client = MlflowClient(server.uri)
     for key in ("train/loss", "train/rows_per_s"):
         assert [metric.step for metric in client.get_metric_history(run_id, key)] == list(range(1, last + 1))
-
-
-def test_what_a_dead_server_did_not_take_before_the_end_is_delivered_by_a_repair(server: MlflowServer, tmp_path: Path) -> None:
-    tracker = open_tracker(server, tmp_path)
-    assert tracker.drain(60) == 0
-    server.kill()
-    tracker.log_metrics({"test/accuracy": 0.9}, step=10)
-    tracker.log_json("figures/curve.json", {"a": 1})
-    assert tracker.close("FINISHED", drain_s=1.0) == 3
-    outbox = Storage(str(tmp_path / "run"))
-    assert MlflowTracker.repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox) == "UNKNOWN"
-    server.start()
-    assert MlflowTracker.repair(server.uri, tracker.run_id, status="KILLED", outbox=outbox, drain_s=60) == "FINISHED"
-    client = MlflowClient(server.uri)
-    assert client.get_run(tracker.run_id).data.metrics == {"test/accuracy": 0.9}
-    assert [file.path for file in client.list_artifacts(tracker.run_id, "figures")] == ["figures/curve.json"]
