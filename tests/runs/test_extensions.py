@@ -130,7 +130,7 @@ def test_a_pipeline_of_other_packages_parts_is_checked_run_registered_and_reused
         )
     )
     file, environment = parts_project(tmp_path), seeing(means, fixed, clip)
-    checked = Command("check", str(file), "--json", environment=environment).finish()
+    checked = forked.Command("check", str(file), "--json", environment=environment).finish()
     assert (checked["rows"], checked["files"], checked["batch"]["parameters"]) == (180, 3, 6)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(UNKNOWN_USER)
