@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from tests.servers.swift import SwiftServer, UnavailableError, install_swift, st
 
 pytest_plugins = ["tests.shared"]
 
+gc.disable()  # until all is imported: see pytest_collection_finish
 _STATE = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
 
 # Set before any test module imports Prefect, MLflow or Ray: they read the environment on import.
@@ -61,6 +63,12 @@ def pytest_unconfigure() -> None:
     for server in [*prefect.SubprocessASGIServer._instances.values()] if prefect else ():
         server.stop()
     shutil.rmtree(_STATE, ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """What is there for good, among it every library, is not looked through again: a whole collection takes a second."""
+    gc.freeze()
+    gc.enable()
 
 
 _FIRST = (

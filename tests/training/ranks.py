@@ -26,7 +26,7 @@ from tests.training.digits import CPU, ListClient
 __all__ = ["check_continued", "run_ranks", "train_all", "train_ranks"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Among them what a rank would import by itself: torch._dynamo for the mean gradient (1.5 CPU s), pytest for the test's module (0.4).
+# Among them what each rank would import by itself: torch._dynamo for the mean gradient, pytest for the module of the test.
 _CONTEXT.set_forkserver_preload(
     ["torch._dynamo", "ray.train.torch", "torchmetrics.classification", "tests.training.ranks", "pytest"]
 )
