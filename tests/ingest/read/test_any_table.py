@@ -27,7 +27,7 @@ from penstock.ingest.preprocess.chain import split_rows
 from tests.ingest.preparing import transform_table
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
-FEW = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+FEW = settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 
 SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.null(): st.none(),

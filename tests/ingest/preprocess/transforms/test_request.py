@@ -190,7 +190,7 @@ def tried(transform: Transform[Any], form: Any, request: Request, states: list[C
 
 
 @pytest.mark.parametrize("name", STEPS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_a_request_gives_what_a_table_gives(name: str, data: st.DataObject) -> None:
     written, states = data.draw(STEPS[name])
