@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from penstock.errors import PreflightError
 from penstock.flows.answer import reporting_machine_errors
 from penstock.flows.cli import app
+from penstock.flows.verbs.init import create_project
 from tests import ROOT
 from tests.drills.project import make_project
 
@@ -97,7 +98,7 @@ def test_every_error_that_a_person_can_mend_ends_with_a_next_step(tmp_path: Path
 
 
 def test_what_user_code_prints_stays_out_of_the_answer(tmp_path: Path) -> None:
-    assert penstock("init", str(tmp_path / "p")).returncode == 0
+    create_project(tmp_path / "p", "tabular")
     noise = "import os\nprint('said in Python')\nos.system('echo said by a child')\nclass Robot: print('said in a class')\n"
     (tmp_path / "p" / "noisy.py").write_text(noise)
     done = penstock("check", str(tmp_path / "p"), "--set", "train.recipe=noisy.py:Robot", "--json")
@@ -108,10 +109,10 @@ def test_what_user_code_prints_stays_out_of_the_answer(tmp_path: Path) -> None:
 
 
 def test_names_are_shown_as_they_are_written(tmp_path: Path) -> None:
-    assert penstock("init", str(tmp_path / "p")).returncode == 0
-    done = penstock("check", str(tmp_path / "p"), "--set", "train.recipe=nope.py:Robot")
-    assert done.returncode == 2
-    assert "nope.py:Robot" in done.stderr
+    create_project(tmp_path / "p", "tabular")
+    told = CliRunner().invoke(app, ["check", str(tmp_path / "p"), "--set", "train.recipe=nope.py:Robot"])
+    assert told.exit_code == 2
+    assert "nope.py:Robot" in told.stderr
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
