@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
@@ -22,7 +23,12 @@ def find_files(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[s
     """(root directory, what the file system says of each file below it, by path). Raises FileNotFoundError if nothing is there.
 
     A link to nothing is listed, with `leads_nowhere`: it may be clutter.
+
+    Raises:
+        OSError: a folder could not be listed.
     """
+    if _walks(fs):
+        fs = _Whole(fs)
     if glob.has_magic(path) and not fs.exists(path):
         root = _before_wildcard(path)
         found: dict[str, dict[str, Any]] = {}
@@ -39,6 +45,36 @@ def find_files(fs: AbstractFileSystem, path: str) -> tuple[str, dict[str, dict[s
             raise FileNotFoundError(path)
     # Object stores keep "folders" as empty objects whose key ends with a slash.
     return root, {full: info for full, info in found.items() if not full.endswith("/") and info["type"] == "file"}
+
+
+def _walks(fs: AbstractFileSystem) -> bool:
+    """Whether it lists folder by folder, as fsspec does for those that have no better way."""
+    if isinstance(fs, LocalFileSystem):
+        return False
+    if isinstance(fs, AsyncFileSystem):
+        return type(fs)._find is AsyncFileSystem._find and type(fs)._glob is AsyncFileSystem._glob
+    return type(fs).find is AbstractFileSystem.find and type(fs).glob is AbstractFileSystem.glob
+
+
+class _Whole(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A file system whose `find` and `glob` leave out no folder that cannot be listed, as fsspec's walk does without a word."""
+
+    cachable = False
+
+    def __init__(self, fs: AbstractFileSystem) -> None:
+        super().__init__()
+        self._fs = fs
+        self._strip_protocol = fs._strip_protocol
+        self.ls, self.info, self.isfile, self.isdir, self.exists = fs.ls, fs.info, fs.isfile, fs.isdir, fs.exists
+
+    def walk(self, path: str, maxdepth: int | None = None, **options: Any) -> Iterator[Any]:
+        """As fsspec's, which comes back here for each folder below."""
+        return super().walk(path, maxdepth, **{**options, "on_error": _unless_gone})  # type: ignore[no-any-return]
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # between the listing of the folder above and here
+        raise error
 
 
 def _before_wildcard(path: str) -> str:

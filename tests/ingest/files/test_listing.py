@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from penstock.errors import DataError, ServiceError, SpecError
 from penstock.ingest.files.listing import list_source
@@ -148,6 +149,33 @@ class Hub(MemoryFileSystem):
 
     def find(self, path: str, **options: Any) -> dict[str, dict[str, Any]]:  # type: ignore[override]
         return {name: self.info(name) for name in super().find(path, **{**options, "detail": False})}
+
+
+class Guarded(MemoryFileSystem):
+    """Lists folder by folder, as a store of sftp does, and not what is in one called `closed`."""
+
+    protocol = "guarded"
+    store: ClassVar[dict[str, Any]] = {}
+    find = AbstractFileSystem.find
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("guarded://", "memory://")))
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        if path.rstrip("/").endswith("closed"):
+            raise PermissionError(f"may not list {path}")
+        return super().ls(path, detail, **options)
+
+
+@pytest.mark.parametrize("train", ["guarded://rows", "guarded://rows/**/*.csv", "guarded://rows/*"])
+def test_a_folder_that_a_store_does_not_show_is_named_and_not_left_out(tmp_path: Path, train: str) -> None:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    Guarded().pipe({f"/rows/{name}": b"x\n1\n" for name in ("a.csv", "closed/b.csv", "open/c.csv")})
+    with pytest.raises(ServiceError, match="may not list /rows/closed"):
+        names(tmp_path, train=train)
+    assert names(tmp_path, train="guarded://rows/open") == ["c.csv"]
+    assert names(tmp_path, train="guarded://rows/*.csv") == ["a.csv"]
 
 
 def test_a_file_of_a_hub_is_known_by_its_blob() -> None:
