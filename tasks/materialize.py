@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+import pyarrow as pa
 
 from penstock.errors import DataError
 from penstock.ingest.manifest import DatasetManifest
@@ -17,7 +20,7 @@ from penstock.ingest.materialize.without_disk import RowSource
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.schema import SPLITS
-from penstock.messages import counted
+from penstock.messages import counted, in_yaml
 from penstock.tasks.context import Outcome, RunContext
 from penstock.tasks.records.data import RunData
 from penstock.tasks.records.data_tables import NEW_TABLE, data_tables, dataset_name, new_since, split_profile
@@ -26,6 +29,10 @@ from penstock.training.job import FeedOpener
 from penstock.training.open_feeds import MemoryFeeds, StreamFeeds
 
 __all__ = ["STAGE", "feed_opener", "preparation_of"]
+
+
+_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+"""Names of an index in files that pandas has written: in CSV, in CSV that it read and wrote again, in Parquet."""
 
 
 def feed_opener(ctx: RunContext) -> FeedOpener | None:
@@ -84,8 +91,8 @@ def _run(ctx: RunContext) -> tuple[dict[str, Any], Outcome]:
         ctx.warn(f"materialize: values that train does not have (unknown: ignore or code), by column: {unseen}")
     for found in _shared(manifest):
         ctx.warn(f"materialize: {found}, so the model is judged on rows it has seen")
-    lacks = ctx.snapshot.said_of_lacks()
-    for said in (lacks, untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
+    of_columns = (ctx.snapshot.said_of_lacks(), _said_of_index(ctx))
+    for said in (*of_columns, untried_classes(manifest), one_class(manifest), *empty_splits(manifest, ctx.project.spec.data)):
         if said:
             ctx.warn(f"materialize: {said}")
     extra = dict(manifest.extra)
@@ -119,6 +126,22 @@ def _put_on_disk(ctx: RunContext) -> DatasetManifest:
         spec=ctx.project.spec.materialize,
         storage=ctx.storage,
         progress=ctx.reporter.progress("materialize"),
+    )
+
+
+def _said_of_index(ctx: RunContext) -> str:
+    """Which column is the row's number that pandas writes beside its columns; empty if none is, or it is left out."""
+    dropped = {name for entry in ctx.project.spec.preprocess for name in entry.transform.drops}
+    index = [
+        field.name
+        for field in ctx.snapshot.arrow_schema()
+        if _INDEX.fullmatch(field.name) and pa.types.is_integer(field.type) and field.name not in dropped
+    ]
+    if not index:
+        return ""
+    return (
+        f"column {index[0]!r} is the number of the row, as pandas writes it: a model may learn the order of the rows from it; "
+        f"leave it out: preprocess: - drop: [{in_yaml(index[0])}]"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from penstock.errors import DataError
 from penstock.flows.run.cpus import cpus_needed, workers_refused
@@ -113,6 +114,19 @@ def test_columns_that_are_null_where_a_file_lacks_them_are_named(tmp_path: Path,
         "materialize: null because the file has no such column: 'Age' in 6 rows of 3 files (first a.parquet), "
         "'age' in 2 rows of d.parquet; where one was renamed, give it its old name again"
     ]
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+def test_an_index_that_pandas_has_written_is_named_unless_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    rows = {name: [0, 1, 2], "Unnamed: 1": ["a", "b", "a"], "x": [5, 6, 7], "y": [0.5, 1.5, 2.5]}
+    files = {"train/a.parquet": pa.table(rows)}
+    kept, left_out = ({"drop": columns} for columns in (["Unnamed: 1"], ["Unnamed: 1", name]))
+    (said,) = prepared(Source.of(tmp_path / "kept", files, [kept], label="y"), monkeypatch)[1]
+    assert said.startswith(f"materialize: column {name!r} is the number of the row")
+    assert yaml.safe_load(said.partition("preprocess: ")[2]) == [{"drop": [name]}]
+    assert not prepared(Source.of(tmp_path / "left out", files, [left_out], label="y"), monkeypatch)[1]
 
 
 def test_a_label_of_one_class_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

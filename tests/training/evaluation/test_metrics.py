@@ -81,6 +81,11 @@ def test_two_classes_agree_with_scikit_learn_from_one_logit_or_two() -> None:
     assert measure(names, 2, both) == pytest.approx(expected, abs=1e-6)
 
 
+def warned_of_values(warned: pytest.WarningsRecorder) -> list[str]:
+    """What the metric libraries warn of; a file of another test that is closed by chance, or an old import, is none of it."""
+    return [str(each.message) for each in warned if issubclass(each.category, UserWarning | RuntimeWarning)]
+
+
 @pytest.mark.parametrize("classes", [3, 40])
 def test_a_class_without_rows_is_no_class_that_the_model_gets_wrong(classes: int, recwarn: pytest.WarningsRecorder) -> None:
     torch.manual_seed(0)
@@ -91,7 +96,7 @@ def test_a_class_without_rows_is_no_class_that_the_model_gets_wrong(classes: int
         classes,
         [(logits[:500], target[:500]), (logits[500:], target[500:])],
     )
-    assert not recwarn.list
+    assert not warned_of_values(recwarn)
     present = range(classes - 1)
     predicted = logits.argmax(1)
     assert found["balanced_accuracy"] == pytest.approx(
@@ -126,7 +131,7 @@ def test_a_metric_that_the_rows_leave_undefined_is_no_number_and_says_why(recwar
         assert undefined_of(classes, [0.0, 1.0]) == {}
     assert undefined_of(None, ones) == {"r2": "all rows have the label 1"} and undefined_of(None, [1.0, 2.0]) == {}
     assert undefined_of(None, [3.0]) == {"r2": "all rows have the label 3"}
-    assert not recwarn.list
+    assert not warned_of_values(recwarn)
     assert undefined_of(2, [], ["auroc"]) == {"auroc": "there are no rows"}
 
 
@@ -148,7 +153,7 @@ def test_of_several_labels_a_row_those_count_that_a_metric_is_defined_of(recwarn
         "auroc": "no label is on some rows and not on others",
         "average_precision": "no row has any of the labels",
     }
-    assert not recwarn.list
+    assert not warned_of_values(recwarn)
 
 
 def test_logits_and_probabilities_measure_the_same() -> None:
