@@ -8,6 +8,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,20 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from penstock.training.frameworks.ray_train.restoring import seen_state, witness
 from penstock.training.frameworks.ray_train.restoring.live_names import live_names
 from penstock.training.frameworks.ray_train.restoring.seen_state import Look, look, user_frames
+from penstock.training.ranks import Group
+from tests.training.digits import CPU, make_job
 
 OWN = __name__.partition(".")[0]
 """What counts as the package of user code here."""
+
+
+@pytest.fixture(autouse=True)
+def this_module_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Globals of other tests, which are of the same package, come and go."""
+    monkeypatch.setattr(seen_state, "sys", SimpleNamespace(modules={__name__: sys.modules[__name__]}))
 
 
 def seen(**params: Any) -> Look:
@@ -123,6 +134,47 @@ def test_what_holds_a_state_is_found_where_the_loop_holds_it_and_each_change_sho
     assert changed(lambda: holds["numbers"].append(4)) - always == {"numbers[3]"}
     assert changed(lambda: torch.rand(1)) - always == {"random numbers"}
     assert not any("began_s" in name or "words" in name for name in last)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+        torch.tensor([[0.0, 2.0], [1.0, 0.0]]).to_sparse(),
+        torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]).T,
+        torch.tensor(7),
+    ],
+    ids=["conjugate", "negative", "sparse", "bfloat16", "transposed", "scalar"],
+)
+def test_tensors_of_any_kind_are_known_by_their_values(kept: torch.Tensor) -> None:
+    def looked(kept: Any) -> Any:
+        there = seen()
+        assert kept is not None
+        return next(state for name, state in there.state.items() if name.endswith(": kept"))
+
+    other = torch.zeros(7) if kept.dtype != torch.float32 else torch.ones(7)
+    assert looked(kept) == looked(kept.clone()) != looked(other)
+    words = [np.array(["".join(letters), None], dtype=object) for letters in ("ab", "ab", "cd")]
+    assert looked(words[0]) == looked(words[1]) != looked(words[2])
+
+
+def test_gradients_that_cannot_be_looked_at_end_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_parameters: Any) -> str:
+        raise RuntimeError("no bytes of this kind")
+
+    monkeypatch.setattr(witness, "gradients_digest", fail)
+    manifest = SimpleNamespace(writer="a1-r0", step=3)
+    looks = witness.Witness(make_job(tmp_path), Group(0, 1, CPU), fail, "a1-r1", manifest)  # type: ignore[arg-type]
+    try:
+        looks.batch()
+        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).step()
+        assert looks.reasons() == [
+            "what train_func restores of a checkpoint cannot be seen: RuntimeError: no bytes of this kind"
+        ]
+    finally:
+        looks.close()
 
 
 def test_params_are_no_state_and_a_variable_without_a_value_is_known_as_such() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import io
 import itertools
 import random
 import sys
@@ -160,7 +161,10 @@ class _Seeing:
         elif isinstance(value, random.Random):
             self._add(name, "Random", value, _digest(value.getstate()))
         elif isinstance(value, Tensor | np.ndarray):
-            if value.nbytes <= _KEPT_BYTES and getattr(value, "grad_fn", None) is None:
+            size = (
+                value.numel() * value.element_size() if isinstance(value, Tensor) else value.nbytes
+            )  # a sparse one has no `nbytes`
+            if size <= _KEPT_BYTES and getattr(value, "grad_fn", None) is None:
                 self._add(name, "plain", value, _digest(value))
         else:
             for more, each in self._held(value):
@@ -248,12 +252,20 @@ def _digest(value: Any) -> str:
 def _content(value: Any) -> Iterator[bytes | memoryview]:
     if isinstance(value, Tensor):
         own = value.detach()
-        own = (own.to_local() if hasattr(own, "to_local") else own).cpu().contiguous()
+        own = (own.to_local() if hasattr(own, "to_local") else own).cpu()
+        if own.layout is not torch.strided or own.is_nested:
+            saved = io.BytesIO()
+            torch.save(own, saved)
+            yield saved.getvalue()
+            return
         yield repr((own.dtype, tuple(own.shape))).encode()
-        yield own.reshape(-1).view(torch.uint8).numpy().data if own.numel() else b""
+        yield own.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data if own.numel() else b""
     elif isinstance(value, np.ndarray):
         yield repr((value.dtype.str, value.shape)).encode()
-        yield value.tobytes()
+        if value.dtype.hasobject:
+            yield from _content(value.tolist())
+        else:
+            yield value.tobytes()
     elif isinstance(value, Mapping):
         yield f"{len(value)} named".encode()
         for key, each in sorted(value.items(), key=lambda item: repr(item[0])):

@@ -170,9 +170,13 @@ class Witness:
         if seen is not None and seen.gradients is None:
             parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
             counts = self._look(numbers_only=True)
+            try:
+                gradients = gradients_digest(parameters)
+            except Exception as error:  # of a kind of tensor that has no plain bytes
+                self._give_up(error)
+                return
             if counts is not None:
-                update = {"gradients": gradients_digest(parameters), "counts": counts.state}
-                self._now = seen.model_copy(update=update)
+                self._now = seen.model_copy(update={"gradients": gradients, "counts": counts.state})
                 self._keep()
 
     def _seen(self, moment: str) -> _Stood | None:
@@ -193,9 +197,12 @@ class Witness:
         try:
             return look(self._package, frames, self._params, self._device, numbers_only=numbers_only) if frames else None
         except Exception as error:  # of an object of the user's, asked for its state
-            self._checkpoint = None
-            self._failed = f"what train_func restores of a checkpoint cannot be seen: {said_of(error).replace(', ', '; ')}"
+            self._give_up(error)
             return None
+
+    def _give_up(self, error: Exception) -> None:
+        self._checkpoint = None
+        self._failed = f"what train_func restores of a checkpoint cannot be seen: {said_of(error).replace(', ', '; ')}"
 
     def _keep(self) -> None:
         """Write down what an undisturbed run stands with; what a comparison sees is not that."""
