@@ -50,7 +50,7 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
 
-test: $(READY) ## the tests of everything that is promised (12 to 25 minutes on 2 cores, by their speed), and the 15 slowest of them
+test: $(READY) ## the tests of everything that is promised (11 to 20 minutes on 2 cores, by their speed), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
 FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/frameworks/test_keras.py \
