@@ -12,7 +12,8 @@ import os
 import posixpath
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -75,11 +76,11 @@ def open_stream(uri: str) -> pa.NativeFile:
     return pa.CompressedInputStream(stream, codec) if codec else stream
 
 
-class _Counted(io.RawIOBase):
-    """A remote file whose transfers a clock sees, for `penstock probe`."""
+class _Remote(io.RawIOBase):
+    """A remote file, each read of which is within a block: of the clock of `penstock probe`, or of what may fail."""
 
-    def __init__(self, file: pa.NativeFile) -> None:
-        self._file = file
+    def __init__(self, file: Any, around: Callable[[], AbstractContextManager[None]]) -> None:
+        self._file, self._around = file, around
 
     def readable(self) -> bool:
         return True
@@ -94,8 +95,8 @@ class _Counted(io.RawIOBase):
         return int(self._file.tell())
 
     def read(self, size: int = -1) -> bytes:
-        with fetching():
-            return bytes(self._file.read(None if size < 0 else size))
+        with self._around():
+            return bytes(self._file.read() if size < 0 else self._file.read(size))
 
     def close(self) -> None:
         self._file.close()
@@ -103,7 +104,7 @@ class _Counted(io.RawIOBase):
 
 
 def _counted(uri: str, file: pa.NativeFile) -> pa.NativeFile:
-    return file if running_clock() is None or is_local(uri) else pa.PythonFile(_Counted(file), mode="r")
+    return file if running_clock() is None or is_local(uri) else pa.PythonFile(_Remote(file, fetching), mode="r")
 
 
 def open_span(uri: str, begin: int, end: int) -> pa.NativeFile:
@@ -207,36 +208,9 @@ class _Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         with asking(self._uri):  # not also for whether there is a file: that takes any failure for a no
-            return pa.PythonFile(_Asked(self.fs.open(path, mode="rb"), self._uri), mode="r")
+            return pa.PythonFile(_Remote(self.fs.open(path, mode="rb"), functools.partial(asking, self._uri)), mode="r")
 
     open_input_stream = open_input_file
-
-
-class _Asked(io.RawIOBase):
-    """A file of a store, each read of which may fail."""
-
-    def __init__(self, file: Any, uri: str) -> None:
-        self._file, self._uri = file, uri
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return bool(self._file.seekable())
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def read(self, size: int = -1) -> bytes:
-        with asking(self._uri):
-            return bytes(self._file.read(size))
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 @contextlib.contextmanager
