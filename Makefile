@@ -31,7 +31,7 @@ TABLES := Deprecated|arro3-core|deltalake|lance-namespace|lance-namespace-urllib
 LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 
-.PHONY: help install demo test drills frameworks check lint types imports format bench clean
+.PHONY: help install demo test drills frameworks frameworks-environment check lint types imports format bench clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,10 +57,12 @@ FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/fram
 	tests/runs/test_transformers.py tests/runs/test_keras.py \
 	tests/ingest/formats/test_sources.py tests/training/predict/test_sources.py
 
-frameworks: $(READY) ## the tests of transformers, Keras, Delta Lake, Iceberg and Lance, with what they need (1.4 GB) in a folder of its own
+frameworks: frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg and Lance, with what they need (1.4 GB) in a folder of its own
+	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
+
+frameworks-environment: $(READY)
 	@[ $(VENV)/frameworks/.ready -nt constraints.txt ] || { $(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/frameworks \
 		$$(grep -E '$(LARGE)' constraints.txt) && touch $(VENV)/frameworks/.ready; }
-	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
 
 drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (half an hour and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(PYTEST_ARGS)

@@ -1,6 +1,6 @@
 """What does a sweep cost beside its trials' own work?
 
-    python -m benchmarks.tune [--rounds 3] [--out benchmarks/results]
+    python -m benchmarks.tune [--rounds 5] [--out benchmarks/results]
 
 Eight short trials of the tabular template (with a wide network, so that a step takes some 30 ms), one worker each, two at
 once. By hand: the same eight trainings, each by `run_rank` on the rows that the sweep prepared, with its validations and its
@@ -50,8 +50,8 @@ tune:
 
 def main() -> None:
     """Measure, and write `tune.json`."""
-    parser = options_parser(3)
-    parser.add_argument("--epochs", type=int, default=100, help="of a trial; an epoch is 11 steps")
+    parser = options_parser(5)
+    parser.add_argument("--epochs", type=int, default=60, help="of a trial; an epoch is 11 steps")
     parser.add_argument("--hidden", type=int, default=32768, help="width of the network: how long a step takes")
     options = parser.parse_args()
     found: dict[str, list[float]] = {BY_HAND: [], SWEEP: []}

@@ -12,7 +12,7 @@ from penstock.training.loop.machine_load import MachineSampler
 __all__ = ["Courier", "MailboxClient"]
 
 
-PUT_INTERVAL_S = 0.3
+PUT_INTERVAL_S = 0.5
 """How often rank 0 delivers events and learns about a stop."""
 
 

@@ -27,7 +27,7 @@ __all__ = ["TrainOutcome", "train"]
 
 _log = logging.getLogger("penstock.train")
 
-POLL_S = 0.3
+POLL_S = 0.5
 
 STOP_GRACE_S = 20.0
 """How long the workers may take to reach the next step (or to end a validation) before they are killed."""

@@ -39,6 +39,10 @@ _MAX_VALUES = 900
 _KEPT_POINTS = 10_000
 """Oldest unsent points kept in the outbox while the process lives; the journal holds the others."""
 
+_POINTS_EVERY_S = 1.0
+"""Between two requests of points, unless there are enough for a whole one or somebody waits: what a request costs beside its
+points is as much as sixty of them."""
+
 _HOPELESS = 3
 """Refusals in a row after which the rest of a refused request is not tried point by point."""
 
@@ -126,6 +130,7 @@ class Sender:
         outbox: Storage | None = None,
         *,
         delays_s: tuple[float, float] = (0.5, 10.0),
+        points_every_s: float = _POINTS_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the lanes; `delays_s` is the first and the longest pause after a failure."""
@@ -138,6 +143,10 @@ class Sender:
         self._operations: deque[_Queued] = deque()
         self._points_in = 0
         self._points_out = 0
+        self._points_every_s = points_every_s
+        self._gathering_until_s = 0.0
+        self._waited_for = 0
+        """Callers of `drain`."""
         self._points_patience = _Patience()
         self._operations_patience = _Patience()
         self._dirty = False
@@ -191,12 +200,14 @@ class Sender:
         deadline = self._clock() + timeout_s
         with self._changed:
             self._points_patience.due = self._operations_patience.due = 0.0
+            self._waited_for += 1
             self._changed.notify_all()
             while self._points or self._operations or self._busy:
                 left = deadline - self._clock()
                 if left <= 0:
                     break
                 self._changed.wait(left)
+            self._waited_for -= 1
             return len(self._points) + len(self._operations)
 
     def stop(self, join_s: float = 15.0) -> None:
@@ -235,7 +246,7 @@ class Sender:
                 self._save(everything=False)
 
     def _next(self) -> tuple[list[Point], _Queued | None]:
-        """What to send now: an operation whose turn has come, else the oldest points, else nothing. Holds the lock."""
+        """What to send now: an operation whose turn has come, else points that need not wait for more. Holds the lock."""
         now = self._clock()
         first = self._operations[0] if self._operations else None
         if first is not None and first.after <= self._points_out and now >= self._operations_patience.due:
@@ -245,13 +256,17 @@ class Sender:
         for point in self._points if now >= self._points_patience.due else ():
             values += len(point.values)
             if chunk and values > _MAX_VALUES:
-                break
+                return chunk, None
             chunk.append(point)
-        return chunk, None
+        return chunk if now >= self._gathered_s() else [], None
+
+    def _gathered_s(self) -> float:
+        """When points leave that do not fill a request. Holds the lock."""
+        return 0.0 if self._waited_for or self._operations else self._gathering_until_s
 
     def _pause(self) -> float | None:
         """Seconds until a retry is due; None to wait for something new. Holds the lock."""
-        dues = [self._points_patience.due] if self._points else []
+        dues = [max(self._points_patience.due, self._gathered_s())] if self._points else []
         if self._operations and self._operations[0].after <= self._points_out:
             dues.append(self._operations_patience.due)
         return max(0.0, min(dues) - self._clock()) if dues else None
@@ -263,6 +278,8 @@ class Sender:
                 _log.warning("the tracking server answers again; %d points are on their way", len(self._points))
                 self._points_patience.due = self._operations_patience.due = 0.0
             mine.failures, mine.due = 0, 0.0
+            if chunk:
+                self._gathering_until_s = self._clock() + self._points_every_s
             self._pop(chunk)
 
     def _pop(self, chunk: list[Point]) -> None:

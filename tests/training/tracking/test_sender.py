@@ -30,6 +30,7 @@ class FakeServer:
         self.up.set()
         self.hit = threading.Event()
         self.log: list[object] = []
+        self.requests: list[int] = []
         self.refused: set[object] = set()
         self.failing: set[str] = set()
 
@@ -44,6 +45,7 @@ class FakeServer:
 
     def send_points(self, points: list[Point]) -> None:
         self._answer()
+        self.requests.append(len(points))
         if any(point.step in self.refused for point in points):
             raise Refusal("bad point")
         self.log.extend(point.step for point in points if point.step not in self.log)
@@ -67,7 +69,7 @@ def server() -> FakeServer:
 
 
 def make(server: FakeServer, outbox: Storage | None = None) -> Sender:
-    return Sender(server, outbox, delays_s=(0.01, 0.05))
+    return Sender(server, outbox, delays_s=(0.01, 0.05), points_every_s=0.0)
 
 
 def point(step: int) -> Point:
@@ -87,6 +89,24 @@ def test_points_made_while_the_server_is_down_arrive_once_and_in_order(server: F
     assert server.hit.wait(60) and sender.waiting == 2500
     server.up.set()
     assert sender.drain(60) == 0
+    assert server.steps == list(range(2500))
+
+
+def test_points_gather_to_one_request_until_somebody_waits_for_them(server: FakeServer) -> None:
+    sender = Sender(server, points_every_s=3600.0)
+    sender.start()
+    sender.put_points([point(0)])
+    eventually(lambda: sender.waiting == 0, 60, "the first point", every_s=0.01)
+    for step in range(1, 500):
+        sender.put_points([point(step)])
+    assert server.requests == [1]
+    assert sender.drain(60) == 0
+    assert server.requests == [1, 499]
+    for step in range(500, 2500):
+        sender.put_points([point(step)])
+    eventually(lambda: sender.waiting < 1000, 60, "what fills a request", every_s=0.01)
+    sender.put(operation("tag"))
+    eventually(lambda: sender.waiting == 0, 60, "what an operation waits for", every_s=0.01)
     assert server.steps == list(range(2500))
 
 
