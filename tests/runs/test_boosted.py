@@ -40,7 +40,7 @@ def test_the_page_of_the_docs_is_a_pipeline_that_passes_its_check(tmp_path: Path
 def test_the_tumours_are_told_apart_by_trees_and_a_killed_worker_and_driver_change_none(tmp_path: Path) -> None:
     """On two workers each. LightGBM loses one and goes on; XGBoost loses one and the command, and a second command goes on."""
     settings = {
-        name: [f"train.framework={name}", params, *TWO, "train.checkpoint={every_steps: 20}", "train.epochs=600"]
+        name: [f"train.framework={name}", params, *TWO, "train.checkpoint={every_steps: 20}", "train.epochs=300"]
         for name, params in PARAMS.items()
     }
     file = {name: create_project(tmp_path / name, "boosted")[0] for name in ("killed", *PARAMS)}
