@@ -61,7 +61,7 @@ frameworks: frameworks-environment ## the tests of transformers, Keras, Delta La
 	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
 
 frameworks-environment: $(READY)
-	@[ $(VENV)/frameworks/.ready -nt constraints.txt ] || { $(BIN)/python -m pip install -qq --no-deps --upgrade --target $(VENV)/frameworks \
+	@[ $(VENV)/frameworks/.ready -nt constraints.txt ] || { $(BIN)/python -m pip install -qq --no-compile --no-deps --upgrade --target $(VENV)/frameworks \
 		$$(grep -E '$(LARGE)' constraints.txt) && touch $(VENV)/frameworks/.ready; }
 
 drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (half an hour and more)
