@@ -2,7 +2,7 @@
 
     python -m benchmarks.prepare_images [--rounds 5] [--out benchmarks/results]
 
-2,000 JPEG files of 500 x 375 in ten folders become uint8[224, 224, 3] and the folder as a class, in Arrow files, in two
+8,000 JPEG files of 500 x 375 in ten folders become uint8[224, 224, 3] and the folder as a class, in Arrow files, in two
 processes that run already. By hand: Pillow decodes and resizes; or, where it is installed, simplejpeg (libjpeg-turbo without
 Pillow) decodes and torch resizes. penstock also looks at the whole source, hashes what it reads and writes, and commits each
 unit.
@@ -31,7 +31,7 @@ from benchmarks.prepare import prepare_with_penstock
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.ray_tasks import ray_map
 
-CLASSES, EACH, SIZE, TO = 10, 200, (375, 500), 224
+CLASSES, EACH, SIZE, TO = 10, 800, (375, 500), 224
 BATCH = 100
 PILLOW, SIMPLEJPEG, OURS = "by hand, Pillow in two processes", "by hand, simplejpeg and torch", "penstock"
 VERSIONS = ("numpy", "pyarrow", "Pillow", "torch", "ray")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import shutil
@@ -163,6 +164,7 @@ def unit_key(job: UnitJob) -> str:
     )
 
 
+@functools.cache  # a look into a package's metadata takes milliseconds, and there may be thousands of units
 def _image_libraries(decodes: bool) -> dict[str, str]:
     """Version of what decodes images and resizes them. torch's builds (`+cpu`) resize alike; `colors` is our own reading."""
     if not decodes:

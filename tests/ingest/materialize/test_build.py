@@ -23,6 +23,7 @@ from penstock.ingest.feed.node_cache import NodeCache
 from penstock.ingest.manifest import DatasetManifest, manifest_path
 from penstock.ingest.materialize.build import damaged_shards, materialize
 from penstock.ingest.materialize.class_report import empty_splits, one_class
+from penstock.ingest.materialize.unit import _image_libraries
 from penstock.ingest.preprocess.chain import BATCH_ROWS
 from penstock.ingest.spec import MaterializeSpec
 from penstock.progress import silent
@@ -238,7 +239,8 @@ def test_another_version_of_what_makes_pixels_prepares_images_again_and_no_other
     before = {source.folder: source.materialize().units[0].key for source in (table, pictures)}
     known = importlib.metadata.version
     other = mock.patch.object(importlib.metadata, "version", lambda name: "0" if name == library else known(name))
-    with other, mock.patch("PIL.__version__", "0" if library == "pillow" else PIL.__version__):
+    asked_again = mock.patch("penstock.ingest.materialize.unit._image_libraries", _image_libraries.__wrapped__)
+    with other, asked_again, mock.patch("PIL.__version__", "0" if library == "pillow" else PIL.__version__):
         assert table.materialize().units[0].key == before[table.folder]
         assert pictures.materialize().units[0].key != before[pictures.folder]
 
