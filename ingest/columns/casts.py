@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["canonical_type", "cast_array", "first_bad_row", "promote"]
+__all__ = ["canonical_type", "cast_array", "first_bad_row", "is_list", "promote"]
 
 
 _NUMBER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -71,7 +71,7 @@ def promote(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
             return wide
     if pa.types.is_struct(first) and pa.types.is_struct(second):
         return _joined_struct(first, second)
-    if _is_list(first) and _is_list(second):
+    if is_list(first) and is_list(second):
         inner = promote(first.value_type, second.value_type)
         same_size = pa.types.is_fixed_size_list(first) and pa.types.is_fixed_size_list(second)
         if inner is None or (same_size and first.list_size != second.list_size):
@@ -148,7 +148,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is a list, whichever size its rows have."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.errors import DataError, SpecError
-from penstock.ingest.columns.casts import promote
-from penstock.ingest.columns.type_text import has_type_text, parse_type
+from penstock.ingest.columns.casts import is_list, promote
+from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
 from penstock.ingest.files.folder_columns import folder_columns, folder_type
 from penstock.ingest.files.listing import SourceFile, capped
 from penstock.ingest.formats.reader import FileFacts, Reader
@@ -62,14 +62,14 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
     refuse_names(misnamed(data, list(present)), list(present))
     types = given_types(data)
     problems: list[str] = []
-    apart = False
+    apart = rows_named = missing = False
     to_set: dict[str, str] = {}
     unified: list[UnifiedColumn] = []
     for name in present if data.read_columns is None else [name for name in data.read_columns if name in present]:
         having = [index for index, columns in enumerate(columns_of) if name in columns]
         if len(having) < len(files) and not reader.missing_is_null and data.missing_columns == "error":
             problems.append(_missing(name, files, having))
-            apart = True
+            apart = missing = True
             continue
         found: dict[pa.DataType, list[int]] = {}
         for index in having:
@@ -80,6 +80,7 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 "leave it out of data.columns, or write it as another"
             )
             apart = True
+            to_set[name] = ""
             continue
         kind = types.get(name) or _common(list(found))
         if name == data.label and name not in types and (mixed := _classes_and_numbers(files, found)):
@@ -89,21 +90,24 @@ def unify(data: DataSpec, reader: Reader, files: Sequence[SourceFile], facts: Se
                 f"{{{in_yaml(name)}: float64}} for a quantity",
             )
         if kind is None:
-            problems.append(_disagreement(name, reader, files, found))
+            places = _places(name, reader, files, found)
+            problems.append(_disagreement(name, files, found) + places)
             apart = True
-            to_set[name] = "int64" if all(map(_is_whole, found)) else "string"
+            rows_named = rows_named or bool(places)
+            to_set[name] = _type_to_set(list(found))
         else:
             unified.append(UnifiedColumn(name, kind, name not in in_files))
             stray = "" if name in types else _stray(name, files, facts)
             if stray:
                 problems.append(stray)
+                rows_named = True
                 to_set[name] = "string"
     if problems:
         where = files[0].uri if len(files) == 1 else f"{len(files)} source files"
         raise DataError(
             f"{where}: the columns do not fit together" if apart else f"{where}: there is text among numbers",
             problems=capped(problems),
-            next_step=_cure(to_set),
+            next_step=_cure(to_set, rows_named, missing),
         )
     return unified
 
@@ -171,18 +175,20 @@ def _missing(name: str, files: Sequence[SourceFile], having: list[int]) -> str:
     return f"column {name!r} is missing in {_names(files, without)}, and there in {_names(files, having)}"
 
 
-def _disagreement(name: str, reader: Reader, files: Sequence[SourceFile], found: dict[pa.DataType, list[int]]) -> str:
+def _disagreement(name: str, files: Sequence[SourceFile], found: dict[pa.DataType, list[int]]) -> str:
     kinds = sorted((kind for kind in found if not pa.types.is_null(kind)), key=lambda kind: len(found[kind]))
-    said = " and ".join(f"{kind} in {_names(files, found[kind])}" for kind in kinds)
-    # Where files hold text among numbers, the first such line of each is what the user looks for.
-    texts = [kind for kind in kinds if pa.types.is_string(kind)]
-    others = [kind for kind in kinds if not pa.types.is_string(kind)]
-    if not texts or not others:
-        return f"column {name!r} is {said}"
+    return f"column {name!r} is " + " and ".join(f"{kind} in {_names(files, found[kind])}" for kind in kinds)
+
+
+def _places(name: str, reader: Reader, files: Sequence[SourceFile], found: dict[pa.DataType, list[int]]) -> str:
+    """Where files hold text among numbers, the first such line of each is what the user looks for."""
+    text = next((kind for kind in found if pa.types.is_string(kind)), None)
+    others = [kind for kind in found if not pa.types.is_string(kind) and not pa.types.is_null(kind)]
+    if text is None or not others:
+        return ""
     wanted = _common(others) or others[0]
-    odd = [files[index] for index in found[texts[0]][:_NAMED_FILES]]
-    places = [f"; in {file.name}, {place}" for file in odd if (place := reader.misfit(file, name, wanted))]
-    return f"column {name!r} is {said}" + "".join(places)
+    odd = [files[index] for index in found[text][:_NAMED_FILES]]
+    return "".join(f"; in {file.name}, {place}" for file in odd if (place := reader.misfit(file, name, wanted)))
 
 
 def _stray(name: str, files: Sequence[SourceFile], facts: Sequence[FileFacts]) -> str:
@@ -202,22 +208,42 @@ def _names(files: Sequence[SourceFile], indices: list[int]) -> str:
     return names if len(indices) == 1 else f"{len(indices)} files ({names}{more})"
 
 
-def _cure(to_set: dict[str, str]) -> str:
-    if not to_set:
-        return (
+def _type_to_set(kinds: list[pa.DataType]) -> str:
+    """The type of `data.types` as which a column may be read whose files disagree; "" where there is none."""
+    kinds = [kind for kind in kinds if not pa.types.is_null(kind)]
+    if all(map(_is_whole, kinds)):
+        return "int64"
+    if not any(map(pa.types.is_nested, kinds)):
+        return "string"
+    if not all(map(is_list, kinds)):
+        return ""
+    inner = _common([kind.value_type for kind in kinds])
+    return "" if inner is None else type_text(pa.list_(inner))
+
+
+def _cure(to_set: dict[str, str], rows_named: bool, missing: bool) -> str:
+    given = {name: f"{in_yaml(name)}: {in_yaml(kind)}" for name, kind in to_set.items()}
+    whole = ", ".join(given[name] for name, kind in to_set.items() if kind == "int64")
+    text = ", ".join(given[name] for name, kind in to_set.items() if kind == "string")
+    lists = ", ".join(given[name] for name, kind in to_set.items() if kind not in ("int64", "string", ""))
+    rest = ", ".join(name for name, kind in to_set.items() if not kind)
+    cures = []
+    if missing:
+        cures.append(
             "write the files again with the same columns, name those all files have in data.columns, or read nulls where a "
             "file lacks one: data.missing_columns: null"
         )
-    whole, text = (
-        ", ".join(f"{in_yaml(name)}: {kind}" for name, kind in to_set.items() if kind == wanted)
-        for wanted in ("int64", "string")
-    )
-    cures = [f"say as which type integers are read, if it holds all of them: data.types: {{{whole}}}"] if whole else []
+    if whole:
+        cures.append(f"say as which type integers are read, if it holds all of them: data.types: {{{whole}}}")
     if text:
         cures.append(
-            f"repair the rows named above, or read the columns as text: data.types: {{{text}}}; or give such columns their "
-            "type there and set the rows aside (data.invalid: quarantine)"
+            f"{'repair the rows named above, or ' if rows_named else ''}read the columns as text: data.types: {{{text}}}; or "
+            "give such columns their type there and set the rows aside (data.invalid: quarantine)"
         )
+    if lists:
+        cures.append(f"say as which type lists are read: data.types: {{{lists}}}")
+    if rest:
+        cures.append(f"write the files again with one type of {rest} that can be read, or leave it out of data.columns")
     return "; ".join(cures)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -125,4 +126,7 @@ def _scalar(fill: Category | None, kind: pa.DataType) -> pa.Scalar:
         if not fill.is_integer():
             raise pa.ArrowInvalid(f"{fill} is no integer")
         fill = int(fill)
-    return pa.scalar(fill, kind)
+    scalar = pa.scalar(fill, kind)
+    if pa.types.is_floating(kind) and math.isinf(scalar.as_py()):
+        raise pa.ArrowInvalid(f"{fill} is beyond {kind}")
+    return scalar

@@ -16,6 +16,7 @@ from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.as_numpy import as_numpy
+from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.columns.fixed_shape import is_number
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
@@ -90,12 +91,15 @@ def _call(rows: Rows, target: str, function: Callable[..., Any], params: dict[st
         ) from error
     if not isinstance(result, dict) or not result:
         raise DataError(f"map_batches {target} returned {type(result).__name__}; it must return a dict of column name to array")
-    columns = {
-        name: rows.column(name)
-        if name in batch and values is batch[name] and _is_as_given(values, rows.column(name))
-        else _from_numpy(target, name, values, count)
-        for name, values in result.items()
-    }
+    columns = {}
+    for name, values in result.items():
+        given = rows.column(name) if name in batch else None
+        if given is not None and values is batch[name] and _is_as_given(values, given):
+            columns[name] = given
+            continue
+        if given is not None:
+            _refuse_rounded(target, rows, name, given)
+        columns[name] = _from_numpy(target, name, values, count)
     keep = columns.pop(KEEP, None)
     rows.table = pa.table(columns)
     if keep is not None:
@@ -111,6 +115,22 @@ def _is_as_given(array: np.ndarray, values: pa.Array) -> bool:
     if array.dtype != object:
         return bool(np.array_equal(given, array, equal_nan=array.dtype.kind in "fmM"))
     return all(_equal(one, other) for one, other in zip(given.tolist(), array.tolist(), strict=True))
+
+
+def _refuse_rounded(target: str, rows: Rows, name: str, given: pa.Array) -> None:
+    """Raise DataError if a column that the function changed came to it with other integers than its rows hold."""
+    if not pa.types.is_integer(given.type) or not given.null_count:
+        return
+    try:
+        cast_array(given, pa.float64())
+    except pa.ArrowInvalid as error:
+        row = first_bad_row(given, pa.float64())
+        raise DataError(
+            f"map_batches {target} changed column {name!r}, which it gets as floats because there are nulls in it; "
+            f"{rows.origin.place(row)} holds {given[row]}, and floats may round integers beyond 2**53",
+            next_step=f"fill the nulls before it (imputer, null_mask), or return {name} as it came and what is made of it "
+            "under another name",
+        ) from error
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,10 @@ def test_a_constant_fills_nulls_and_nan() -> None:
         transform_table(
             pa.table({"n": [1, None]}), [{"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": 0.5}}]
         )
+    for kind, fill in ((pa.float16(), 70000), (pa.float32(), 1e39), (pa.float32(), 2**24 + 1)):
+        large = {"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": fill}}
+        with pytest.raises(DataError, match=re.escape(f"{fill} is no value for column 'n'")):
+            transform_table(pa.table({"n": pa.array([1, None], kind)}), [large], invalid="drop")
     with pytest.raises(DataError, match="-1 is no value for column 'n' of type uint8"):
         negative = {"imputer": {"columns": ["n"], "strategy": "constant", "fill_value": -1}}
         transform_table(pa.table({"n": pa.array([1, None], pa.uint8())}), [negative])
@@ -369,13 +374,21 @@ def test_a_user_function_changes_nothing_that_it_does_not_touch(tmp_path: Path, 
 
 
 def test_a_user_function_may_change_what_it_was_given_in_place(tmp_path: Path) -> None:
-    body = 'batch["ids"][0] = 7; batch["text"][2] = "c"; batch["tokens"][2][1] = 9; return batch'
-    rows = Rows(pa.table(UNTOUCHED), Origin.of_file("f", 0, 3))
+    body = 'batch["n"][0] = 7; batch["text"][2] = "c"; batch["tokens"][2][1] = 9; return batch'
+    rows = Rows(pa.table({**UNTOUCHED, "n": pa.array([2**53, None, -3])}), Origin.of_file("f", 0, 3))
     _run_function(rows, tmp_path, body)
-    assert rows.column("ids")[0].as_py() == 7.0
+    assert rows.column("n").to_pylist()[::2] == [7.0, -3.0]
     assert rows.column("text").to_pylist() == ["a", None, "c"]
     assert rows.column("tokens").to_pylist() == [[1], [], [2, 9]]
     assert rows.column("tokens").type.value_type == pa.uint16()
+
+
+@pytest.mark.parametrize("body", ['batch["ids"][0] = 7; return batch', 'return {"ids": batch["ids"].copy()}'])
+def test_a_user_function_does_not_change_integers_that_it_was_given_rounded(tmp_path: Path, body: str) -> None:
+    for ids, place in ((UNTOUCHED["ids"], "row 10 .* holds 9007199254740993"), (pa.array([None, 2**63], pa.uint64()), "")):
+        rows = Rows(pa.table({"ids": ids}), Origin.of_file("f", 10, len(ids)))
+        with pytest.raises(DataError, match=f"user.py:f changed column 'ids', which it gets as floats.*{place}"):
+            _run_function(rows, tmp_path, body)
 
 
 def test_a_user_function_may_give_text_to_later_steps(tmp_path: Path) -> None:
