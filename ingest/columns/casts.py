@@ -6,6 +6,9 @@ type or says there is none, `cast_array` converts to it and refuses to lose anyt
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -180,13 +183,15 @@ def cast_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Chun
     return pc.cast(values, kind)
 
 
-def first_bad_row(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> int:
-    """Index of the first value that `cast_array` refuses, found by halving; the cast of the whole must have failed."""
+def first_bad_row(
+    values: pa.ChunkedArray | pa.Array, kind: pa.DataType, cast: Callable[[Any, pa.DataType], Any] = cast_array
+) -> int:
+    """Index of the first value that `cast` refuses, found by halving; the cast of the whole must have failed."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            cast_array(values.slice(low, middle - low), kind)
+            cast(values.slice(low, middle - low), kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             high = middle
         else:

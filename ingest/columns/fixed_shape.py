@@ -171,7 +171,7 @@ def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Un
 
 
 def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast without loss, except that floats may round.
+    """Cast without loss, except that floats may round, times by less than a second.
 
     Cast to a number, times become seconds since 1970, those of a day seconds since midnight, and durations seconds.
 
@@ -183,7 +183,11 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         if pa.types.is_integer(kind):
             return array.cast(pa.timestamp("s", zone), safe=False).cast(pa.int64()).cast(kind)
         microseconds = array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
-        return pc.divide(microseconds.cast(pa.float64(), safe=False), 1e6).cast(kind, safe=False)
+        exact = pc.divide(microseconds.cast(pa.float64(), safe=False), 1e6)
+        seconds = exact.cast(kind, safe=False)
+        if pc.any(pc.greater_equal(pc.abs(pc.subtract(seconds.cast(pa.float64()), exact)), 1)).as_py():
+            raise pa.ArrowInvalid(f"{kind} is off by a second or more")
+        return seconds
     if is_number(kind) and _is_span(array.type):
         whole = pa.duration("us") if pa.types.is_duration(array.type) else pa.time64("us")
         seconds = pc.divide(array.cast(whole, safe=False).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)

@@ -35,7 +35,10 @@ def _is_type(text: str) -> str:
 
 
 class Cast(Transform[dict[str, str]]):
-    """Column to Arrow type; a time becomes seconds since 1970 when cast to a number. A value that does not fit is an error."""
+    """Column to Arrow type; a time becomes seconds since 1970 as a number. What does not fit is an error; floats may round.
+
+    Cast to float16 or float32 numbers round, whole ones too, and times by less than a second.
+    """
 
     Options = Annotated[dict[str, Annotated[str, AfterValidator(_is_type)]], Field(min_length=1)]
 
@@ -53,7 +56,7 @@ class Cast(Transform[dict[str, str]]):
                     values = rows.column(name)
                 rows.put(name, cast_column(values, kind))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                row = first_bad_row(values, kind)
+                row = first_bad_row(values, kind, cast_column)
                 raise DataError(
                     f"preprocess: cast: {rows.origin.place(row)}: {name} holds {shorten(values[row].as_py())}, "
                     f"which does not become {kind} without loss",

@@ -207,6 +207,21 @@ def test_the_concatenator_loses_no_whole_number(values: pa.Array, dtype: str, pl
 
 
 @pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (pa.array([1000, 1500, 2000], pa.duration("ms")), "int64"),
+        (pa.array([1000, 1500, 2000], pa.time32("ms")), "int64"),
+        (pa.array([10, 2**33, 5], pa.timestamp("s")), "int32"),
+        (pa.array([128, 1704067201, 256], pa.timestamp("s")), "float32"),
+        (pa.array(["1", "1.5", "2"]), "int64"),
+    ],
+)
+def test_a_cast_that_loses_something_names_its_row(values: pa.Array, kind: str) -> None:
+    with pytest.raises(DataError, match=r"row 101 .*, which does not become \w+ without loss"):
+        transform_table(pa.table({"t": values}), [{"cast": {"t": kind}}])
+
+
+@pytest.mark.parametrize(
     ("values", "seconds"),
     [
         (pa.array([1500, -500], pa.duration("ms")), [1.5, -0.5]),
