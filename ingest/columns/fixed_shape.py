@@ -182,7 +182,7 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         zone = getattr(array.type, "tz", None)
         if pa.types.is_integer(kind):
             return array.cast(pa.timestamp("s", zone), safe=False).cast(pa.int64()).cast(kind)
-        microseconds = array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+        microseconds = _in_microseconds(array, pa.timestamp("us", zone))
         exact = pc.divide(microseconds.cast(pa.float64(), safe=False), 1e6)
         seconds = exact.cast(kind, safe=False)
         if pc.any(pc.greater_equal(pc.abs(pc.subtract(seconds.cast(pa.float64()), exact)), 1)).as_py():
@@ -190,11 +190,16 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return seconds
     if is_number(kind) and _is_span(array.type):
         whole = pa.duration("us") if pa.types.is_duration(array.type) else pa.time64("us")
-        seconds = pc.divide(array.cast(whole, safe=False).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
+        seconds = pc.divide(_in_microseconds(array, whole).cast(pa.float64(), safe=False), 1e6)
         return seconds.cast(kind, safe=pa.types.is_integer(kind))
     if pa.types.is_floating(kind) and (is_number(array.type) or pa.types.is_decimal(array.type)):
         return array.cast(kind, safe=False)
     return single_chunk(cast_array(array, kind))
+
+
+def _in_microseconds(times: pa.Array, kind: pa.DataType) -> pa.Array:
+    """What is finer is cut off; what is too far for 64 bits is an error, as it would be another time."""
+    return times.cast(options=pc.CastOptions(kind, allow_time_truncate=True)).cast(pa.int64())
 
 
 def _is_span(kind: pa.DataType) -> bool:

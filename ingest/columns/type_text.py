@@ -11,10 +11,20 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-__all__ = ["has_type_text", "parse_type", "type_text"]
+from penstock.messages import shorten
+
+__all__ = ["has_type_text", "parse_type", "type_text", "value_text"]
 
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+
+
+def value_text(values: pa.ChunkedArray | pa.Array, row: int) -> str:
+    """Write the value of a row for a message, also a time that Python has none for, as those after the year 9999."""
+    try:
+        return shorten(values[row].as_py())
+    except (OverflowError, ValueError):
+        return str(pa.array([values[row]], values.type).to_string(skip_new_lines=True)).removeprefix("[").removesuffix("]")
 
 
 def type_text(kind: pa.DataType) -> str:

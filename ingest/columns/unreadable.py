@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.messages import shorten
+from penstock.ingest.columns.type_text import value_text
 
 __all__ = ["UNREADABLE", "UNREADABLE_FIELD", "Unreadable", "cast_readable"]
 
@@ -37,7 +37,7 @@ class Unreadable:
         """
         readable, bad = cast_readable(values, cast)
         for row in np.flatnonzero(bad).tolist():
-            held = shorten(values[row].as_py())
+            held = value_text(values, row)
             self._marks[row] = self._marks[row] or {"column": name, "example": f"{held} does not read as {kind}"}
         return readable
 

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array, first_bad_row
+from penstock.ingest.columns.type_text import value_text
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
 from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
-from penstock.messages import in_yaml, shorten
+from penstock.messages import in_yaml
 
 __all__ = ["FileFacts", "Keep", "MostlyNumbers", "PartFacts", "Reader", "conform", "last_cut", "looks_like", "rows_between"]
 
@@ -214,7 +215,7 @@ def conform(table: pa.Table, schema: pa.Schema, file: SourceFile, first_row: int
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             row = first_bad_row(values, field.type)
             raise DataError(
-                f"{file.uri}, row {first_row + row} (from 0): column {field.name!r} holds {shorten(values[row].as_py())}, "
+                f"{file.uri}, row {first_row + row} (from 0): column {field.name!r} holds {value_text(values, row)}, "
                 f"which does not read as {field.type}",
                 next_step=f"repair the row, or set data.types: {{{in_yaml(field.name)}: string}}",
             ) from error

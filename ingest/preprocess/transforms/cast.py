@@ -13,20 +13,19 @@ from pydantic import AfterValidator, Field
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import first_bad_row
 from penstock.ingest.columns.fixed_shape import cast_column
-from penstock.ingest.columns.type_text import parse_type
+from penstock.ingest.columns.type_text import parse_type, value_text
 from penstock.ingest.columns.unreadable import cast_readable
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
-from penstock.messages import shorten
 
 __all__ = ["Cast"]
 
 
 def _misfit(values: pa.Array, kind: pa.DataType, row: int) -> str:
-    return f"{shorten(values[row].as_py())} does not become {kind} without loss"
+    return f"{value_text(values, row)} does not become {kind} without loss"
 
 
 def _is_type(text: str) -> str:
@@ -58,7 +57,7 @@ class Cast(Transform[dict[str, str]]):
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 row = first_bad_row(values, kind, cast_column)
                 raise DataError(
-                    f"preprocess: cast: {rows.origin.place(row)}: {name} holds {shorten(values[row].as_py())}, "
+                    f"preprocess: cast: {rows.origin.place(row)}: {name} holds {value_text(values, row)}, "
                     f"which does not become {kind} without loss",
                     next_step="cast it to another type, or repair the row",
                 ) from error

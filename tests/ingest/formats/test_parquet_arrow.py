@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from penstock.errors import DataError
+from penstock.ingest.columns.type_text import parse_type
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 
@@ -149,6 +150,17 @@ def test_integers_that_no_type_holds_for_certain_are_read_as_the_one_that_the_ad
     said = refusal(tmp_path, "parquet", files)
     assert said.endswith("Next: say as which type integers are read, if it holds all of them: data.types: {a: int64}")
     assert read_rows(tmp_path, "parquet", types={"a": "int64"})["a"].to_pylist() == [3, -1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "far", "year"), [("timestamp[us]", 2**58, "11103-"), ("timestamp[us]", 2**62, ""), ("date32", 3_000_000, "10183-")]
+)
+def test_a_time_that_python_has_none_for_is_named(tmp_path: Path, kind: str, far: int, year: str) -> None:
+    files: dict[str, str | bytes | pa.Table] = {
+        "a.parquet": pa.table({"t": pa.array([0, far], parse_type(kind))}),
+        "b.parquet": pa.table({"t": pa.array([0], pa.timestamp("ns"))}),
+    }
+    assert f"a.parquet, row 1 (from 0): column 't' holds {year}" in refusal(tmp_path, "parquet", files)
 
 
 @pytest.mark.parametrize(

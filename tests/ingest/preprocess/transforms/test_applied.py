@@ -213,6 +213,9 @@ def test_the_concatenator_loses_no_whole_number(values: pa.Array, dtype: str, pl
         (pa.array([1000, 1500, 2000], pa.time32("ms")), "int64"),
         (pa.array([10, 2**33, 5], pa.timestamp("s")), "int32"),
         (pa.array([128, 1704067201, 256], pa.timestamp("s")), "float32"),
+        (pa.array([5, 2**62, 6], pa.timestamp("us")), "int32"),
+        (pa.array([5, 2**62, 6], pa.timestamp("s")), "float64"),
+        (pa.array([5, 2**62, 6], pa.duration("s")), "int64"),
         (pa.array(["1", "1.5", "2"]), "int64"),
     ],
 )
