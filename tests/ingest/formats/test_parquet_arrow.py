@@ -126,7 +126,8 @@ def test_times_kept_as_int96_do_not_wrap(tmp_path: Path) -> None:
     times = [datetime(9999, 12, 31), datetime(2020, 1, 1, 0, 0, 0, 123456), datetime(1, 1, 1)]
     table = pa.table({"until": pa.array(times, pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
-    assert read_rows(tmp_path, "parquet").column("until").to_pylist() == times
+    read = read_rows(tmp_path, "parquet").column("until")
+    assert read.to_pylist() == times and read.type == pa.timestamp("us"), "as docs/formats.md says"
 
 
 def test_a_damaged_page_is_named_by_row_group(tmp_path: Path) -> None:
