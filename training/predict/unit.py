@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,11 @@ class _Source:
         self._unneeded = set(model.unneeded)
         self._job, self._batch_rows = job, model.rows_at_once
         reader, form = reader_of(job.data), format_named(job.data.format)
-        facts, self.broken = _facts(reader, job)
+        try:
+            facts, self.broken = _facts(reader, job)
+        except DataError as error:
+            reader, facts = self._as_words(error)
+            self.broken = []
         found = {name: kind for fact in facts.values() for name, kind in fact.columns.items()}
         folders = folder_columns(job.files[0]) if form.folder_columns else {}
         columns = {name: self._read_as(name, kind) for name, kind in found.items()}
@@ -255,6 +259,28 @@ class _Source:
                 for name, kind in columns.items()
             ),
         )
+
+    def _as_words(self, error: DataError) -> tuple[Reader, dict[str, FileFacts]]:
+        """Read the files again, single values of the columns that the model needs as text.
+
+        In JSON, a value of another kind than the others of its column is else a problem of the whole file.
+
+        Raises:
+            DataError: `error`, where that is not what is wrong with them.
+        """
+        needed = {name: kind for name, kind in self._wanted.items() if name not in self._unneeded}
+        single = [name for name, kind in needed.items() if pa.types.is_primitive(kind) or self._is_text(name)]
+        words = dict.fromkeys(single, "string") | self._job.data.types
+        job = replace(self._job, data=self._job.data.model_copy(update={"types": words}), facts=None)
+        reader = reader_of(job.data)
+        if not reader.missing_is_null or words == self._job.data.types:
+            raise error
+        try:
+            facts, _ = _facts(reader, job, keep=False)
+        except DataError:
+            raise error from None
+        self._job = job
+        return reader, facts
 
     def _is_text(self, name: str) -> bool:
         kind = self._wanted.get(name, pa.string())
@@ -293,11 +319,15 @@ class _Source:
         return table
 
 
-def _facts(reader: Reader, job: ScoringJob) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
-    """What each file has, by its URI; and files that are one row, with what is wrong with it."""
+def _facts(reader: Reader, job: ScoringJob, *, keep: bool = True) -> tuple[dict[str, FileFacts], list[tuple[SourceFile, str]]]:
+    """What each file has, by its URI; and files that are one row, with what is wrong with it.
+
+    Args:
+        keep: whether rows that are parsed are kept on the node.
+    """
     facts, broken = dict[str, FileFacts](), list[tuple[SourceFile, str]]()
     for file in job.files:
-        found = job.facts or inspect_file(reader, file, job.data)
+        found = job.facts or inspect_file(reader, file, job.data if keep else None)
         if isinstance(found, FileFacts):
             facts[file.uri] = found
         elif reader.one_row_per_file and isinstance(found, DataError):

@@ -300,6 +300,36 @@ def test_rows_that_cannot_be_scored_go_to_the_side_table_with_their_reason(work:
     assert work.rows().filter(pa.compute.equal(work.rows()["file"], "b.parquet"))["weight"].to_pylist() == [1.5, 2.0]
 
 
+def test_a_value_of_another_kind_in_json_is_a_problem_of_its_row(tmp_path: Path, model: Path) -> None:
+    work = Work(tmp_path, model, "json")
+    rows = people(1, 6).to_pylist()
+    plain = [*rows[:2], *rows[4:]]
+    for name, some in (("a", rows), ("plain", plain)):
+        if name == "a":
+            some[2] |= {"age": "old", "town": 7, "weight": "1.5"}
+            some[3] |= {"age": True, "weight": {"kg": 1}}
+        (work.input / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in some))
+    with copies_kept() as copies:
+        scored = work.run()
+        assert not list(copies.glob("**/*.arrow"))
+    assert (scored.rows, scored.unscored, scored.problems, work.run().units) == (8, 2, [], 0)
+    side = work.rows(side=True)
+    assert side["reason"].to_pylist() == [
+        "column 'age' holds 'old', which does not read as int64",
+        "column 'age' holds 'true', which does not read as int64",
+    ]
+    assert side.select(["town", "age", "row"]).to_pylist() == [
+        {"town": "7", "age": "old", "row": 2},
+        {"town": rows[3]["town"], "age": "true", "row": 3},
+    ]
+    assert scored.manifest is not None and len({str(unit.columns) for unit in scored.manifest.units}) == 1
+    mixed, whole = (work.rows().filter(pa.compute.equal(work.rows()["file"], name)) for name in ("a.json", "plain.json"))
+    assert mixed.drop_columns(["file", "row"]).equals(whole.drop_columns(["file", "row"]))
+    (work.input / "b.json").write_text('{"age": 1}\n{"age"\n')
+    with pytest.raises(DataError, match=r"b\.json, line 2: not a JSON object"):
+        work.run()
+
+
 def test_categories_that_train_lacks_are_counted_and_their_rows_scored(work: Work) -> None:
     weight = pa.array([1.0, None, 2.0, 3.0, 4.0])
     work.write("a.parquet", people(0, 5, town=["Ulm", "Paris", "Rome", "Bonn", "Oslo"], weight=weight))
