@@ -103,10 +103,12 @@ def asked_for(
     """The columns asked for in their order; those of the answer, else those given.
 
     Raises:
-        DataError: there is no such column.
+        DataError: there is no such column, or one name is given and no list.
     """
     if columns is None:
         return table
+    if isinstance(columns, str):
+        raise DataError(f"columns is {columns!r}, and no list of names", next_step=f"give columns=[{columns!r}]")
     found = {}
     for name in columns:
         if name in table.columns:

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import DataError
-from penstock.ingest.columns.casts import cast_array
+from penstock.ingest.columns.casts import canonical_type, cast_array
 from penstock.ingest.columns.images import holds_images
 from penstock.messages import shorten
 
@@ -48,7 +49,7 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
         schema: of the source; says of a single dict whether a list in it is one row's value or a column.
 
     Raises:
-        DataError: it is none of the forms, columns differ in length, or there is no row.
+        DataError: it is none of the forms, columns differ in length, or two have one name.
     """
     if isinstance(given, str | bytes):
         try:
@@ -57,6 +58,8 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
             raise DataError(f"the rows given are text that is no JSON: {error}", next_step=_FORMS) from error
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
+    if isinstance(given, pa.Table | pd.DataFrame):
+        _refuse_twice([str(name) for name in (given.column_names if isinstance(given, pa.Table) else given.columns)])
     if isinstance(given, pa.Table):
         return GivenRows({name: given.column(name) for name in given.column_names}, given.num_rows)
     if isinstance(given, pd.DataFrame):
@@ -80,8 +83,16 @@ _FORMS = (
 )
 
 
+def _refuse_twice(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise DataError(
+            f"the rows given have two columns {twice!r}", next_step=f"give one column {twice!r}, the one that the source has"
+        )
+
+
 def _frame_columns(frame: pd.DataFrame) -> dict[str, Any]:
-    if len(frame) > _FEW_ROWS or not frame.columns.is_unique:
+    if len(frame) > _FEW_ROWS:
         return {str(name): frame[name] for name in frame.columns}
     cells = frame.to_numpy(object).T
     numbers = [isinstance(kind, np.dtype) and kind.kind in "iuf" for kind in frame.dtypes]
@@ -183,7 +194,7 @@ def _listed(values: Any) -> list[Any]:
 
 def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        return cast_array(values, kind)
+        return _cast(values, kind)
     if isinstance(values, pd.Series) and isinstance(values.dtype, np.dtype):
         values = values.to_numpy()  # a Series goes through Arrow's door for pandas, five times as long
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -198,14 +209,30 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     # In a column of floats NaN is a value of its own; elsewhere it is how pandas writes null.
     missing = not pa.types.is_floating(kind)
     try:
-        found = pa.array(values, from_pandas=missing)
-        if pa.types.is_boolean(found.type) and not pa.types.is_boolean(kind):
-            raise TypeError("a truth value is no number")
-        return cast_array(found, kind)
+        return _cast(pa.array(values, from_pandas=missing), kind)
     except pa.ArrowException:
         if not pa.types.is_nested(kind):
             raise
         return pa.array(values, kind)  # fields in another order, or some left out
+
+
+def _cast(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """As `cast_array`, which takes times for numbers, truth values for either, and every number but 0 for true."""
+    if values.type == kind:
+        return values
+    found = canonical_type(values.type)
+    if pa.types.is_boolean(found) and not pa.types.is_boolean(kind):
+        raise TypeError("a truth value is nothing else")
+    if (_is_number(found) and pa.types.is_temporal(kind)) or (pa.types.is_temporal(found) and _is_number(kind)):
+        raise TypeError("a time is no number")
+    made = cast_array(values, kind)
+    if pa.types.is_boolean(kind) and _is_number(found) and not pc.cast(made, found).equals(pc.cast(values, found)):
+        raise ValueError("a number that is neither 0 nor 1 is no truth value")
+    return made
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _may_be_encoded(kind: pa.DataType) -> bool:

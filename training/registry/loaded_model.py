@@ -193,7 +193,8 @@ class LoadedModel:
         if not problems:
             return ready
         chosen = np.array([row not in problems for row in ready.rows.tolist()], np.bool_)
-        return PreparedRows(ready.table.filter(pa.array(chosen)), ready.rows[chosen], problems, ready.unseen)
+        table = ready.table.filter(pa.array(chosen)) if chosen.any() else pa.table({})
+        return PreparedRows(table, ready.rows[chosen], problems, ready.unseen)
 
     def _many_rows(self, features: pa.Table) -> int:
         """How many rows are predicted at once where there are many; those that hold images still encoded grow."""

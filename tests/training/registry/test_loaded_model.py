@@ -43,6 +43,11 @@ def test_a_bad_row_is_refused_with_row_column_value_and_rule_and_of_many_some_ar
     assert refused.value.problems[SHOWN_PROBLEMS:] == ("and 11 more",)
     reported = model.predict(rows, on_error="report")
     assert reported["error"].isna().tolist() == [row != 3 for row in range(20)] + [False] * 20
+    worst = [{**row, "age": "old"} for row in people(0, 3).to_pylist()]  # a column in which a null would be filled
+    reported = model.predict(worst, on_error="report")
+    assert reported["error"].str.contains("'old', which does not read as int64").all() and reported["prediction"].isna().all()
+    scored = model.score(pa.Table.from_pylist(worst))
+    assert (scored.answer.num_rows, scored.rows.tolist(), list(scored.problems)) == (0, [], [0, 1, 2])
     with pytest.raises(DataError, match="on_error is 'skip'"):
         model.predict(rows, on_error="skip")  # type: ignore[arg-type]
 
@@ -59,6 +64,9 @@ def test_columns_of_the_answer_and_of_the_rows_given_may_be_asked_for_in_any_ord
     assert refused.value.next_step == (
         "choose from prediction, probability, probabilities, id, age, height, town, weight, note"
     )
+    with pytest.raises(DataError, match=r"columns is 'note', and no list of names") as refused:
+        model.predict(table, columns="note")
+    assert refused.value.next_step == "give columns=['note']"
 
 
 def test_a_row_is_answered_alone_as_it_is_among_others_and_beside_bad_ones(model: LoadedModel) -> None:

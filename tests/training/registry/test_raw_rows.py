@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 import math
@@ -12,12 +13,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 from penstock.errors import DataError
+from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.preprocess.chain import split_rows
+from penstock.ingest.shuffle.order import make_order
+from penstock.ingest.spec import ShuffleSpec
 from penstock.training.registry.given_rows import given_rows, raw_table
+from penstock.training.registry.loaded_model import _batches_of
 from penstock.training.registry.raw_rows import RawForm, RawRows, raw_form
 from tests.ingest.preparing import Source
 
@@ -137,13 +143,14 @@ def test_held_out_rows_come_out_as_they_were_materialized_together_and_alone(mad
     table, problems = made.table(unlabelled)
     ready = made.raw.prepare(table)
     assert not problems and not ready.problems and ready.rows.tolist() == list(range(made.test.num_rows))
-    for column in made.manifest.feed_schema.features:
-        stored = made.source.column(made.manifest, column.name, "test") if not (column.ragged or column.encoded) else None
-        if stored is not None:
-            prepared = np.concatenate(
-                [chunk.to_numpy_ndarray() if column.shape else chunk.to_numpy() for chunk in ready.table[column.name].chunks]
-            )
-            assert prepared.dtype == stored.dtype and prepared.tobytes() == stored.tobytes()
+    schema, count = made.manifest.feed_schema, made.test.num_rows
+    order = make_order(ShuffleSpec(mode="none"), count)
+    feed = open_cached_feed(made.source.storage, made.manifest, "test", batch_rows=count, order=order, rank=0, world_size=1)
+    (stored,) = feed.batches(0)
+    prepared = _batches_of(ready.table, schema)(0, count)
+    assert {info.name for info in schema.features} <= prepared.keys()
+    for name, values in prepared.items():
+        assert values.dtype == stored.columns[name].dtype and torch.equal(values, stored.columns[name]), name
     alone = [made.raw.prepare(table.slice(row, 1)).table for row in range(table.num_rows)]
     assert contents(pa.concat_tables(alone)) == contents(ready.table)
 
@@ -209,6 +216,8 @@ def test_a_row_of_another_shape_is_told_and_the_others_are_prepared(tmp_path: Pa
         ({"age": [1, 2], "height": [1.0]}, "differ in their number of rows"),
         ("{", "text that is no JSON"),
         (7, "cannot be given as int"),
+        (pd.DataFrame([[1, 2, "Ulm", 1, 3]], columns=["age", "height", "town", "weight", "age"]), "have two columns 'age'"),
+        (pa.table([[1], [2]], names=["age", "age"]), "have two columns 'age'"),
     ],
 )
 def test_what_is_no_rows_of_the_source_is_refused(people: Made, given: Any, words: str) -> None:
@@ -225,6 +234,39 @@ def test_numbers_may_come_in_any_form_that_loses_nothing(people: Made) -> None:
     assert table.column("height").to_pylist() == [1.5, None, 2.0]
     _, problems = people.table({"age": [3.5], "height": [1.0], "town": ["Ulm"], "weight": [True]})
     assert problems == {0: "row 0: column 'age' holds 3.5, which does not read as int64"}
+
+
+NOON = dt.datetime(2026, 1, 1, 12)
+
+
+@pytest.mark.parametrize("as_arrow", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), NOON),
+        (pa.int64(), NOON.time()),
+        (pa.int64(), dt.timedelta(1)),
+        (pa.int64(), True),
+        (pa.float64(), True),
+        (pa.string(), True),
+        (pa.timestamp("us"), 1767225600000),
+        (pa.bool_(), 2),
+        (pa.bool_(), 0.5),
+    ],
+)
+def test_a_time_is_no_number_and_a_number_neither_a_time_nor_true(kind: pa.DataType, value: Any, as_arrow: bool) -> None:
+    schema = pa.schema([("x", kind)])
+    given = pa.table({"x": pa.array([value, None])}) if as_arrow else {"x": [value, None]}
+    table, problems = raw_table(given_rows(given, schema), schema, ())
+    assert table["x"].to_pylist() == [None, None]
+    assert problems[0].startswith("row 0: column 'x' holds ") and problems[0].endswith(f", which does not read as {kind}")
+
+
+def test_truth_comes_as_a_number_or_a_word() -> None:
+    schema = pa.schema([("x", pa.bool_())])
+    for given in ([1, 0, None], [1.0, 0.0, None], ["true", "False", None], pa.array([1, 0, None])):
+        table, problems = raw_table(given_rows({"x": given}, schema), schema, ())
+        assert not problems and table["x"].to_pylist() == [True, False, None]
 
 
 def test_a_label_that_is_a_picture_is_in_the_record_and_rows_come_without_one(tmp_path: Path) -> None:
