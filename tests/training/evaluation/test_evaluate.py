@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    precision_recall_curve,
+    roc_auc_score,
+    roc_curve,
+)
 
 from penstock.errors import CheckpointError, DataError, SpecError
 from penstock.ingest.manifest import DatasetManifest
@@ -184,6 +191,9 @@ def test_curves_carry_the_areas_scikit_learn_computes() -> None:
     assert legends[0] == f"model, area {roc_auc_score(target, probability):.4f}"
     assert legends[1] == f"model, average precision {average_precision_score(target, probability):.4f}"
     assert all(picture(figure_png(figure)) for figure in (roc, curve))
+    drawn = [figure.axes[0].get_lines()[0].get_xydata() for figure in (roc, curve)]
+    rates, (precision, recall, _) = roc_curve(target, probability), precision_recall_curve(target, probability)
+    assert np.array_equal(drawn[0], np.stack(rates[:2], axis=1)) and np.array_equal(drawn[1], np.stack([recall, precision], 1))
 
 
 def test_a_calibration_curve_survives_empty_bins() -> None:
