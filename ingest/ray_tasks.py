@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
@@ -95,7 +96,7 @@ def ray_pool(
 
     Args:
         processes: at most so many; each takes one CPU.
-        num_gpus: that each of them takes.
+        num_gpus: that each of them takes. Of none it sees none, where Ray would show it all of its node.
 
     Raises:
         Exception: what was raised there, as it was raised; errors of Ray itself as `raising_ours` tells them.
@@ -185,6 +186,8 @@ def _worker() -> Any:
             self._fn: Callable[[Any], Any] | None = None
 
         def call(self, make: Callable[[], Callable[[Any], Any]], item: Any) -> tuple[Any, list[str]]:
+            if not ray.get_gpu_ids():
+                os.environ["CUDA_VISIBLE_DEVICES"] = ""
             with keeping_prints() as printed, hiding_secrets():
                 self._fn = self._fn or make()
                 result = self._fn(item)

@@ -99,6 +99,10 @@ def test_a_pool_makes_its_function_once_in_each_process_and_again_where_one_has_
     assert len(list(tmp_path.glob("made-*"))) == 3
 
 
+def test_a_process_of_a_pool_that_takes_no_gpu_sees_none() -> None:
+    assert list(ray_pool(lambda: os.environ.get, ["CUDA_VISIBLE_DEVICES"], processes=1)) == [""]
+
+
 def test_an_error_comes_out_of_a_pool_as_it_was_raised() -> None:
     def make() -> Callable[[int], int]:
         raise DataError("no model", next_step="train one")
