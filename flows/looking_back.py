@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.flows.answer import OUT, answer, say, tell
-from penstock.flows.options import HERE, File, FileOption, Json, RunName, Set
+from penstock.flows.options import HERE, File, FileOption, Json, RunName, Set, can_be_written
 
 __all__ = ["compare", "explain", "log", "report", "rows", "status"]
 
@@ -38,7 +38,7 @@ def status(
 
 def log(
     file: File = HERE,
-    last: Annotated[int | None, typer.Option(help="Only so many of the newest attempts.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Only so many of the newest attempts.")] = None,
     as_json: Json = False,
 ) -> None:
     """List a pipeline's runs by date: what had changed, how it ended, how good it was, why it failed."""
@@ -57,7 +57,9 @@ def compare(
     before: RunName,
     after: RunName = "last",
     file: FileOption = None,
-    html: Annotated[Path | None, typer.Option(help="Also write it as a page that needs no network.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(callback=can_be_written, help="Also write it as a page that needs no network.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Say how two runs differ: spec, code, data, metrics on the same rows; and why one is worse."""
@@ -80,7 +82,7 @@ def compare(
 def rows(
     name: RunName,
     step: Annotated[int, typer.Option(help="The optimizer step; the first is 1.")],
-    limit: Annotated[int | None, typer.Option(help="Only so many of its rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many of its rows.")] = None,
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:
@@ -98,7 +100,9 @@ def rows(
 
 def report(
     name: RunName = "last",
-    output: Annotated[Path | None, typer.Option(help="Where to write it.", show_default="RUN.html")] = None,
+    output: Annotated[
+        Path | None, typer.Option(callback=can_be_written, help="Where to write it.", show_default="RUN.html")
+    ] = None,
     file: FileOption = None,
     as_json: Json = False,
 ) -> None:

@@ -1,13 +1,15 @@
-"""Which arguments do several verbs of the command take, and what does their help say?"""
+"""Which arguments do several verbs of the command take, what does their help say, and which values can they not have?"""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["HERE", "Columns", "File", "FileOption", "Format", "Gpus", "Json", "Options", "RunName", "Set"]
+__all__ = ["HERE", "Columns", "File", "FileOption", "Format", "Gpus", "Json", "Options", "RunName", "Set", "can_be_written"]
+
 
 File = Annotated[
     Path, typer.Argument(help="The pipeline file, or a folder that holds pipeline.yaml.", show_default="this folder")
@@ -46,3 +48,13 @@ Options = Annotated[
     ),
 ]
 Gpus = Annotated[bool, typer.Option("--gpus", help="Score on the cluster's GPUs, one for each process.")]
+
+
+def can_be_written(page: Path | None) -> Path | None:
+    """Refuse a file that could not be made, before minutes of work go into what would be in it."""
+    if page is not None and page.is_dir():
+        raise typer.BadParameter(f"{str(page)!r} is a folder; name a file in it")
+    if page is not None and not page.parent.is_dir():
+        folder = shlex.quote(str(page.parent))
+        raise typer.BadParameter(f"{str(page)!r} is in no folder that is there; first: mkdir -p {folder}")
+    return page

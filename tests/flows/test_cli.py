@@ -39,6 +39,24 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("probe", ".", "--plot", "away/p.png"), "'away/p.png' is in no folder that is there; first: mkdir -p away"),
+        (("report", "--output", "."), "'.' is a folder; name a file in it"),
+        (("compare", "previous", "--html", "a b/c.html"), "first: mkdir -p 'a b'"),
+        (("log", "--last", "-1"), "greater than or equal to 1"),
+        (("rows", "last", "--step", "1", "--limit", "-1"), "greater than or equal to 1"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused_before_any_work(
+    words: tuple[str, ...], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
+    assert told.exit_code == 2 and rule in told.stderr, told.stderr
+
+
+@pytest.mark.parametrize(
     ("code", "advice"),
     [
         (errno.ENOSPC, "make room (df -h shows the full disk)"),
