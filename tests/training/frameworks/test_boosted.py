@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +71,23 @@ def boost(group: Group, jobs: list[tuple[str, TrainJob]]) -> list[RankResult | s
         except PenstockError as error:
             made.append(str(error))
     return made
+
+
+def boost_in_a_thread(group: Group, job: TrainJob, said: Path) -> None:
+    """As the flow tries a model: not in the thread that imported the library. What the process says goes to a file."""
+    library("xgboost")
+    os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
+    thread = threading.Thread(target=boost, args=(group, [("xgboost", job)]))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.drill
+def test_drawn_rows_bring_no_warning_of_what_is_set_for_them(tmp_path: Path) -> None:
+    job = boosted(tmp_path, "xgboost", "drawn", params={"max_depth": 3, "subsample": 0.7}, epochs=2, workers=1)
+    run_ranks(boost_in_a_thread, 1, job, tmp_path / "said")
+    assert job_checkpoints(job).committed()[0].manifest.step == 2
+    assert "updater" not in (tmp_path / "said").read_text()
 
 
 @pytest.mark.drill

@@ -8,7 +8,6 @@ draws the columns keeps a generator of its own from round to round, so where any
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -142,8 +141,8 @@ class XgboostTrees:
     def grow(self, number: int) -> None:
         """A round; see the module for what is made anew."""
         if self._draws:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that updaters are named by hand
+            # It warns once that updaters are named by hand: past Python, to stderr, in a thread where it was not imported.
+            with xgboost.config_context(verbosity=0):
                 self._booster.set_param("updater", _UPDATERS[0])
                 self._booster.save_config()  # which lets it notice
                 self._booster.set_param("updater", _UPDATERS[1])
