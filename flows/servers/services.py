@@ -239,10 +239,18 @@ def _reload_prefect() -> None:
 
 
 def _check_api(url: str) -> None:
-    if not _answers(f"{url.rstrip('/')}/health"):
+    base = url.rstrip("/")
+    status = http_get(f"{base}/health").status
+    if status is None or status >= 500:
         raise ServiceError(
             f"PREFECT_API_URL={url} does not answer",
-            next_step="start that server (prefect server start), or unset PREFECT_API_URL to use the embedded one",
+            next_step="start that server (prefect server start); penstock deploy needs one that stays, and all other commands "
+            "have one of their own where PREFECT_API_URL is not set",
+        )
+    if status == 404 and http_get(f"{base}/api/health").status == 200:
+        raise ServiceError(
+            f"PREFECT_API_URL={url} is the server's page; the address of its API ends in /api",
+            next_step=f"export PREFECT_API_URL={base}/api",
         )
 
 

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
@@ -204,8 +205,18 @@ def test_the_deployment_holds_schedule_form_and_limit(operator: Operator, deploy
 
 def test_deploying_again_updates_and_leaves_one_schedule(operator: Operator, deployed: dict[str, Any]) -> None:
     hour = (datetime.now(UTC) + timedelta(hours=12)).hour
-    other = operator.deploy("--set", "train.params.pause_s=0.05", cron=f"0 {hour} * * *")
-    assert other["id"] == deployed["id"]
+    with operator.client() as client:
+        client.pause_deployment(UUID(deployed["id"]))
+        client.update_work_pool("penstock", WorkPoolUpdate(is_paused=True))
+    asked = ("--set", "train.params.pause_s=0.05", "--cron", f"0 {hour} * * *")
+    said = operator.perform("penstock", "deploy", str(operator.file), *asked)
+    assert "penstock/drill was paused until now; it runs again" in said
+    resume = next(line for line in said.splitlines() if "the work pool is paused" in line).partition(": prefect ")[2]
+    operator.perform("prefect", *resume.split())
+    with operator.client() as client:
+        assert not client.read_work_pool("penstock").is_paused
+        other = client.read_deployment_by_name("penstock/drill")
+    assert (str(other.id), other.paused) == (deployed["id"], False)
     planned = eventually(lambda: operator.planned(UUID(deployed["id"])), 60, "a run that the server plans", every_s=1)
     times = {run.expected_start_time for run in planned}
     assert {(at.hour, at.minute) for at in times if at is not None} == {(hour, 0)}

@@ -25,7 +25,7 @@ from penstock.training.registry.load import FetchedModel
 from penstock.training.registry.loaded_model import MODEL_FILE
 from penstock.training.registry.raw_rows import RawForm
 
-__all__ = ["Asked", "ask", "check_input", "list_input", "state_of"]
+__all__ = ["Asked", "ask", "check_input", "input_options", "list_input", "state_of"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def ask(
     if not is_kept and is_local(source):
         source = os.path.abspath((base_dir or Path()) / os.path.expanduser(source.removeprefix("file://")))
     own = {"train": source, "validation": None, "test": None, "label": None, "columns": None}
-    given = _options(name, form.data if name == form.data.format else None, options or {})
+    given = input_options(name, form.data if name == form.data.format else None, options or {})
     if name == form.data.format:
         types = {k: v for k, v in form.data.types.items() if k not in form.columns}
         data = form.data.model_copy(update={**own, "types": types, **given})
@@ -110,8 +110,12 @@ def ask(
     return Asked(model.uri, digest_of(content), digest_of(code), data, tuple(columns) or None, named)
 
 
-def _options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -> dict[str, Section]:
-    """The format's options, if it has any, as a field of the section: those trained with, but for which state was read."""
+def input_options(name: str, trained_on: DataSpec | None, given: Mapping[str, Any]) -> dict[str, Section]:
+    """The format's options, if it has any, as a field of the section: those trained with, but for which state was read.
+
+    Raises:
+        SpecError: there is no such format, or an option of it is wrong or missing.
+    """
     form = format_named(name)
     if form.Options is None:
         if given:

@@ -6,8 +6,10 @@ file when a run begins. Nothing secret is stored in Prefect: credentials belong 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import shlex
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,8 +21,11 @@ from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.server.schemas.schedules import CronSchedule as PlannedCron
+from prefect.types.names import BANNED_CHARACTERS
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.urls import url_for
 from prefect.workers.process import ProcessWorker
@@ -133,9 +138,11 @@ def deploy_predictions(
         make: the request for a model's address.
 
     Raises:
-        SpecError, ServiceError: as `deploy_pipeline`; SpecError, too, if `model` is None and the pipeline's has no alias.
+        SpecError, ServiceError: as `deploy_pipeline`; SpecError, too, if `model` is None and the pipeline's has no alias,
+            and for a format or an option of it that is wrong.
     """
     loaded = load_spec(file, [])
+    is_own = model is None
     if model is None:
         register = loaded.spec.register_
         if register.alias is None:
@@ -145,6 +152,11 @@ def deploy_predictions(
             )
         model = f"models:/{register.name or loaded.spec.name}@{register.alias}"
     request = make(model)
+    if is_own or request.format is not None:  # what another model was trained on is known when it is loaded
+        from penstock.training.predict.asked import input_options  # it brings torch along
+
+        data, name = loaded.spec.data, request.format or loaded.spec.data.format
+        input_options(name, data if name == data.format else None, request.options)
 
     def work() -> _Work:
         from penstock.flows.predict.flow import predict
@@ -164,7 +176,13 @@ def _deploy(
 ) -> dict[str, Any]:
     _check_cron(cron)
     notify = None if messages.to in (None, NOBODY) else notify_of(str(messages.to), cron, messages.silence_h)
-    _require_server(loaded, pool)
+    if messages.silence_h is not None and notify is None:
+        raise SpecError(
+            f"--silence-h {messages.silence_h:g} goes with --notify, which says who gets the message",
+            next_step="add --notify with the address of a webhook or a mail address, or leave --silence-h out",
+        )
+    _check_pool_name(pool)
+    _require_server(loaded)
     environment = _environment_to_store(os.environ)
     with prefect_api(loaded.state_dir):
         result = _put(loaded.spec.name, work(), cron, pool, environment, say)
@@ -212,13 +230,13 @@ def _refused_by_prefect(what: str) -> Iterator[None]:
         ) from error
 
 
-def _require_server(loaded: LoadedSpec, pool: str) -> None:
+def _require_server(loaded: LoadedSpec) -> None:
     if not os.environ.get("PREFECT_API_URL"):
         raise ServiceError(
             f"cannot deploy {loaded.spec.name!r}: a schedule needs a Prefect server that stays, and PREFECT_API_URL is not set "
             "(the embedded server ends with its command)",
-            next_step="prefect server start; export PREFECT_API_URL=http://127.0.0.1:4200/api; penstock deploy again; "
-            f"prefect worker start --pool {pool} --type process",
+            next_step="prefect server start, which stays in its shell; in another one: "
+            "export PREFECT_API_URL=http://127.0.0.1:4200/api, and the same command again",
         )
 
 
@@ -232,6 +250,23 @@ def _check_cron(cron: str) -> None:
     except ValidationError as error:
         reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise SpecError(f"--cron {cron!r} is not a schedule ({reason}); it is {rule}") from error
+    try:
+        asyncio.run(PlannedCron(cron=cron, timezone="UTC").get_dates(n=1))
+    except ValueError as error:
+        raise SpecError(
+            f"--cron {cron!r} never comes: no month that it names has such a day; a schedule is {rule}",
+            next_step="correct the day or the month, and run the same command again",
+        ) from error
+
+
+def _check_pool_name(pool: str) -> None:
+    """Refuse what Prefect does not take as the name of a work pool, before it is asked."""
+    if not pool.strip() or set(pool) & set(BANNED_CHARACTERS) or pool.lower().startswith("prefect"):
+        raise SpecError(
+            f"--pool {pool!r} is no name for a work pool: it is not empty, does not begin with 'prefect', and has none of "
+            f"{' '.join(BANNED_CHARACTERS)}",
+            next_step="leave --pool out to use the pool 'penstock', or give another name",
+        )
 
 
 def _environment_to_store(environ: Mapping[str, str]) -> _Environment:
@@ -265,12 +300,9 @@ def _put(name: str, work: _Work, cron: str, pool: str, environment: _Environment
     schedule = DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"), active=True, slug="cron")
     with _refused_by_prefect("the deployment"), get_client(sync_client=True) as client:
         _require_process_pool(client, pool, say)
-        before = _deployed(client, full_name, work.named_by)
-        if before not in (None, request[work.named_by]):
-            say(
-                f"warning: the {work.named_by} of {full_name} was {before} until now; a deployment is named after the "
-                "pipeline's `name`"
-            )
+        before = _deployed(client, full_name)
+        if before is not None:
+            _say_what_ends(before, full_name, work.named_by, request[work.named_by], say)
         deployment_id = client.create_deployment(
             flow_id=client.create_flow(work.flow),
             name=name,
@@ -304,23 +336,32 @@ def _put(name: str, work: _Work, cron: str, pool: str, environment: _Environment
 
 def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
     try:
-        kind = client.read_work_pool(pool).type
+        there = client.read_work_pool(pool)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template))
         say(f"made the work pool {pool!r}")
         return
-    if kind != ProcessWorker.type:
+    if there.type != ProcessWorker.type:
         raise ServiceError(
-            f"the work pool {pool!r} is of type {kind!r}; penstock deploys to type process, whose workers see the files",
+            f"the work pool {pool!r} is of type {there.type!r}; penstock deploys to type process, whose workers see the files",
             next_step="name another pool with --pool; it is made if absent",
         )
+    if there.is_paused:
+        say(f"warning: the work pool is paused, so nothing runs until: prefect work-pool resume {shlex.quote(pool)}")
 
 
-def _deployed(client: SyncPrefectClient, full_name: str, field: str) -> str | None:
-    """A field of the request that the deployment runs with now, if there is such a deployment."""
+def _deployed(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
     try:
-        request = client.read_deployment_by_name(full_name).parameters.get("request", {})
+        return client.read_deployment_by_name(full_name)
     except ObjectNotFound:
         return None
-    return str(request.get(field))
+
+
+def _say_what_ends(before: DeploymentResponse, full_name: str, field: str, value: str, say: Callable[[str], None]) -> None:
+    """What somebody may have meant to last: other work under this name, and a pause."""
+    worked_on = before.parameters.get("request", {}).get(field)
+    if worked_on != value:
+        say(f"warning: the {field} of {full_name} was {worked_on} until now; a deployment is named after the pipeline's `name`")
+    if before.paused or not any(schedule.active for schedule in before.schedules):
+        say(f"warning: {full_name} was paused until now; it runs again, on this schedule")

@@ -59,6 +59,15 @@ def test_a_configured_prefect_api_that_is_not_there_is_named(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_address_of_a_servers_page_is_answered_with_that_of_its_api(
+    prefect_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url.removesuffix("/api"))
+    with pytest.raises(ServiceError, match="ends in /api") as told, prefect_api(tmp_path):
+        pass
+    assert told.value.next_step == f"export PREFECT_API_URL={prefect_url}"
+
+
 WAITS = {"the Prefect server", "MLflow's page", "MLflow, to register the model"}
 
 

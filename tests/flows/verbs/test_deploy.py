@@ -21,6 +21,7 @@ from tests.runs.receivers import Mailbox
 from tests.runs.servers import ROOT, free_port
 
 NIGHTLY = "0 3 * * *"
+PREDICT = ("--predict", "--input", "rows", "--output", "scores")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_without_a_server_that_stays_it_says_which_commands_make_one(project: Pa
         deploy(project)
     assert refused.value.exit_code == 3
     assert "PREFECT_API_URL is not set" in refused.value.message
-    for command in ("prefect server start", "export PREFECT_API_URL=", "prefect worker start --pool penstock"):
+    for command in ("prefect server start", "export PREFECT_API_URL=", "the same command again"):
         assert command in refused.value.next_step
 
 
@@ -48,12 +49,19 @@ def test_a_server_that_does_not_answer_is_named(project: Path, monkeypatch: pyte
         deploy(project)
 
 
+@pytest.mark.parametrize("pool", ["", "Prefect-agent", "a/b"])
+def test_a_name_that_prefect_takes_for_no_pool_is_refused_before_it_is_asked(project: Path, pool: str) -> None:
+    with pytest.raises(SpecError, match="leave --pool out") as refused:
+        deploy_pipeline(project, NIGHTLY, pool, [], print)
+    assert repr(pool) in refused.value.message
+
+
 def test_a_broken_file_or_override_is_never_deployed(project: Path) -> None:
     with pytest.raises(SpecError, match="1 problem"):
         deploy(project, overrides=["train.epochs=-1"])
 
 
-@pytest.mark.parametrize("cron", ["61 3 * * *", "0 3 * *", "0 0 3 * * *", "@daily", "a b c d e", ""])
+@pytest.mark.parametrize("cron", ["61 3 * * *", "0 3 * *", "0 0 3 * * *", "@daily", "a b c d e", "", "0 3 31 4,6 *"])
 def test_a_wrong_schedule_is_named_before_anything_is_asked_of_a_server(project: Path, cron: str) -> None:
     with pytest.raises(SpecError) as refused:
         deploy(project, cron)
@@ -172,6 +180,10 @@ def test_our_prefect_yaml_names_the_flow_that_deploy_does() -> None:
     [
         (("--input", "rows"), "go with --predict"),
         (("--predict", "--input", "rows"), "--predict needs --input and --output"),
+        (("--silence-h", "3"), "--silence-h 3 goes with --notify"),
+        ((*PREDICT, "--format", "prquet"), "'prquet'"),
+        ((*PREDICT, "--option", "delimiter=;"), "the format parquet has no options"),
+        ((*PREDICT, "--format", "csv", "--option", "delimitr=;"), "delimitr"),
     ],
 )
 def test_options_of_predictions_are_refused_where_they_mean_nothing(project: Path, words: tuple[str, ...], said: str) -> None:
