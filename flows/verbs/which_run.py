@@ -29,17 +29,19 @@ class RunNames:
     """The runs of one storage, by the names a person gives them.
 
     Args:
-        file: the pipeline file or its folder; None for the state in the current folder.
+        file: the pipeline file or its folder; None for the pipeline of the current folder, or for all runs in its .penstock
+            if it has no pipeline.yaml.
     """
 
     def __init__(self, file: Path | None) -> None:
-        self.file = file
-        storage, self.state_dir, self.pipeline = state_of(file)
+        here = Path("pipeline.yaml")
+        self.file = here if file is None and here.is_file() else file
+        storage, self.state_dir, self.pipeline = state_of(self.file)
         self.ledger = Ledger(storage)
-        known = [run for run in self.ledger.runs() if self.pipeline in (None, run.pipeline)]
-        self.runs = [run for run in known if run.sweep in (None, run.run)]
-        """Without the trials of sweeps, which are found by their id only."""
-        self._known = known
+        self._known = list(self.ledger.runs())
+        of_pipeline = (run for run in self._known if self.pipeline in (None, run.pipeline))
+        self.runs = [run for run in of_pipeline if run.sweep in (None, run.run)]
+        """Without other pipelines of the storage and the trials of sweeps, which are found by their id only."""
 
     def find(self, name: str) -> Run:
         """The run that `name` means.
@@ -64,7 +66,11 @@ class RunNames:
         exact = [run for run in self._known if name in (run.run, run.run.removeprefix(f"{run.pipeline}-"))]
         found = exact or [run for run in self.runs if len(name) >= _PART and name in run.run]
         if len(found) > 1:
-            raise SpecError(f"{name!r} is a part of {len(found)} runs", problems=[run.run for run in found[-10:]])
+            raise SpecError(
+                f"{name!r} is a part of {len(found)} runs",
+                problems=[run.run for run in found[-10:]],
+                next_step="name one of them by its whole id",
+            )
         run = found[0] if found else self._of_version(name)
         if run is not None:
             return run

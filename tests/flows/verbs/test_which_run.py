@@ -8,6 +8,8 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.flows.verbs.which_run import RunNames
+from penstock.storage import Storage
+from penstock.tasks.records.ledger import Ledger, Run
 from tests.drills.project import make_project
 
 
@@ -17,3 +19,21 @@ def test_names_by_order_say_how_many_runs_there_are(tmp_path: Path, name: str) -
     with pytest.raises(SpecError, match=rf"there is no run '{name}' in .*, which has 0 runs\n") as found:
         RunNames(file).find(name)
     assert found.value.next_step == f"penstock run {file}"
+
+
+@pytest.mark.parametrize("given", [None, Path()])
+def test_in_the_folder_of_a_pipeline_names_are_of_its_runs_and_others_are_found_by_their_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path | None
+) -> None:
+    monkeypatch.chdir(make_project(tmp_path / "project", files=1).parent)
+    ledger = Ledger(Storage(".penstock"))
+    for name, pipeline, day in [("drill-a", "drill", 1), ("other-a", "other", 2), ("other-b", "other", 3)]:
+        ledger.save_run(Run(run=name, pipeline=pipeline, created=f"2026-01-0{day}T00:00:00+00:00", spec={"name": pipeline}))
+    names = RunNames(given)
+    assert [names.find(name).run for name in ("last", "drill", "other-a")] == ["drill-a", "drill-a", "other-a"]
+    with pytest.raises(SpecError, match="which has 1 run"):
+        names.find("previous")
+    Path("pipeline.yaml").unlink()
+    with pytest.raises(SpecError, match="'other' is a part of 2 runs") as told:
+        RunNames(None).find("other")
+    assert told.value.next_step == "name one of them by its whole id"
