@@ -143,6 +143,13 @@ def _promotion_problems(spec: PipelineSpec) -> list[tuple[str, str]]:
         return []
     problems = []
     split = "validation" if promote.metric.startswith("val/") else "test"
+    if promote.metric.endswith("/loss"):
+        problems.append(
+            (
+                "register.promote.metric",
+                f"{promote.metric!r} is a loss, which is the recipe's own; name a metric such as test/f1",
+            )
+        )
     if getattr(spec.data, split) is None:
         problems.append(("register.promote.metric", f"{promote.metric!r} needs a {split} split; set data.{split}"))
     if spec.register_.alias is None:

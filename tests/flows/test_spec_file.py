@@ -212,6 +212,8 @@ def test_what_moves_the_alias_needs_the_split_it_names(tmp_path: Path) -> None:
     assert problem.endswith("register.promote.metric: 'test/accuracy' needs a test split; set data.test")
     (problem,) = problems_of(write(tmp_path, GOOD), moved_by % "val", "data.validation=null")
     assert problem.endswith("register.promote.metric: 'val/accuracy' needs a validation split; set data.validation")
+    (problem,) = problems_of(write(tmp_path, GOOD), "register.promote={metric: val/loss}")
+    assert "register.promote.metric: 'val/loss' is a loss, which is the recipe's own" in problem
 
 
 def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> None:
