@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -148,7 +149,7 @@ def _check_output(output: Output) -> None:
         reason = error.message if isinstance(error, PenstockError) else getattr(error, "strerror", None) or error
         raise PreflightError(
             f"--output {output.storage.root} cannot be {failure.verb}: {reason}",
-            next_step=f"correct --output, or: penstock doctor --storage {output.storage.root}",
+            next_step=f"correct --output, or: penstock doctor --storage {shlex.quote(output.storage.root)}",
         ) from error
     output.refuse_others()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -94,7 +95,7 @@ def _storage_refusal(storage: Storage, failure: StorageFailure) -> PreflightErro
         correct = "correct `storage` (or the credentials and AWS_ENDPOINT_URL)"
     return PreflightError(
         f"storage {storage.root} cannot be {verb}: {getattr(error, 'strerror', None) or reason}",
-        next_step=f"{correct}, then: penstock doctor --storage {storage.root}",
+        next_step=f"{correct}, then: penstock doctor --storage {shlex.quote(storage.root)}",
     )
 
 

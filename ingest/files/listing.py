@@ -463,7 +463,8 @@ def _listing_problem(called: str, uri: str, error: Exception) -> PenstockError:
                 f"{where}: bucket {bucket!r} does not exist at {store_name(uri)}",
                 next_step=f"correct the bucket in {called}, or AWS_ENDPOINT_URL if another store has it",
             )
-        advice = f"correct {called}" + ("; relative paths start at the pipeline file" if called.startswith("data.") else "")
+        is_path = called.startswith("data.") and is_local(uri)
+        advice = f"correct {called}" + ("; relative paths start at the pipeline file" if is_path else "")
         return DataError(f"{where} matches no file", next_step=advice)
     if is_local(uri):
         return DataError(f"{where} cannot be listed: {error}", next_step="check the path and its permissions")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.errors import PenstockError, PreflightError
+from penstock.errors import PenstockError, PreflightError, ServiceError
 from penstock.flows.servers.nodes import ask_nodes, installed_versions
 from penstock.flows.servers.probes import (
     HttpAnswer,
@@ -126,6 +126,8 @@ def check_storage(storage: Storage, environ: Mapping[str, str]) -> list[Finding]
         return [fail(name, error.message, error.next_step)]
     started = time.monotonic()
     failure = storage_failure(storage)
+    if failure is not None and isinstance(failure.error, ServiceError):
+        return [fail(name, f"an object cannot be {failure.verb}: {failure.error.message}", failure.error.next_step)]
     if failure is not None:
         return [fail(name, f"an object cannot be {failure.verb}: {_in_words(failure.error)}", _storage_fix(storage))]
     took_ms = (time.monotonic() - started) * 1000

@@ -30,11 +30,11 @@ def project(tmp_path: Path, *overrides: str) -> Project:
 
 
 def test_a_storage_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(PreflightError, match=r"storage /proc/nothing cannot be written") as caught:
-        check_storage(Storage("/proc/nothing"))
+    with pytest.raises(PreflightError, match=r"storage /proc/no thing cannot be written") as caught:
+        check_storage(Storage("/proc/no thing"))
     assert caught.value.exit_code == 3
     assert caught.value.next_step.startswith("make the folder writable")
-    assert "penstock doctor --storage" in caught.value.next_step
+    assert "penstock doctor --storage '/proc/no thing'" in caught.value.next_step
 
 
 def test_a_full_disk_is_no_wrong_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,8 @@ def test_a_wrong_secret_is_found_and_not_shown(s3_bucket: str, s3_server: SwiftS
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     finding = Finding.model_validate_json(done.stdout)
     assert finding.status == "fail"
-    assert "AWS_SECRET_ACCESS_KEY" in finding.fix
+    assert "AWS_SECRET_ACCESS_KEY" in finding.fix and "bucket exists" not in finding.fix
+    assert "refuses the credentials" in finding.detail and "Next:" not in finding.detail
     assert "open-sesame" not in done.stdout + done.stderr
 
 

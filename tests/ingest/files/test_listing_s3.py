@@ -48,8 +48,9 @@ def test_the_fingerprint_is_the_etag(source: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_bucket_is_told_from_a_missing_key(source: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="matches no file"):
+    with pytest.raises(DataError, match="matches no file") as told:
         read_snapshot(tmp_path, "csv", train=f"{source}/nowhere/")
+    assert told.value.next_step == "correct data.train"
     with pytest.raises(ServiceError, match="bucket 'no-such-bucket' does not exist at http://127"):
         read_snapshot(tmp_path, "csv", train="s3://no-such-bucket/data/")
 
