@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -119,14 +119,50 @@ def load_spec(file: str | Path, overrides: Sequence[str] = ()) -> LoadedSpec:
 
 def _validated(data: dict[str, Any], known: Sequence[Problem]) -> tuple[PipelineSpec | None, list[Problem]]:
     """The spec, if it has the form of one, and what is wrong with it besides the problems that are known."""
+    booleans = [*_booleans(data, PipelineSpec, ())]
     try:
         spec = PipelineSpec.model_validate(data)
     except ValidationError as error:
-        return None, [_describe(item, data) for item in error.errors(include_url=False)]
-    problems = [*cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
+        described = [_describe(item, data) for item in error.errors(include_url=False)]
+        return None, [
+            *booleans,
+            *(each for each in described if not any(f"{at}.".startswith(f"{each[0]}.") for at, _ in booleans)),
+        ]
+    problems = [*booleans, *cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
     if spec.tune is not None and not problems and not known:
         problems += _space_problems(data, spec.tune)
     return spec, problems
+
+
+_BOOLEAN = "{!r}: this is a number, and YAML reads yes, no, on, off, true and false as booleans; write a number"
+
+
+def _booleans(value: Any, annotation: Any, at: Path_) -> Iterator[Problem]:
+    """Where a number is needed and the file has a boolean, which would pass for 0 or 1."""
+    if isinstance(value, bool):
+        kinds = _numbers(annotation)
+        if kinds and bool not in kinds:
+            yield _dotted(at), _BOOLEAN.format(value)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _booleans(each, annotation, (*at, index))
+    elif isinstance(value, dict):
+        by_name = get_origin(annotation) is dict
+        model = None if by_name else _section(annotation)
+        if model is DataSpec:
+            model = spec_class_for(value)
+        for key, inner in value.items():
+            field = None if model is None else model.in_file(str(key)).get(str(key))
+            if model is None or field is not None:
+                within = get_args(annotation)[1] if by_name else annotation if field is None else field.annotation
+                yield from _booleans(inner, within, (*at, str(key)))
+
+
+def _numbers(annotation: Any) -> set[type]:
+    """Which of int, float and bool a value may be."""
+    if annotation in (int, float, bool):
+        return {annotation}
+    return {kind for inner in get_args(annotation) for kind in _numbers(inner)}
 
 
 def state_named_in(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Path, str]:
@@ -180,6 +216,7 @@ def _space_problems(data: dict[str, Any], tune: TuneSpec) -> Iterator[tuple[str,
         for value in dimension.extremes:
             trial = copy.deepcopy(data)
             found = [message for _, message in _apply(trial, as_override(key, value), {})]
+            found += [message for path, message in _booleans(trial, PipelineSpec, ()) if path == key]
             try:
                 spec = None if found else PipelineSpec.model_validate(trial)
                 found += [f"{path}: {message}" for path, message in (cross_check(spec) if spec is not None else ())]

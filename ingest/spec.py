@@ -20,6 +20,7 @@ from pydantic import (
 
 from penstock.config import Section
 from penstock.errors import SpecError
+from penstock.storage import url_problem
 
 __all__ = [
     "PATH",
@@ -230,6 +231,13 @@ class DataSpec(Section):
     the picture). `warn` counts such rows and names the first; `refuse` stops the run. Rules by whole rows never leave any."""
     images: ImagesOptions = ImagesOptions()
     """Options of `format: images`, and of a Parquet column that holds encoded images."""
+
+    @field_validator("train", "validation", "test")
+    @classmethod
+    def _is_no_misspelt_url(cls, held: str | SplitRule | None) -> str | SplitRule | None:
+        if isinstance(held, str) and (problem := url_problem(held)):
+            raise ValueError(problem)
+        return held
 
     @model_validator(mode="before")
     @classmethod

@@ -26,7 +26,7 @@ from penstock.errors import PenstockError, PreflightError
 from penstock.store_settings import StoreSpec, settings_of
 from penstock.stores import is_local, is_s3, store_problem
 
-__all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem"]
+__all__ = ["NO_ROOM", "Storage", "existing_folder", "filesystem_of", "root_problem", "url_problem"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the OSError of a disk without room says."""
@@ -64,13 +64,24 @@ def _s3fs_options(settings: StoreSpec) -> dict[str, Any]:
     return options
 
 
+def url_problem(location: str) -> str | None:
+    """Why a location that names a store is no URL of it: it has one slash, which makes it a path, or capitals."""
+    scheme, colon, rest = location.partition(":")
+    store = scheme.lower()
+    if not colon or not rest.startswith("/") or store not in fsspec.available_protocols():
+        return None
+    if not rest.startswith("//"):
+        return f"a URL has two slashes; did you mean {store}:/{'/' if store == 'file' else ''}{rest}?"
+    return None if scheme == store else f"a store's name is in lower case; did you mean {store}:{rest}?"
+
+
 def root_problem(root: str) -> str | None:
     """Why nothing can be kept below `root`, a folder or a URL, as far as its text tells."""
     if "${" in root:
         return "environment variables are not put in; write it out, or let the shell do it: --set storage=..."
-    scheme, colon, rest = root.partition(":")
-    if colon and rest.startswith("/") and not rest.startswith("//") and scheme in fsspec.available_protocols():
-        return f"a URL has two slashes; did you mean {scheme}:/{rest}?"
+    if problem := url_problem(root):
+        return problem
+    scheme, _, rest = root.partition(":")
     if "://" not in root or scheme == "file":
         return None
     if scheme not in fsspec.available_protocols():

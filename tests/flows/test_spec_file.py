@@ -10,6 +10,7 @@ import pytest
 from penstock.config import OnResume, resume_rules
 from penstock.errors import SpecError
 from penstock.flows.spec_file import load_spec, schema_json
+from penstock.flows.verbs.model.predict import predict_request
 from penstock.training.spec import TrainSpec
 from tests.drills.project import make_project
 
@@ -129,6 +130,30 @@ def test_what_a_set_option_breaks_in_a_section_of_the_file_is_not_blamed_on_the_
     assert [problem.split(": ")[0] for problem in found] == ["pipeline.yaml:9", "--set train.workers=-1"]
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("shuffle.seed=yes", "train.learning_rate=on", "train.gpus=no", "train.epochs=off", "retention.keep_runs=yes"),
+        *("data.csv.skip_rows=true", "data.images.size.0=true", "data.validation.fraction=yes", "evaluate.slices.0.age.1=yes"),
+        "preprocess.0.ragged.pad_value=no",
+    ],
+)
+def test_a_boolean_is_no_number(tmp_path: Path, override: str) -> None:
+    more = ["data.images={size: [8, 8]}", "preprocess=[{ragged: {columns: [a]}}]", "evaluate={slices: [{age: [1, 2]}]}"]
+    key, word = override.split("=")
+    boolean = word in ("yes", "on", "true")
+    assert problems_of(write(tmp_path, GOOD), *more, override) == [
+        f"--set {override}: {key}: {boolean}: this is a number, and YAML reads yes, no, on, off, true and false as booleans; "
+        "write a number"
+    ]
+
+
+@pytest.mark.parametrize(("dimension", "at"), [("choice: [3, yes]", ""), ("range: [no, 3]", ".range.0")])
+def test_a_sweep_tries_no_boolean_for_a_number(tmp_path: Path, dimension: str, at: str) -> None:
+    (found,) = problems_of(write(tmp_path, GOOD + f"tune: {{space: {{train.epochs: {{{dimension}}}}}}}\n"))
+    assert f"tune.space.train.epochs{at}: " in found and "this is a number" in found
+
+
 def test_a_bare_name_for_columns_is_one_problem(tmp_path: Path) -> None:
     found = problems_of(write(tmp_path, GOOD), "preprocess=[{imputer: {columns: age}}]")
     assert found == [
@@ -235,6 +260,28 @@ def test_a_storage_that_is_no_folder_and_no_url_of_a_store_is_refused(tmp_path: 
         load_spec(make_project(tmp_path / "p", files=1), [f"storage='{storage}'"])
     assert refused.value.problems == (f"--set storage={storage!r}: storage: '{storage}': {says}",)
     assert load_spec(tmp_path / "p", ["storage=a:b/c"]).spec.storage == f"{tmp_path}/p/a:b/c"
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("s3:/bucket/x", "a URL has two slashes; did you mean s3://bucket/x?"),
+        ("GS:/bucket/*.csv", "a URL has two slashes; did you mean gs://bucket/*.csv?"),
+        ("https:/host/x.csv", "a URL has two slashes; did you mean https://host/x.csv?"),
+        ("file:/rows.csv", "a URL has two slashes; did you mean file:///rows.csv?"),
+        ("S3://bucket/x", "a store's name is in lower case; did you mean s3://bucket/x?"),
+    ],
+)
+def test_a_url_of_rows_with_one_slash_or_in_capitals_is_no_path(tmp_path: Path, location: str, says: str) -> None:
+    for key in ("data.train", "data.validation", "data.test"):
+        assert problems_of(write(tmp_path, GOOD), f"{key}={location}") == [
+            f"--set {key}={location}: {key}: {location!r}: {says}"
+        ]
+    for called, places in (("INPUT", (location, "out")), ("--output", ("rows.csv", location))):
+        with pytest.raises(SpecError) as refused:
+            predict_request("models:/m@a", *places)
+        assert refused.value.message == f"{called}: {location!r}: {says}"
+    assert load_spec(write(tmp_path, GOOD), ["data.train=2026:/x"]).spec.data.train == "2026:/x"
 
 
 def test_a_pipeline_file_that_is_not_there_is_held_against_those_that_are(tmp_path: Path) -> None:

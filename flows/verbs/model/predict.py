@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import check_mlflow_answers, prefect_api, telemetry_off
 from penstock.flows.spec_file import load_spec, option_values
 from penstock.flows.verbs.run import interrupts_once_stopped
 from penstock.machine.stopping import StopRequest, stopping_on_signals
+from penstock.storage import url_problem
 from penstock.stores import is_local
 
 __all__ = ["predict", "predict_request"]
@@ -70,7 +72,14 @@ def predict_request(
     gpus: bool = False,
     file: Path | None = None,
 ) -> PredictRequest:
-    """The arguments of `predict` as a flow run takes them, which may run in another folder: paths are absolute."""
+    """The arguments of `predict` as a flow run takes them, which may run in another folder: paths are absolute.
+
+    Raises:
+        SpecError: a location is a URL that is written wrongly.
+    """
+    for called, location in (("INPUT", source), ("--output", output)):
+        if problem := url_problem(location):
+            raise SpecError(f"{called}: {location!r}: {problem}", next_step=f"correct {called}")
     return PredictRequest(
         model=os.path.abspath(model) if Path(model).is_dir() else model,
         input=_found(source),
