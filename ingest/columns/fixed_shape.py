@@ -15,6 +15,7 @@ from penstock.ingest.columns.extension_types import ImageType, RaggedType
 from penstock.ingest.columns.images import holds_images
 from penstock.ingest.columns.missing import missing_in_lists
 from penstock.ingest.columns.type_text import type_text
+from penstock.ingest.columns.written_numbers import written_numbers
 from penstock.messages import in_yaml
 
 __all__ = [
@@ -135,7 +136,7 @@ def fixed_shape(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Une
         return tensor_array(data[: len(array) * width].reshape(len(array), width))
     if _is_list(kind):
         return _list_column(name, array, is_label=is_label)
-    raise _no_numbers(name, kind, is_label=is_label)
+    raise _no_numbers(name, array, is_label=is_label)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -147,7 +148,7 @@ def _list_column(name: str, array: pa.Array, *, is_label: bool) -> pa.Array | Un
     while _is_list(entry):
         entry = entry.value_type
     if not is_number(entry):
-        raise _no_numbers(name, array.type, is_label=is_label)
+        raise _no_numbers(name, array, is_label=is_label)
     shape: list[int] = []
     flat = array
     while _is_list(flat.type):
@@ -206,14 +207,21 @@ def _is_span(kind: pa.DataType) -> bool:
     return bool(pa.types.is_duration(kind) or pa.types.is_time(kind))
 
 
-def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
+def _no_numbers(name: str, array: pa.Array, *, is_label: bool) -> DataError:
+    kind = array.type
+    written = written_numbers(name, array) if is_text(kind) else None
+    seen = "" if written is None else f"; {written.seen}"
     if is_label and is_text(kind):
         return DataError(
-            f"the label {name!r} is text; training needs class indices or numbers",
-            next_step="add the transform `- label_encoder: {}`, which turns class names into class indices",
+            f"the label {name!r} is text; training needs class indices or numbers{seen}",
+            next_step=written.advice
+            if written is not None
+            else "add the transform `- label_encoder: {}`, which turns class names into class indices",
         )
     leave = f"leave it out (drop: [{in_yaml(name)}])"
-    if is_text(kind):
+    if written is not None:
+        advice = written.advice
+    elif is_text(kind):
         advice = f"encode it (one_hot or ordinal: {{columns: [{in_yaml(name)}]}}), use map_batches, or {leave}"
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         advice = f"cast: {{{in_yaml(name)}: float64}} makes it seconds since 1970; or {leave}"
@@ -232,5 +240,6 @@ def _no_numbers(name: str, kind: pa.DataType, *, is_label: bool) -> DataError:
     else:
         advice = f"use map_batches, or {leave}"
     return DataError(
-        f"column {name!r} has type {type_text(kind)}; after all transforms every column must hold numbers", next_step=advice
+        f"column {name!r} has type {type_text(kind)}; after all transforms every column must hold numbers{seen}",
+        next_step=advice,
     )
