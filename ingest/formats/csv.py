@@ -87,7 +87,7 @@ class CsvReader(Reader):
             rows += batch.num_rows
         # Several lines in one row are legal in quotes; far more often a quote was left open and has swallowed them.
         no_rows = self._before_rows + (stream.raw.emptied if isinstance(stream, io.BufferedReader) else 0)
-        if lines.count != rows + no_rows and (problems := self._broken_records(file, len(header))):
+        if lines.count != rows + no_rows and (problems := self._broken_records(file, header)):
             raise _broken(file, problems, header)
         self._refuse_utf8(file)
         return self._facts(file, cells, rows)
@@ -318,7 +318,7 @@ class CsvReader(Reader):
                     f"{file.uri}: {place}",
                     next_step="repair the line; or say the encoding of the files: data.csv: {encoding: cp1252}",
                 ) from error
-            problems = self._broken_records(file, len(header)) or _long_records(self._form, file)
+            problems = self._broken_records(file, header) or _long_records(self._form, file)
             problems = problems or [" ".join(str(error).split())]
             raise _broken(file, problems, header) from error
         except OSError as error:
@@ -347,14 +347,29 @@ class CsvReader(Reader):
         named = self._form.options.encoding
         return DataError(f"{file.uri}: is not {named}: {error}", next_step="correct data.csv: {encoding: ...}")
 
-    def _broken_records(self, file: SourceFile, num_columns: int) -> list[str]:
-        """Go through the file with Python's strict parser, 10 times slower, to learn the lines."""
-        problems = []
+    def _broken_records(self, file: SourceFile, header: list[str]) -> list[str]:
+        """Go through the file with Python's strict parser, 10 times slower, to learn the lines.
+
+        Raises:
+            DataError: all of them are of one kind: they end with a delimiter that the header does not have.
+        """
+        problems, num_rows, num_open = [], -self._before_rows, 0
         for start, row, problem in self._form.records(file):
+            num_rows += bool(row)
             if problem:
                 problems.append(problem)
-            elif row and len(row) != num_columns:
-                problems.append(f"line {start} has {len(row)} instead of {num_columns} fields: {shorten(','.join(row))}")
+            elif row and len(row) != len(header):
+                problems.append(f"line {start} has {len(row)} instead of {len(header)} fields: {shorten(','.join(row))}")
+                num_open += len(row) == len(header) + 1 and not row[-1]
+        if problems and num_open == num_rows == len(problems):
+            names = ", ".join(map(in_yaml, header))
+            skip = self._form.options.skip_rows + self._before_rows
+            raise DataError(
+                f"{file.uri}: each line{' below the header' if self._before_rows else ''} ends with "
+                f"{self._form.delimiter(file)!r}, after which another field begins",
+                next_step=f"name the columns, with one more that is not read: data: {{columns: [{names}], "
+                f"csv: {{header: [{names}, NOTHING], skip_rows: {skip}}}}}",
+            )
         return problems
 
     def lines(self, file: SourceFile, rows: Collection[int]) -> dict[int, int]:
