@@ -143,7 +143,7 @@ def _plan_rows(entry: dict[str, Any], project: Project, ledger: Ledger) -> None:
     """Correct the plan of materialize: what it left behind may be enough for a record, but not for training to read."""
     record = ledger.stage_record(MATERIALIZE.record_path("", entry["key"]), entry["key"])
     if entry["action"] == "reuse" and record is not None:
-        doubt = MATERIALIZE.verify(VerifyContext(project, "", deep=False, will_train=True), record.output)
+        doubt = MATERIALIZE.verify(VerifyContext(project, "", deep=True, will_train=True), record.output)
         if doubt is not None:
             entry.update(action="run", because=[doubt])
 

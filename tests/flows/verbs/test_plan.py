@@ -20,12 +20,13 @@ from penstock.storage import Storage
 from penstock.tasks.context import StageOutcome
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
-from penstock.tasks.records.ledger import Ledger
+from penstock.tasks.records.ledger import Ledger, StageRecord, utc_now
 from penstock.tasks.shuffle import STAGE as SHUFFLE
 from penstock.tasks.shuffle import train_order
 from penstock.training.checkpoint.manifest import CheckpointFacts
 from penstock.training.checkpoint.store import CheckpointStore, SavedBytes, Snapshot
 from tests.drills.project import make_project
+from tests.ingest.preparing import Source
 
 PREPARED = DatasetManifest(
     key="k", feed_schema=FeedSchema(columns=()), rows={"train": 1442}, shards=(), units=(), content_digest="c"
@@ -83,6 +84,34 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
     assert forbidden.value.next_step.endswith(f"penstock run {file} --set train.batch_rows=32 --fresh")
     told = CliRunner().invoke(app, ["plan", str(file), "--set", "train.batch_rows=32"])
     assert told.exit_code == 6 and told.stdout.startswith(f"refuse: {begun.run}\n")
+
+
+@pytest.mark.parametrize("damage", ["other bytes", "gone", "none"])
+def test_prepared_rows_that_the_run_would_not_believe_are_planned_anew(tmp_path: Path, damage: str) -> None:
+    file = make_project(tmp_path / "p", files=1)
+    loaded = load_spec(file)
+    project, ledger = Project(loaded.spec, loaded.base_dir, {}), Ledger(Storage(loaded.spec.storage))
+    source = Source(file.parent, loaded.spec.data, list(loaded.spec.preprocess))
+    manifest = source.materialize(project.storage)
+    for stage, output in (
+        ("read", source.snapshot().model_dump(mode="json")),
+        ("preprocess", source.fit().model_dump(mode="json")),
+        ("materialize", manifest.model_dump(mode="json")),
+    ):
+        key = stage_keys(project, ledger.stage_output)[stage].key
+        record = StageRecord(stage=stage, key=key, inputs={}, output=output, seconds=0, made=utc_now())
+        ledger.save_stage(f"stages/{stage}/{key}.json", record)
+    shard = project.storage.local_path(manifest.shards[0].path)
+    if damage == "other bytes":
+        held = bytearray(shard.read_bytes())
+        held[len(held) // 2] ^= 1
+        shard.write_bytes(held)
+    elif damage == "gone":
+        shard.unlink()
+    planned = {stage["name"]: stage for stage in plan_pipeline(file, [])["stages"]}
+    assert planned["materialize"]["action"] == ("reuse" if damage == "none" else "run")
+    if damage != "none":
+        assert planned["materialize"]["because"][0].startswith("1 of its shards are missing or damaged")
 
 
 def test_a_full_shuffle_costs_nothing_and_nothing_is_said(tmp_path: Path) -> None:
