@@ -61,8 +61,14 @@ def answer(
     *,
     code: Callable[[dict[str, Any]], int] = lambda _result: 0,
     again: str = "",
+    run: str = "",
 ) -> None:
-    """Do the work, report in the form asked for, and exit with the code the contract gives."""
+    """Do the work, report in the form asked for, and exit with the code the contract gives.
+
+    Args:
+        again: the command that continues what a signal has stopped.
+        run: the `penstock run` of the pipeline file that the work is about, which the next step of an error may name.
+    """
     stdout = _stdout_for_the_answer() if as_json else sys.stdout
     try:
         with hiding_secrets(), reporting_machine_errors():
@@ -71,7 +77,7 @@ def answer(
     except PenstockError as error:
         if isinstance(error, Interrupted):
             _on_signals(signal.SIG_IGN)  # one more must not take the answer away
-        result, exit_code = _failure(error.with_next_step()), error.exit_code
+        result, exit_code = _failure(error.with_next_step(run)), error.exit_code
         tell(f"penstock: {error}", style="yellow" if isinstance(error, Interrupted) else "red")
         if isinstance(error, Interrupted) and again:
             result["error"]["next"] = again

@@ -121,7 +121,7 @@ def plan(file: File = HERE, overrides: Set = None, as_json: Json = False) -> Non
         show_plan(result, OUT)
         return result
 
-    answer(work, as_json)
+    answer(work, as_json, run=run_command(file, overrides or []))
 
 
 @app.command()
@@ -148,7 +148,8 @@ def run(
             tell(f"all runs: {result['list_url']}")
         return result
 
-    answer(work, as_json, again=run_command(file, overrides or [], *(["--folds"] if folds else [])))
+    command = run_command(file, overrides or [], *(["--folds"] if folds else []))
+    answer(work, as_json, again=command, run=command)
 
 
 def _folds(file: Path, overrides: list[str], *, fresh: bool, until: str | None) -> dict[str, Any]:
@@ -179,7 +180,8 @@ def tune(
         tell(f"see the trials: {page}")
         return result
 
-    answer(work, as_json, again=run_command(file, overrides or [], verb="tune"))
+    command = run_command(file, overrides or [], verb="tune")
+    answer(work, as_json, again=command, run=command)
 
 
 for _verb in (status, log, compare, rows, report, explain):

@@ -62,9 +62,13 @@ class PenstockError(Exception):
         self.result: dict[str, Any] = {}
         self.parts: tuple[PenstockError, ...] = ()
 
-    def with_next_step(self) -> Self:
-        """The error itself, which ends a command: it has a next step, if only the usual one."""
-        self.next_step = self.next_step or self.usual_next_step
+    def with_next_step(self, run: str = "") -> Self:
+        """The error itself, which ends a command: it has a next step, if only the usual one.
+
+        Args:
+            run: the command of the pipeline that it is about, in place of `penstock run FILE`, if that is known.
+        """
+        self.next_step = (self.next_step or self.usual_next_step).replace("penstock run FILE", run or "penstock run FILE")
         return self
 
     def __str__(self) -> str:

@@ -42,7 +42,7 @@ def close_attempt(ctx: RunContext, status: Status, error: BaseException | None =
     if unrecorded is not None and error is None:
         raise unrecorded
     ended = {name: result[name] for name in ("status", "stages", "exactness", "metrics", "warnings")}
-    told = error.with_next_step() if isinstance(error, PenstockError) else error
+    told = error.with_next_step(ctx.attempt.command) if isinstance(error, PenstockError) else error
     registered = ctx.outcomes.get("register")
     if registered is not None and registered.outcome != "reused":
         ended["model_uri"] = registered.output.get("uri")

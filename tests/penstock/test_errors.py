@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from penstock import errors
-from penstock.errors import DataError, Interrupted, PenstockError, ServiceError
+from penstock.errors import CheckpointError, DataError, Interrupted, PenstockError, ServiceError
 
 KINDS = [getattr(errors, name) for name in errors.__all__]
 
@@ -42,6 +42,10 @@ def test_the_exit_codes_of_the_contract() -> None:
 def test_an_error_that_ends_a_command_has_a_next_step_and_its_own_comes_first() -> None:
     assert "run the same command again" in DataError("x").with_next_step().next_step
     assert DataError("x", next_step="look").with_next_step().next_step == "look"
+    fresh = CheckpointError("x", next_step="start over with `penstock run FILE --fresh`")
+    assert fresh.with_next_step().next_step == "start over with `penstock run FILE --fresh`"
+    named = fresh.with_next_step("penstock run a.yaml --set train.epochs=3").next_step
+    assert named == "start over with `penstock run a.yaml --set train.epochs=3 --fresh`"
 
 
 def test_problems_are_a_tuple_whatever_was_given() -> None:

@@ -148,7 +148,7 @@ def deploy_predictions(
         if register.alias is None:
             raise SpecError(
                 f"{loaded.file}: its section register names no alias, so which version scores is not said",
-                next_step="set register.alias, or say which: --model models:/NAME@ALIAS",
+                next_step=f"set register.alias, or say which: --model models:/{register.name or loaded.spec.name}@ALIAS",
             )
         model = f"models:/{register.name or loaded.spec.name}@{register.alias}"
     request = make(model)

@@ -197,4 +197,4 @@ def test_predictions_without_an_alias_say_which_option_names_the_model(project: 
     file.write_text(text.replace("register: {name: drill}", "register: {name: drill, alias: null}"))
     with pytest.raises(SpecError, match="names no alias") as refused:
         deploy_predictions(file, NIGHTLY, "penstock", None, lambda _model: pytest.fail("no model is known"), print)
-    assert "--model" in refused.value.next_step
+    assert "--model models:/drill@ALIAS" in refused.value.next_step

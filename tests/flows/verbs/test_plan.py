@@ -84,6 +84,9 @@ def test_a_plan_ends_as_the_run_would_be_refused_and_shows_what_it_would_have_do
     assert forbidden.value.next_step.endswith(f"penstock run {file} --set train.batch_rows=32 --fresh")
     told = CliRunner().invoke(app, ["plan", str(file), "--set", "train.batch_rows=32"])
     assert told.exit_code == 6 and told.stdout.startswith(f"refuse: {begun.run}\n")
+    ledger.storage.write_bytes("pipelines/drill/current.json", b"{")
+    told = CliRunner().invoke(app, ["plan", str(file), "--set", "train.retries=2"])
+    assert f"or begin a new run: penstock run {file} --set train.retries=2 --fresh" in told.stderr, "not FILE"
 
 
 @pytest.mark.parametrize("damage", ["other bytes", "gone", "none"])
