@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
-__all__ = ["counted", "in_yaml", "said_of", "shorten"]
+__all__ = ["counted", "in_yaml", "misnamed", "said_of", "shorten"]
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w.\-]*( [\w.\-()]+)*")
 
@@ -35,3 +39,19 @@ def said_of(error: BaseException) -> str:
     """`KeyError: 'x'`; of an error without a text its kind alone."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def misnamed(function: Callable[..., Any], given: Iterable[str]) -> str:
+    """`; did you mean 'hidden' in place of 'hiden'?`, of arguments that `function` does not take; empty where it takes all."""
+    try:
+        taken = inspect.signature(function).parameters.values()
+    except ValueError:  # of compiled code
+        return ""
+    names = [each.name for each in taken if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    wrong = [name for name in given if name not in names]
+    if not wrong or any(each.kind == each.VAR_KEYWORD for each in taken):
+        return ""
+    close = {name: found[0] for name in wrong if (found := difflib.get_close_matches(name, names, 1))}
+    if not close:
+        return f"; it takes {', '.join(map(repr, names)) or 'none'}"
+    return f"; did you mean {' and '.join(f'{meant!r} in place of {name!r}' for name, meant in close.items())}?"

@@ -49,7 +49,7 @@ from penstock.errors import PenstockError, SpecError, TrainingError
 from penstock.ingest.feed.cursor import check_augmented
 from penstock.ingest.schema import FeedSchema
 from penstock.ingest.shuffle.row_generator import RowGenerator
-from penstock.messages import said_of
+from penstock.messages import misnamed, said_of
 from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ClassScores, are_probabilities
 from penstock.training.own_values import record
@@ -94,7 +94,8 @@ def load_recipe(code: UserCode, params: Mapping[str, Any]) -> Recipe:
         instance = kind(**code.located(params))
     except TypeError as error:
         raise SpecError(
-            f"train.params do not fit {code.target}: {error}", next_step="compare train.params with __init__"
+            f"train.params do not fit {code.target}: {error}{misnamed(kind, params)}",
+            next_step="compare train.params with __init__",
         ) from error
     except (Exception, SystemExit) as error:  # the user's code
         raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {_where(error)}") from error

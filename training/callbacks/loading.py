@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import SpecError
+from penstock.messages import misnamed
 from penstock.training.callback_code import CallbackCode
 from penstock.training.callbacks.callback import HOOKS, Callbacks
 from penstock.training.callbacks.registry import CALLBACKS
@@ -34,4 +35,6 @@ def _made(entry: CallbackCode) -> Any:
     try:
         return kind(**params)
     except TypeError as error:
-        raise SpecError(f"train.callbacks: {entry.name} cannot be made with {entry.params}: {error}") from error
+        raise SpecError(
+            f"train.callbacks: {entry.name} cannot be made with {entry.params}: {error}{misnamed(kind, params)}"
+        ) from error

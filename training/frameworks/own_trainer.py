@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.errors import PreflightError, SpecError
-from penstock.messages import said_of
+from penstock.messages import misnamed, said_of
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import UserCode
 
@@ -66,8 +66,11 @@ def refuse_unread(spec: TrainSpec, instead: Mapping[str, str]) -> None:
         )
 
 
-def blaming_the_build(code: UserCode, build: Callable[[], Any]) -> Any:
+def blaming_the_build(code: UserCode, build: Callable[[], Any], params: Iterable[str] = ()) -> Any:
     """What the user's code builds from `train.params`.
+
+    Args:
+        params: the names of those that the code itself is called with.
 
     Raises:
         SpecError: it fails, or does not take these params.
@@ -77,8 +80,9 @@ def blaming_the_build(code: UserCode, build: Callable[[], Any]) -> Any:
     except SpecError:
         raise
     except TypeError as error:
+        meant = misnamed(code.load(), params) if params else ""
         raise SpecError(
-            f"train.params do not fit {code.target}: {error}", next_step="compare train.params with its arguments"
+            f"train.params do not fit {code.target}: {error}{meant}", next_step="compare train.params with its arguments"
         ) from error
     except (Exception, SystemExit) as error:  # the user's code
         raise SpecError(f"train.recipe: {code.target}(**train.params) failed: {said_of(error)}") from error

@@ -137,7 +137,7 @@ def test_a_callback_that_fails_is_told_by_its_name(tmp_path: Path, entry: Any, p
     ("entry", "problem"),
     [
         (CallbackCode("early_stoping", {}), "did you mean"),
-        (CallbackCode("early_stopping", {"patienc": 3}), "cannot be made with"),
+        (CallbackCode("early_stopping", {"patienc": 3}), "did you mean 'patience' in place of 'patienc'?"),
         (CallbackCode("early_stopping", {"patience": 0}), "patience is 1 or more"),
         (CallbackCode("early_stopping", {"metric": "val/accuracy"}), "better the higher it is"),
     ],

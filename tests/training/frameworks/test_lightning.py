@@ -17,6 +17,7 @@ from penstock.tasks.project import Project
 from penstock.training.checkpoint.journal import read_journal
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.lightning.framework import LIGHTNING, run_lightning_rank
+from penstock.training.frameworks.lightning.library import make_module
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
@@ -97,3 +98,5 @@ def test_what_lightning_does_not_read_is_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(SpecError, match="does not fit lightning") as refused:
         LIGHTNING.check(job.code, job.spec)
     assert "train.learning_rate" in str(refused.value) and "train.compile" in str(refused.value)
+    with pytest.raises(SpecError, match=r"did you mean 'hidden' in place of 'hiden'\?"):
+        make_module(job.code, {"hiden": 3})

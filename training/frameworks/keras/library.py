@@ -50,7 +50,7 @@ def build(code: UserCode, params: Mapping[str, Any], schema: FeedSchema) -> Any:
     """
     keras = import_keras()
     function = code.load()
-    model = blaming_the_build(code, lambda: function(schema, **code.located(dict(params))))
+    model = blaming_the_build(code, lambda: function(schema, **code.located(dict(params))), params)
     if not isinstance(model, keras.Model):
         raise SpecError(f"train.recipe: {code.target} made a {type(model).__name__}, not a keras.Model")
     if not model.compiled:

@@ -42,4 +42,4 @@ def make_module(code: UserCode, params: Mapping[str, Any]) -> Any:
     if not isinstance(kind, type):
         raise SpecError(f"train.recipe: {code.target} is a {type(kind).__name__}, not a class")
     lightning_of(kind)
-    return blaming_the_build(code, lambda: kind(**code.located(dict(params))))
+    return blaming_the_build(code, lambda: kind(**code.located(dict(params))), params)
