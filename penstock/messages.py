@@ -9,11 +9,16 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["counted", "in_yaml", "misnamed", "said_of", "shorten"]
+__all__ = ["capped", "counted", "in_yaml", "misnamed", "said_of", "shorten"]
 
 _PLAIN_NAME = re.compile(r"[^\W\d][\w.\-]*( [\w.\-()]+)*")
 
 _YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off"}
+
+
+def capped(lines: list[str], limit: int = 20) -> list[str]:
+    """The first `limit` lines, and a count of the rest."""
+    return lines if len(lines) <= limit else [*lines[:limit], f"... and {len(lines) - limit} more"]
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from penstock.errors import PreflightError
 from penstock.flows.run.cpus import workers_refused
 from penstock.flows.servers.nodes import ABSENT, ask_nodes, installed_versions
-from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.registry import format_of
-from penstock.messages import counted
+from penstock.messages import capped, counted
 from penstock.storage import Storage
 from penstock.tasks.project import Project
 

@@ -28,7 +28,7 @@ from penstock.ingest.files.finding import find_files
 from penstock.ingest.files.opening import COMPRESSED, bucket_is_missing, probe_endpoint
 from penstock.ingest.schema import SPLITS, Split
 from penstock.ingest.spec import DataSpec, check_split_rules
-from penstock.messages import counted
+from penstock.messages import capped, counted
 from penstock.storage import filesystem_of
 from penstock.stores import is_local, store_name, store_problem
 from penstock.together import together
@@ -38,7 +38,6 @@ __all__ = [
     "Listing",
     "SourceFile",
     "TableFiles",
-    "capped",
     "extension_of",
     "fingerprints_of",
     "list_location",
@@ -250,11 +249,6 @@ def extension_of(name: str) -> str:
     """Lower-case extension with its dot, that of the content if the file is compressed (`a.csv.gz` gives `.csv`)."""
     stem, extension = posixpath.splitext(posixpath.basename(name).lower())
     return posixpath.splitext(stem)[1] if extension in COMPRESSED else extension
-
-
-def capped(lines: list[str], limit: int = 20) -> list[str]:
-    """The first `limit` lines, and a count of the rest."""
-    return lines if len(lines) <= limit else [*lines[:limit], f"... and {len(lines) - limit} more"]
 
 
 def list_location(

@@ -21,7 +21,7 @@ from penstock.errors import DataError
 from penstock.ingest.columns.casts import cast_array, first_bad_row
 from penstock.ingest.columns.type_text import parse_type
 from penstock.ingest.columns.unreadable import UNREADABLE, Unreadable
-from penstock.ingest.files.listing import Cut, SourceFile, capped
+from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input, open_span, open_stream, read_problem
 from penstock.ingest.formats.cells.cell_bytes import CellBytes
 from penstock.ingest.formats.cells.cell_types import NULL_WORDS, CellTypes, NullWords, joined_types, rounds
@@ -31,7 +31,7 @@ from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.reader import FileFacts, Keep, MostlyNumbers, PartFacts, Reader, last_cut, looks_like, rows_between
 from penstock.ingest.formats.text_bytes import bad_utf8, misread
 from penstock.ingest.spec import DataSpec
-from penstock.messages import in_yaml, shorten
+from penstock.messages import capped, in_yaml, shorten
 
 __all__ = ["CsvFormat", "CsvReader"]
 

@@ -17,7 +17,7 @@ from penstock.ingest.columns.fixed_shape import single_chunk
 from penstock.ingest.columns.type_text import parse_type, type_text
 from penstock.ingest.columns.unreadable import UNREADABLE, UNREADABLE_FIELD
 from penstock.ingest.files.folder_columns import folder_columns
-from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unchanged import unchanged
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import reader_of
@@ -28,7 +28,7 @@ from penstock.ingest.read.parsed_rows import parsed_tables
 from penstock.ingest.read.unify import given_types, unify
 from penstock.ingest.schema import Split
 from penstock.ingest.spec import DataSpec
-from penstock.messages import counted, in_yaml
+from penstock.messages import capped, counted, in_yaml
 from penstock.progress import Progress
 
 __all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]

@@ -12,11 +12,11 @@ from penstock.errors import DataError, SpecError
 from penstock.ingest.columns.casts import is_list, promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
 from penstock.ingest.files.folder_columns import folder_columns, folder_type
-from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import FileFacts, Reader
 from penstock.ingest.formats.registry import format_of
 from penstock.ingest.spec import PATH, DataSpec, SplitRule
-from penstock.messages import counted, in_yaml
+from penstock.messages import capped, counted, in_yaml
 
 __all__ = ["UnifiedColumn", "columns_in", "given_types", "misnamed", "refuse_names", "unify"]
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from penstock.digest import digest_of
 from penstock.errors import DataError
-from penstock.ingest.files.listing import SourceFile, capped
+from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.unit_plan import plan_units
 from penstock.ingest.formats.reader import FileFacts
 from penstock.ingest.formats.registry import reader_of
 from penstock.ingest.read.inspection import inspect_files
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.spec import DataSpec
-from penstock.messages import counted
+from penstock.messages import capped, counted
 from penstock.progress import Progress, silent
 from penstock.training.predict.asked import Asked, state_of
 from penstock.training.predict.output import Manifest, Output, PredictedUnit, differing_columns

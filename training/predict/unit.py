@@ -33,6 +33,7 @@ from penstock.ingest.read.inspection import glance, inspect_file
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import RowBatch, SourceColumn, SourceSnapshot, iterate_rows
 from penstock.ingest.spec import DataSpec
+from penstock.messages import capped
 from penstock.storage import Storage
 from penstock.training.predict.output import SCRATCH, SIDE, Identity, Output, PredictedUnit, part_name
 from penstock.training.registry.given_rows import refuse_absent
@@ -348,7 +349,7 @@ def _kept(job: ScoringJob, columns: Sequence[str], images: Sequence[str]) -> lis
                 close = difflib.get_close_matches(name, columns, 1)
                 raise DataError(
                     f"{job.files[0].uri}: has no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-                    next_step=f"choose with --column from {', '.join(columns[:40])}",
+                    next_step=f"choose with --column from {', '.join(capped([*columns]))}",
                 )
     taken = [name for name in kept if name in added]
     if taken:

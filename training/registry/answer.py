@@ -13,6 +13,7 @@ import torch
 
 from penstock.errors import DataError
 from penstock.ingest.schema import FeedSchema
+from penstock.messages import capped
 from penstock.training.evaluation.metrics import label_kind, prepare_predictions
 from penstock.training.model import ClassScores
 
@@ -120,6 +121,6 @@ def asked_for(
             close = difflib.get_close_matches(name, known, 1)
             raise DataError(
                 f"columns: there is no column {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-                next_step=f"choose from {', '.join(known)}",
+                next_step=f"choose from {', '.join(capped(known))}",
             )
     return pd.DataFrame(found, index=table.index)

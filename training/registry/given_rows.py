@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from penstock.errors import DataError
 from penstock.ingest.columns.casts import canonical_type, cast_array
 from penstock.ingest.columns.images import holds_images
-from penstock.messages import shorten
+from penstock.messages import capped, shorten
 
 __all__ = ["GivenRows", "given_rows", "raw_table", "refuse_absent"]
 
@@ -165,10 +165,10 @@ def refuse_absent(present: Sequence[str], schema: pa.Schema, unneeded: Collectio
             f"the rows given have no column {absent[0]!r}"
             + (f", nor {', '.join(map(repr, absent[1:6]))}" if len(absent) > 1 else "")
             + (f" (of {len(absent)} that are missing)" if len(absent) > 6 else "")
-            + f"; they have {', '.join(present[:40]) or 'none'}"
+            + f"; they have {', '.join(capped([*present])) or 'none'}"
             + (f"; is it {close[0]!r}?" if close else ""),
-            next_step="give the columns of the source as they are there: "
-            + ", ".join(f"{field.name} ({field.type})" for field in schema if field.name not in unneeded),
+            next_step="give what is missing as the source has it: "
+            + ", ".join(capped([f"{name} ({schema.field(name).type})" for name in absent])),
         )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.errors import DataError
 from penstock.ingest.feed.lists import from_padded
 from penstock.ingest.schema import ColumnInfo, FeedSchema
+from penstock.messages import capped
 
 __all__ = ["PreparedColumns"]
 
@@ -95,5 +96,5 @@ def _cast(column: ColumnInfo, given: np.ndarray) -> np.ndarray:
 def _column(given: Any, name: str) -> Any:
     names = list(given.columns if isinstance(given, pd.DataFrame) else given)
     if name not in names:
-        raise DataError(f"the input has no column {name!r}; it has {names}")
+        raise DataError(f"the input has no column {name!r}; it has {', '.join(capped([*map(str, names)])) or 'none'}")
     return given[name]

@@ -16,6 +16,7 @@ from penstock.storage import Storage
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
+from penstock.training.registry.given_rows import refuse_absent
 from penstock.training.registry.loaded_model import MODEL_FILE, SHOWN_PROBLEMS, LoadedModel
 from penstock.training.spec import TrainSpec
 from tests.ingest.preparing import Source
@@ -67,6 +68,15 @@ def test_columns_of_the_answer_and_of_the_rows_given_may_be_asked_for_in_any_ord
     with pytest.raises(DataError, match=r"columns is 'note', and no list of names") as refused:
         model.predict(table, columns="note")
     assert refused.value.next_step == "give columns=['note']"
+
+
+def test_columns_that_a_wide_table_lacks_are_named_once_and_up_to_a_limit() -> None:
+    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(300)])
+    with pytest.raises(DataError, match="no column 'c100', nor 'c101'") as refused:
+        refuse_absent(schema.names[:100], schema, ())
+    assert refused.value.message.endswith("; they have " + ", ".join(schema.names[:20]) + ", ... and 80 more")
+    absent = ", ".join(f"{name} (int64)" for name in schema.names[100:120])
+    assert refused.value.next_step == f"give what is missing as the source has it: {absent}, ... and 180 more"
 
 
 def test_a_row_is_answered_alone_as_it_is_among_others_and_beside_bad_ones(model: LoadedModel) -> None:
