@@ -48,7 +48,8 @@ class Hears:
     """(trial, step, value of the metric)."""
     progress: Callable[[int, float, float | None], None]
     """(trial, steps done, steps in all)."""
-    warn: Callable[[str], None]
+    line: Callable[[str], None]
+    """What a person is to read."""
 
 
 @dataclass
@@ -72,7 +73,10 @@ class Sweep:
 
 @dataclass
 class _TrialReporter:
-    """Passes the steps of a trial on, and its warnings under its number; the rest is one line at its end."""
+    """Passes on the steps of a trial, and under its number what its training says and warns of; the rest is a line at its end.
+
+    User code's prints on the workers are among what training says, and kept nowhere else.
+    """
 
     number: int
     hears: Hears
@@ -85,10 +89,11 @@ class _TrialReporter:
         return tell
 
     def say(self, text: str) -> None:
-        pass
+        if text.startswith(f"{TRAIN.name}: "):
+            self.hears.line(f"trial {self.number}: {text}")
 
     def warn(self, text: str) -> None:
-        self.hears.warn(f"trial {self.number}: {text}")
+        self.hears.line(f"trial {self.number}: {text}")
 
     def finished(self, outcome: StageOutcome) -> None:
         pass

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.space import load_trial
-from penstock.flows.tune.trial import Sweep, _with_rows, close_stopped
+from penstock.flows.tune.trial import Hears, Sweep, _TrialReporter, _with_rows, close_stopped
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
@@ -98,3 +98,12 @@ def test_rows_are_prepared_once_for_all_trials_that_have_them(tmp_path: Path, mo
     other_order = rows(shuffle__seed=6)
     assert other_order is not whole and other_order.outcomes["materialize"].outcome == "reused"
     assert keys_made == [whole.manifest.key, fewer.manifest.key]
+
+
+def test_what_a_trial_prints_while_it_trains_is_told_under_its_number() -> None:
+    told: list[str] = []
+    reporter = _TrialReporter(3, Hears(lambda *_: None, lambda *_: None, told.append))
+    reporter.say("train: rank 1: hello")
+    reporter.say("drill: run r, attempt 1")
+    reporter.warn("train: a worker was lost")
+    assert told == ["trial 3: train: rank 1: hello", "trial 3: train: a worker was lost"]
