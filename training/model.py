@@ -7,6 +7,7 @@ metrics and answers in the same form, whatever framework has trained it.
 from __future__ import annotations
 
 import importlib
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
@@ -20,7 +21,16 @@ from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.usercode.capture import UserCode
 
-__all__ = ["ClassScores", "LearningModel", "ModelSpec", "Predicts", "TrainedModel", "are_probabilities", "load_model"]
+__all__ = [
+    "ClassScores",
+    "LearningModel",
+    "ModelSpec",
+    "Predicts",
+    "TrainedModel",
+    "are_probabilities",
+    "load_model",
+    "own_device",
+]
 
 
 ClassScores = Literal["logits", "probabilities"]
@@ -35,6 +45,17 @@ def are_probabilities(scores: Tensor) -> bool:
     scores = scores.detach().float()
     wrong = (scores < 0).any(dim=1) | ((scores.sum(dim=1) - 1).abs() > SUM_TOLERANCE)
     return not bool(wrong.any())
+
+
+def own_device() -> torch.device:
+    """Where a model that this process loads is to be: on the GPU where there is one.
+
+    Ray shows all GPUs of a node to work that has asked for none; there it is the CPU, as `train.gpus: 0` says.
+    """
+    ray = sys.modules.get("ray")  # a program that loads a model need not have it
+    if ray is not None and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+        return torch.device("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Predicts(Protocol):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -31,7 +32,7 @@ from penstock.training.evaluation.evaluate import EvaluationResult, evaluate
 from penstock.training.events import CheckpointCommitted, Event, Notice, Printed, TrainProgress, WorkerStarted
 from penstock.training.frameworks.torch.framework import TORCH
 from penstock.training.job import TrainJob
-from penstock.training.model import ModelSpec, load_model
+from penstock.training.model import ModelSpec, load_model, own_device
 from penstock.training.on_ray import silence, trainer
 from penstock.training.on_ray.block_scorers import BlockScorers
 from penstock.training.on_ray.mailbox import RayMailboxClient, open_mailbox
@@ -284,6 +285,20 @@ def test_evaluation_on_the_cluster_gives_the_numbers_of_this_process_to_the_bit(
     alone = measure_checkpoint(small, model, checkpoint.storage, splits=["validation", "test"])
     shared, helped = on_one_worker(small.spec, "evaluate", partial(measured_with_help, small, model, checkpoint.storage), print)
     assert helped > 2 and shared.metrics == alone.metrics and shared.tables == alone.tables
+
+
+def test_a_model_is_measured_on_a_gpu_that_ray_has_given_and_on_no_other_of_the_node(tmp_path: Path) -> None:
+    spec = make_job(tmp_path, gpus=0).spec
+    assert on_one_worker(spec, "evaluate", device_where_torch_sees_gpus, print) == "cpu"
+    assert on_one_worker(spec, "evaluate", partial(device_where_torch_sees_gpus, given=["0"]), print) == "cuda"
+    assert device_where_torch_sees_gpus() == "cuda"
+
+
+def device_where_torch_sees_gpus(given: list[str] | None = None) -> str:
+    """On a node with a GPU; `given` is what Ray says in place of what it has given."""
+    ids = mock.patch.object(ray, "get_gpu_ids", lambda: given) if given else contextlib.nullcontext()
+    with mock.patch.object(torch.cuda, "is_available", lambda: True), ids:
+        return own_device().type
 
 
 def measured_with_help(job: TrainJob, model: ModelSpec, files: Storage) -> tuple[EvaluationResult, int]:

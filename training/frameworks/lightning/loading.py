@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError, TrainingError
 from penstock.storage import Storage
 from penstock.training.frameworks.lightning.library import lightning_of, make_module
-from penstock.training.model import ClassScores, ModelSpec, TrainedModel
+from penstock.training.model import ClassScores, ModelSpec, TrainedModel, own_device
 
 __all__ = ["TRAINER", "WEIGHTS", "LightningModel", "load"]
 
@@ -73,5 +73,5 @@ def load(spec: ModelSpec, files: Storage) -> LightningModel:
         module.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"the weights in {files.uri(WEIGHTS)} do not fit {spec.code.target}: {error}") from error
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = own_device()
     return LightningModel(module.to(device).eval(), spec.code.target)

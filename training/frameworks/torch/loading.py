@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import safetensors.torch
-import torch
 
 from penstock.errors import CheckpointError
 from penstock.storage import Storage
 from penstock.training.checkpoint.manifest import MODEL
 from penstock.training.checkpoint.state_files import TRAINING, training_of
-from penstock.training.model import ModelSpec
+from penstock.training.model import ModelSpec, own_device
 from penstock.training.recipe import RecipeModel, load_recipe
 
 __all__ = ["load"]
@@ -41,5 +40,5 @@ def load(spec: ModelSpec, files: Storage) -> RecipeModel:
         problem = str(error)
     if problem:
         raise CheckpointError(f"the weights in {files.uri(MODEL)} do not fit {spec.code.target}: {problem}")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = own_device()
     return RecipeModel(recipe, model.to(device).eval(), device)

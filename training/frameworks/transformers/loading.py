@@ -12,7 +12,7 @@ from penstock.errors import CheckpointError, TrainingError
 from penstock.ingest.schema import FeedSchema
 from penstock.storage import Storage
 from penstock.training.frameworks.transformers.library import UsersModel
-from penstock.training.model import ClassScores, ModelSpec, TrainedModel
+from penstock.training.model import ClassScores, ModelSpec, TrainedModel, own_device
 
 __all__ = ["CONFIG", "WEIGHTS", "TransformersModel", "load"]
 
@@ -82,5 +82,5 @@ def load(spec: ModelSpec, files: Storage) -> TransformersModel:
         problem = str(error)
     if problem:
         raise CheckpointError(f"the weights in {files.uri(WEIGHTS)} do not fit {spec.code.target}: {problem}")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = own_device()
     return TransformersModel(users, model.to(device).eval(), spec.feed_schema, spec.code.target)
