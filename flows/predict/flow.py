@@ -178,8 +178,7 @@ def _on_ray(
     if not cluster.embedded:
         refuse_unfit_nodes(cluster, storage, requires, [files[0], *files[1:][-1:]])
     make = partial(_scorer, ray.put(packed_model(model.folder)))
-    processes = min(len(jobs), processes_on(cluster, gpus=request.gpus))
-    return ray_pool(make, jobs, processes=processes, num_gpus=1 if request.gpus else 0)
+    return ray_pool(make, jobs, **processes_on(cluster, len(jobs), gpus=request.gpus))
 
 
 def _scorer(packed: Any) -> Scorer:
@@ -188,8 +187,8 @@ def _scorer(packed: Any) -> Scorer:
     return Scorer(ray.get(packed))
 
 
-def processes_on(cluster: RayCluster, *, gpus: bool) -> int:
-    """How many processes score at once: one for each CPU, or GPU.
+def processes_on(cluster: RayCluster, units: int, *, gpus: bool) -> dict[str, int]:
+    """How many `processes` score at once, one for each CPU, or GPU, and at most one a unit; and `num_gpus` of each.
 
     Raises:
         PreflightError: GPUs are asked for, and the cluster has none.
@@ -198,7 +197,8 @@ def processes_on(cluster: RayCluster, *, gpus: bool) -> int:
         raise PreflightError(
             f"--gpus: the Ray cluster {cluster.address} has no GPU", next_step="leave --gpus out, or join a cluster that has"
         )
-    return max(1, int(cluster.num_gpus if gpus else cluster.num_cpus))
+    room = max(1, int(cluster.num_gpus if gpus else cluster.num_cpus))
+    return {"processes": min(units, room), "num_gpus": int(gpus)}
 
 
 def _counts(scored: Scored, begun: float) -> dict[str, Any]:

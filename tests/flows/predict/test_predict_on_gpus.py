@@ -15,8 +15,9 @@ def cluster(num_gpus: int) -> RayCluster:
 
 
 def test_each_process_takes_a_gpu_where_they_are_asked_for_and_a_cluster_without_is_named() -> None:
-    assert processes_on(cluster(2), gpus=True) == 2
-    assert processes_on(cluster(2), gpus=False) == 4
+    assert processes_on(cluster(2), 9, gpus=True) == {"processes": 2, "num_gpus": 1}
+    assert processes_on(cluster(2), 9, gpus=False) == {"processes": 4, "num_gpus": 0}
+    assert processes_on(cluster(2), 1, gpus=True) == {"processes": 1, "num_gpus": 1}
     with pytest.raises(PreflightError, match=r"--gpus: the Ray cluster 10\.0\.0\.1:6379 has no GPU") as refused:
-        processes_on(cluster(0), gpus=True)
+        processes_on(cluster(0), 9, gpus=True)
     assert "leave --gpus out" in refused.value.next_step
