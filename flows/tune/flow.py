@@ -45,7 +45,6 @@ from penstock.tasks.project import Project
 from penstock.tasks.records.at_work import choosing_a_run
 from penstock.tasks.records.keys import StageKey, stage_keys
 from penstock.tasks.records.ledger import Ledger, sweep_lease_path
-from penstock.tasks.spec import PipelineSpec
 from penstock.tasks.stage import stage_task
 from penstock.tasks.stages import BEFORE_TRAINING
 from penstock.tasks.tune.record import SweepRecord, Trial, current_sweep, save_sweep
@@ -166,7 +165,7 @@ def _trials(ctx: RunContext, loaded: LoadedSpec, section: TuneSpec, need_ray: Ra
     if driver.has_work:
         need_ray()
         with board.shown():
-            driver.run(_concurrent(ctx, loaded.spec, section, need_ray))
+            driver.run(_concurrent(sweep, need_ray))
     return driver.trials
 
 
@@ -200,15 +199,17 @@ def _keep_best(
     }
 
 
-def _concurrent(ctx: RunContext, spec: PipelineSpec, section: TuneSpec, need_ray: RayOnDemand) -> int:
+def _concurrent(sweep: Sweep, need_ray: RayOnDemand) -> int:
     """How many trials run at once; says so."""
     assert need_ray.cluster is not None
+    spec = sweep.loaded.spec
     nodes, most = need_ray.cluster.nodes, need_ray.cluster.most
     if need_ray.cluster.embedded:  # it may have been given more CPUs than there are, for the tasks that prepare rows
         nodes, most = ({"CPU": machine_cpus(), "GPU": float(torch.cuda.device_count())},), None
-    concurrent, said = trials_at_once(spec, section, nodes, most)
-    for line in (*said, f"{counted(section.limit, 'trial')}, {concurrent} at once"):
-        ctx.reporter.say(f"{spec.name}: {line}")
+    concurrent, said = trials_at_once(spec, sweep.tune, nodes, most)
+    for line in (*said, f"{counted(sweep.tune.limit, 'trial')}, {concurrent} at once"):
+        sweep.ctx.reporter.say(f"{spec.name}: {line}")
+    sweep.said.update(said)
     return concurrent
 
 

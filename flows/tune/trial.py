@@ -60,6 +60,7 @@ class Sweep:
         ctx: the attempt at the sweep's own run, whose rows most trials take.
         prepared: the key of a `shuffle` -> a context with the outcomes up to it.
         why_stopped: the reason of a trial that was ended early, by all it has reported; None for another.
+        said: what the training of each trial would say, and has been said for all of them.
     """
 
     loaded: LoadedSpec
@@ -68,6 +69,7 @@ class Sweep:
     hears: Hears
     why_stopped: Callable[[int], str | None]
     prepared: dict[str, RunContext] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
     preparing: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -80,6 +82,7 @@ class _TrialReporter:
 
     number: int
     hears: Hears
+    said: set[str]
 
     def progress(self, stage: str) -> Progress:
         def tell(done: float, total: float | None, unit: str, note: str = "") -> None:
@@ -89,7 +92,8 @@ class _TrialReporter:
         return tell
 
     def say(self, text: str) -> None:
-        if text.startswith(f"{TRAIN.name}: "):
+        of_training = f"{TRAIN.name}: "
+        if text.startswith(of_training) and text.removeprefix(of_training) not in self.said:
             self.hears.line(f"trial {self.number}: {text}")
 
     def warn(self, text: str) -> None:
@@ -108,7 +112,7 @@ def perform_trial(sweep: Sweep, trial: Trial, stopping: StopRequest) -> Trial:
         PenstockError: what is no fault of the trial, such as a storage that is away.
     """
     loaded = load_trial(sweep.loaded, trial.values)
-    reporter = _TrialReporter(trial.number, sweep.hears)
+    reporter = _TrialReporter(trial.number, sweep.hears, sweep.said)
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     if loaded.spec.data == sweep.loaded.spec.data:
         project.listing = sweep.ctx.project.listing

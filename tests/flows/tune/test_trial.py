@@ -102,8 +102,9 @@ def test_rows_are_prepared_once_for_all_trials_that_have_them(tmp_path: Path, mo
 
 def test_what_a_trial_prints_while_it_trains_is_told_under_its_number() -> None:
     told: list[str] = []
-    reporter = _TrialReporter(3, Hears(lambda *_: None, lambda *_: None, told.append))
+    reporter = _TrialReporter(3, Hears(lambda *_: None, lambda *_: None, told.append), {"on CPUs"})
     reporter.say("train: rank 1: hello")
+    reporter.say("train: on CPUs")
     reporter.say("drill: run r, attempt 1")
     reporter.warn("train: a worker was lost")
     assert told == ["trial 3: train: rank 1: hello", "trial 3: train: a worker was lost"]
