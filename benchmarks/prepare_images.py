@@ -40,7 +40,7 @@ VERSIONS = ("numpy", "pyarrow", "Pillow", "torch", "ray")
 def main() -> None:
     """Measure, and write `prepare_images.json`."""
     options = options_parser(5).parse_args()
-    source = _written(options.data / "jpeg")
+    source = _written(options.data / f"jpeg-{CLASSES * EACH}")
     programs: dict[str, partial[None]] = {PILLOW: partial(_by_hand, _pillow, source)}
     versions = VERSIONS
     if find_spec("simplejpeg"):
