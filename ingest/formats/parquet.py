@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import DataError
+from penstock.errors import DataError, PenstockError
 from penstock.ingest.columns.unreadable import UNREADABLE
 from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
@@ -22,6 +23,9 @@ __all__ = ["ParquetFormat", "ParquetReader"]
 
 _BATCH_BYTES = 64 << 20
 """Of all columns, decoded at a time."""
+
+_LOOK_ROWS = 1024
+"""Rows read at a time of a row group that may be the damaged one."""
 
 
 class ParquetFormat(Format):
@@ -76,33 +80,72 @@ class ParquetReader(Reader):
 
     def _rows(self, file: SourceFile, schema: pa.Schema, batch_rows: int, begin: int) -> Iterator[pa.Table]:
         """The rows of the row groups that begin at row `begin` and after it."""
-        end = 0
         names = [name for name in schema.names if name != UNREADABLE]
         with _open_parquet(file) as parquet:
-            for group in range(parquet.num_row_groups):
-                start, rows = end, parquet.metadata.row_group(group).num_rows
-                end += rows
-                if start < begin:
-                    continue
-                first_row = start
-                row_bytes = max(1, parquet.metadata.row_group(group).total_byte_size // max(1, rows))
+            for groups, first_row in _read_together(parquet.metadata, begin, batch_rows):
+                row_bytes = max(1, sum(group.size for group in groups) // max(1, sum(group.rows for group in groups)))
                 at_once = max(1, min(batch_rows, _BATCH_BYTES // row_bytes))
+                numbers = [group.number for group in groups]
                 try:
-                    for batch in parquet.iter_batches(at_once, row_groups=[group], columns=names, use_threads=False):
+                    for batch in parquet.iter_batches(at_once, row_groups=numbers, columns=names, use_threads=False):
                         yield conform(pa.Table.from_batches([batch]), schema, file, first_row)
                         first_row += batch.num_rows
                 except (OSError, pa.ArrowException) as error:
-                    if "Expected all lists to be of size" in str(error):
-                        raise DataError(
-                            f"{file.uri}: row group {group} (rows {start} to {start + rows - 1}): a column of fixed-size lists "
-                            f"has a null row, which pyarrow cannot read from Parquet ({error})",
-                            next_step="write the column as list<...>, or leave it out of data.columns",
-                        ) from error
-                    cause = read_problem(file.uri, error)
-                    raise type(cause)(
-                        f"{file.uri}: row group {group} (rows {start} to {start + rows - 1}) cannot be read: {error}",
-                        next_step="the file is damaged: write it again or restore it",
-                    ) from error
+                    raise _unreadable_group(file, parquet, groups, names, error) from error
+
+
+class _RowGroup(NamedTuple):
+    number: int
+    start: int
+    rows: int
+    size: int
+    """Bytes, decoded."""
+
+
+def _read_together(metadata: pq.FileMetaData, begin: int, batch_rows: int) -> Iterator[tuple[list[_RowGroup], int]]:
+    """Row groups that are read in one go, and their first row: those smaller than a batch, whose ends then cut none in two.
+
+    Not all of a file at once: what is read ahead stays in memory until all of it is read.
+    """
+    held, start = list[_RowGroup](), 0
+    for number in range(metadata.num_row_groups):
+        group = _RowGroup(number, start, metadata.row_group(number).num_rows, metadata.row_group(number).total_byte_size)
+        start += group.rows
+        if group.start < begin:
+            continue
+        if held and (held[0].rows >= batch_rows or sum(one.size for one in held) + group.size > _BATCH_BYTES):
+            yield held, held[0].start
+            held = []
+        held.append(group)
+    if held:
+        yield held, held[0].start
+
+
+def _unreadable_group(
+    file: SourceFile,
+    parquet: pq.ParquetFile,
+    groups: Sequence[_RowGroup],
+    names: Sequence[str],
+    error: OSError | pa.ArrowException,
+) -> PenstockError:
+    """What to raise of row groups of which one cannot be read: it is looked for."""
+    broken = groups[-1]
+    for group in groups[:-1]:
+        try:
+            for _ in parquet.iter_batches(_LOOK_ROWS, row_groups=[group.number], columns=names, use_threads=False):
+                pass
+        except (OSError, pa.ArrowException) as its_own:
+            broken, error = group, its_own
+            break
+    where = f"{file.uri}: row group {broken.number} (rows {broken.start} to {broken.start + broken.rows - 1})"
+    if "Expected all lists to be of size" in str(error):
+        return DataError(
+            f"{where}: a column of fixed-size lists has a null row, which pyarrow cannot read from Parquet ({error})",
+            next_step="write the column as list<...>, or leave it out of data.columns",
+        )
+    return type(read_problem(file.uri, error))(
+        f"{where} cannot be read: {error}", next_step="the file is damaged: write it again or restore it"
+    )
 
 
 @contextmanager

@@ -102,9 +102,12 @@ class Rows:
         self.reject_missing(name)
         if not self.table.num_rows:
             return
-        column = fixed_shape(name, self.column(name), is_label=is_label)
+        array = self.column(name)
+        column = fixed_shape(name, array, is_label=is_label)
         if not isinstance(column, pa.Array):
             raise unequal_lists(name, column, self.origin)
+        if column is array:
+            return
         self.put(name, column)
         if isinstance(column.type, pa.FixedShapeTensorType):
             self.reject_missing(name)

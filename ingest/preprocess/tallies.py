@@ -60,10 +60,9 @@ class Tally:
             found = pc.value_counts(column.drop_null())
             pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True)
             return cls(counts=Counter(dict(pairs)))
-        values = _finite(column)
+        values, low, high = _finite(column)
         if not len(values):
             return cls()
-        low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
         values = values.astype(np.float64)
         mean = float(values.mean())
         held = [values.copy()] if question.quantiles or question.values else []
@@ -118,14 +117,23 @@ def _of_vectors(question: Question, column: pa.ChunkedArray) -> list[Tally]:
     return [Tally.of(question, pa.chunked_array([pa.array(column)])) for column in flat.T] if len(vectors) else []
 
 
-def _finite(column: pa.ChunkedArray) -> np.ndarray:
-    """The values that are numbers, in the column's own type, integers with nulls as float64."""
+def _finite(column: pa.ChunkedArray) -> tuple[np.ndarray, float, float]:
+    """The values that are numbers, in the column's own type, integers with nulls as float64; the least and the largest."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.float64(), safe=False)
     values: np.ndarray = column.to_numpy()
+    low, high = _range(values)
     # Whatever is not finite shows in one of the two: quicker than a mask.
-    whole = not len(values) or (np.isfinite(values.min()) and np.isfinite(values.max()))
-    return values if whole else values[np.isfinite(values)]
+    if not (np.isfinite(low) and np.isfinite(high)):
+        values = values[np.isfinite(values)]
+        low, high = _range(values)
+    return values, low, high
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    if not len(values):
+        return 0.0, 0.0
+    return float(values.min()) + 0.0, float(values.max()) + 0.0  # of -0.0 and 0.0 either may come
 
 
 class GivesRows(Protocol):
