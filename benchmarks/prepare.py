@@ -43,6 +43,7 @@ from penstock.ingest.materialize.build import materialize
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fit import fit_preprocess
 from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
+from penstock.ingest.read.inspection import is_much
 from penstock.ingest.read.parsed_rows import forget_parsed
 from penstock.ingest.read.snapshot import read_source
 from penstock.ingest.spec import MaterializeSpec
@@ -246,7 +247,7 @@ def prepare_with_penstock(data: dict[str, Any], preprocess: list[dict[str, Any]]
     )
     steps = list(spec.preprocess)
     files = list_source(spec.data, out.parent, format_of(spec.data).extensions).files
-    snapshot = read_source(spec.data, files, silent, keep=True)
+    snapshot = read_source(spec.data, files, silent, parallel=parallel if is_much(spec.data, files) else None, keep=True)
     fitted = fit_preprocess(spec.data, steps, snapshot, {}, silent, parallel=parallel)
     materialize(
         key="k",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -73,12 +73,20 @@ class ImageReader(Reader):
 
     def tables(self, file: SourceFile, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Table]:
         """Yield the one row."""
+        yield self.rows((file,), schema)
+
+    def rows(self, files: Sequence[SourceFile], schema: pa.Schema) -> pa.Table:
+        """One table of all."""
+        rows = [self._row(file, schema) for file in files]
+        return pa.table([pa.array([row.get(field.name) for row in rows], field.type) for field in schema], schema=schema)
+
+    def _row(self, file: SourceFile, schema: pa.Schema) -> dict[str, Any]:
         row: dict[str, Any] = {"label": class_of(file), "path": file.name}
         if "image" in schema.names:
             row["image"] = _content(file)
             if UNREADABLE in schema.names and (problem := _damage(row["image"])):
                 row[UNREADABLE] = {"column": "image", "example": problem}
-        yield pa.table([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
+        return row
 
 
 def class_of(file: SourceFile) -> str | None:

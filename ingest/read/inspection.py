@@ -37,6 +37,9 @@ _REMOTE_THREADS = 16
 
 _TASK_FILES = 256
 
+_THREAD_FILES = 32
+"""At most what a thread takes at a time: a small file costs less than handing it over."""
+
 _QUEUED = 4096
 
 
@@ -79,7 +82,8 @@ def inspect_files(
     """
     reader = reader_of(data)
     spans = _spans(reader, files, part_bytes)
-    looks = list(_looks(files, spans, None if parallel is None else part_bytes))
+    few = max(1, min(_THREAD_FILES, len(files) // (4 * threads_for(files)))) if files else 1
+    looks = list(_looks(files, spans, *((part_bytes, _TASK_FILES) if parallel else (part_bytes // 16, few))))
     whole: dict[int, FileFacts | PenstockError] = {}
     parts: dict[int, dict[int, PartFacts | None]] = {}
     done, total = 0, sum(file.size_bytes for file in files)
@@ -172,8 +176,10 @@ def _spans(reader: Reader, files: Sequence[SourceFile], part_bytes: int) -> dict
         return {number: cut for (number, _), cut in zip(large, found, strict=True) if cut}
 
 
-def _looks(files: Sequence[SourceFile], spans: dict[int, list[tuple[int, int]]], task_bytes: int | None) -> Iterator[_Look]:
-    """What is looked through at once: parts of large files, and small files together where each is a task's work."""
+def _looks(
+    files: Sequence[SourceFile], spans: dict[int, list[tuple[int, int]]], look_bytes: int, look_files: int
+) -> Iterator[_Look]:
+    """What is looked through at once: parts of large files, and small files together."""
     for number, cut in spans.items():
         yield from (_Look(((number, files[number]),), span) for span in cut)
     held: list[tuple[int, SourceFile]] = []
@@ -182,7 +188,7 @@ def _looks(files: Sequence[SourceFile], spans: dict[int, list[tuple[int, int]]],
         if number not in spans:
             held.append((number, file))
             held_bytes += file.size_bytes
-            if task_bytes is None or held_bytes >= task_bytes or len(held) >= _TASK_FILES:
+            if held_bytes >= look_bytes or len(held) >= look_files:
                 yield _Look(tuple(held))
                 held, held_bytes = [], 0
     if held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from itertools import chain
+from functools import partial
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -351,6 +351,15 @@ def _batch_of(data: DataSpec, reader: Reader, snapshot: SourceSnapshot, group: l
     # One file a task would cost more than reading a small file does.
     parts = [group[start : start + _TASK_FILES] for start in range(0, len(group), _TASK_FILES)]
     with unchanged(group, pool.map), phase("read"):
-        tables = list(pool.map(lambda part: [next(_tables(data, reader, file, snapshot, 1)) for file in part], parts))
-    table, unreadable = _without_marks(pa.concat_tables(chain.from_iterable(tables)).combine_chunks())
+        tables = list(pool.map(partial(_one_row_each, data, reader, snapshot), parts))
+    table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
     return RowBatch(table, group[0], 0, tuple(group), unreadable)
+
+
+def _one_row_each(data: DataSpec, reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile]) -> pa.Table:
+    schema = snapshot.arrow_schema()
+    if any(column.from_folder for column in snapshot.columns) or any(file.lacks for file in files) or not len(schema):
+        return pa.concat_tables([next(_tables(data, reader, file, snapshot, 1)) for file in files])
+    if data.invalid == "quarantine" and reader.marks_unreadable:
+        schema = schema.append(UNREADABLE_FIELD)
+    return reader.rows(files, schema)
