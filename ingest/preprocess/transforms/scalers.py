@@ -95,7 +95,7 @@ class _Scaler(Transform[S], ABC):
                     f"preprocess: {self.name} was fitted on numbers, and column {state.column!r} is {values.type} here"
                 )
             wide = values.cast(pa.float64(), safe=False) if values.null_count else values
-            scaled = np.subtract(wide.to_numpy(zero_copy_only=False), state.center, dtype=np.float64)
+            scaled = np.subtract(wide.to_numpy(zero_copy_only=False), np.float64(state.center or 0.0), dtype=np.float64)
             scaled /= state.scale
             missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
             rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
