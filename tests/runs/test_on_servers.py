@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,7 +140,11 @@ def damage_a_shard(storage: Storage) -> None:
     content = bytearray(storage.read_bytes(shard.path))
     content[len(content) // 2] ^= 1
     storage.write_bytes(shard.path, bytes(content))
-    NodeCache().forget({shard.digest})
+    cache, deadline = NodeCache(), time.monotonic() + 120
+    while any(cache.folder.glob(f"*/{shard.digest}.arrow")):  # as long as a worker of the killed command maps it
+        assert time.monotonic() < deadline
+        cache.forget({shard.digest})
+        time.sleep(0.1)  # between looks
 
 
 def outcomes(result: dict[str, Any]) -> dict[str, str]:
