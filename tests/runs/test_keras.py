@@ -30,7 +30,7 @@ def make(folder: Path) -> Path:
 
 
 def test_the_model_of_the_page_is_killed_twice_and_answers_from_the_registry(tmp_path: Path) -> None:
-    settings = ["train.checkpoint={every_steps: 7, every_epoch: false}", "train.epochs=40"]
+    settings = ["train.checkpoint={every_steps: 7, every_epoch: false}", "train.epochs=20"]
     calm, ended = calm_and_killed(tmp_path, make, settings)
     assert (ended["attempt"], ended["status"], ended["exactness"]) == (2, "done", "bit-exact")
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ WHOLE = "model.keras"
 """The model with its architecture, as `keras.models.load_model` reads it; registered, too."""
 
 
+_COUNTED = re.compile(r"_\d+(?=_|$)")
+"""What Keras counts up in names, for every layer that a process makes: another process, or a later model, has other numbers.
+An optimizer's variables have the names of the layers in theirs."""
+
+
 def written_variables(variables: list[Any]) -> bytes:
     """The values in their order, by `number/path`."""
     return safetensors.numpy.save({name: np.array(_values(variable)) for name, variable in _named(variables).items()})
@@ -29,7 +35,8 @@ def read_variables(content: bytes, variables: list[Any], what: str) -> None:
     Raises:
         CheckpointError: they are not of these variables.
     """
-    found, wanted = safetensors.numpy.load(content), _named(variables)
+    found = {_COUNTED.sub("", name): values for name, values in safetensors.numpy.load(content).items()}
+    wanted = _named(variables)
     shapes = {name: tuple(variable.shape) for name, variable in wanted.items()}
     if {name: values.shape for name, values in found.items()} != shapes:
         raise CheckpointError(f"{what} does not fit the model: it has {sorted(found)[:6]}, the model {sorted(wanted)[:6]}")
@@ -38,8 +45,7 @@ def read_variables(content: bytes, variables: list[Any], what: str) -> None:
 
 
 def _named(variables: list[Any]) -> dict[str, Any]:
-    # Names that Keras counts up in a process (dense, dense_1) would differ after a restart.
-    return {f"{number:04d}/{variable.name}": variable for number, variable in enumerate(variables)}
+    return {f"{number:04d}/{_COUNTED.sub('', variable.name)}": variable for number, variable in enumerate(variables)}
 
 
 def _values(variable: Any) -> np.ndarray:
