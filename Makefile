@@ -57,12 +57,16 @@ FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/fram
 	tests/runs/test_transformers.py tests/runs/test_keras.py \
 	tests/ingest/formats/test_sources.py tests/training/predict/test_sources.py
 
-frameworks: frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg and Lance, with what they need (1.4 GB) in a folder of its own
+frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg and Lance, with what they need (1.4 GB) in a folder of its own
 	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
 
-frameworks-environment: $(READY)
+# Needs no more of the environment than its pip, so that CI fills both at the same time.
+frameworks-environment: $(BIN)/pip
 	@[ $(VENV)/frameworks/.ready -nt constraints.txt ] || { $(BIN)/python -m pip install -qq --no-compile --no-deps --upgrade --target $(VENV)/frameworks \
 		$$(grep -E '$(LARGE)' constraints.txt) && touch $(VENV)/frameworks/.ready; }
+
+$(BIN)/pip:
+	@$(MAKE) --no-print-directory install
 
 drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (half an hour and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(PYTEST_ARGS)

@@ -206,14 +206,15 @@ def _build(job: UnitJob) -> tuple[str, UnitResult]:
 
 
 def _begun_apart(key: str, jobs: Sequence[UnitJob]) -> Sequence[UnitJob]:
-    """The jobs from a place on that the dataset's key decides, and then those before it.
+    """The jobs from a place on that the dataset's key decides, and then those before it; those of many rows first.
 
     Two datasets that share units and are made at the same time so begin with different ones, and each takes over what the other
     has committed by then. A lease for each unit would spare the last ones, too, for two requests and, on a store, half a second
-    a unit.
+    a unit. A large one begun last would keep one worker busy while the others have nothing to do; those of about as many rows
+    (to a power of two) stay in their order.
     """
     begin = int(digest_of(key)[:8], 16) % max(1, len(jobs))
-    return [*jobs[begin:], *jobs[:begin]]
+    return sorted([*jobs[begin:], *jobs[:begin]], key=lambda job: -job.rows.bit_length())
 
 
 def _plan(preparation: Preparation, spec: MaterializeSpec, storage: Storage, piece_bytes: int) -> list[UnitJob]:

@@ -195,6 +195,20 @@ def test_datasets_that_share_units_and_are_made_at_the_same_time_share_the_work(
     assert len(calls(tmp_path)) < 16 - 2, "most units are made once"
 
 
+def test_units_of_many_rows_are_begun_first_and_stand_in_their_order(tmp_path: Path) -> None:
+    sizes = [10, 200, 12, 220, 1000]
+    files = {f"train/part-{number}.parquet": part(number * 1000, rows) for number, rows in enumerate(sizes)}
+    begun: list[int] = []
+
+    def noting(fn: Callable[[Any], Any], jobs: Sequence[Any], *, num_cpus: float = 1) -> Iterator[Any]:
+        begun.extend(job.rows for job in jobs)
+        yield from map(fn, jobs)
+
+    manifest = Source.of(tmp_path, files, label="y").materialize(parallel=noting)
+    assert begun[0] == 1000 and sorted(begun[1:3]) == [200, 220] and sorted(begun[3:]) == [10, 12]
+    assert [shard.rows for shard in manifest.shards] == sizes
+
+
 def test_changing_a_file_prepares_that_file_only(tmp_path: Path) -> None:
     source = counted(tmp_path, parts(3))
     source.materialize()
