@@ -121,6 +121,8 @@ def cross_check(spec: PipelineSpec) -> list[tuple[str, str]]:
     problems += _variable_problems(spec)
     if spec.materialize.cache != "disk" and spec.shuffle.window_of == "shards":
         problems.append(("shuffle.window_of", "only rows on disk lie in shards; use window_of: rows, or cache: disk"))
+    elif spec.shuffle.mode != "windowed" and spec.shuffle.window_of == "shards":
+        problems.append(("shuffle.window_of", f"mode: {spec.shuffle.mode} has no windows; set mode: windowed, or leave it out"))
     return problems
 
 

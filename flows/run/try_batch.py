@@ -194,7 +194,7 @@ def _try_framework(
     measured = validation_metrics(train.checkpoint.best, manifest.feed_schema, trained)
     make_metrics(project.spec.evaluate.metrics, manifest.feed_schema, trained)
     if (promote := project.spec.register_.promote) is not None:
-        make_metrics([promote.metric.partition("/")[2]], manifest.feed_schema, trained)
+        make_metrics([promote.metric.partition("/")[2]], manifest.feed_schema, trained, "register.promote.metric")
     seed, schema = project.spec.shuffle.seed, manifest.feed_schema
     there = partial(_try_batch, train.framework, project.recipe, train, schema, batch, seed)
     if on_cluster:

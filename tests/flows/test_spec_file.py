@@ -241,6 +241,12 @@ def test_what_moves_the_alias_needs_the_split_it_names(tmp_path: Path) -> None:
     assert "register.promote.metric: 'val/loss' is a loss, which is the recipe's own" in problem
 
 
+def test_windows_of_shards_need_a_mode_with_windows(tmp_path: Path) -> None:
+    (problem,) = problems_of(write(tmp_path, GOOD), "shuffle.window_of=shards")
+    assert problem.endswith("shuffle.window_of: mode: global has no windows; set mode: windowed, or leave it out")
+    assert load_spec(write(tmp_path, GOOD), ["shuffle={mode: windowed, window_of: shards}"]).spec.shuffle.window_of == "shards"
+
+
 def test_a_model_may_have_no_alias_and_a_name_with_blanks(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, GOOD), ["register.alias=null", "register.name=my model"]).spec
     assert (spec.register_.alias, spec.register_.name) == (None, "my model")

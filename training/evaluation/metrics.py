@@ -191,11 +191,14 @@ class MetricSet:
         return values
 
 
-def make_metrics(names: Iterable[str] | None, schema: FeedSchema, model: Predicts) -> MetricSet:
+def make_metrics(
+    names: Iterable[str] | None, schema: FeedSchema, model: Predicts, asked_by: str = "evaluate.metrics"
+) -> MetricSet:
     """Choose the metrics to measure.
 
     Args:
         names: as in `evaluate.metrics`; None takes the recipe's own `metrics()`, else those that fit the label.
+        asked_by: key of the pipeline file that names them, for the error.
         schema: of the dataset.
         model: whether it can predict decides whether anything but the loss can be measured.
 
@@ -214,9 +217,9 @@ def make_metrics(names: Iterable[str] | None, schema: FeedSchema, model: Predict
     problems = [problem for name in wanted if (problem := _problem(name, kind, schema, model))]
     if problems:
         raise SpecError(
-            "evaluate.metrics cannot be measured",
+            f"{asked_by} cannot be measured",
             problems=problems,
-            next_step=f"choose from {['loss', *_fitting(kind)]}",
+            next_step=f"choose from {[*(['loss'] if asked_by == 'evaluate.metrics' else []), *_fitting(kind)]}",
         )
     known = {"classification": CLASSIFICATION, "multilabel": MULTILABEL, "regression": REGRESSION}.get(kind, {})
     one = schema.num_classes if kind == "classification" else math.prod(schema[schema.label].shape) if schema.label else 0

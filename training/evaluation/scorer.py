@@ -34,7 +34,7 @@ class Scorer:
 
     def __init__(self, metric: str, schema: FeedSchema, output: NDArray[Any], target: NDArray[Any]) -> None:
         self._metric, self._label = metric, str(schema.label)
-        self._measured = make_metrics([metric], schema, _Probabilities())
+        self._measured = make_metrics([metric], schema, _Probabilities(), "register.promote.metric")
         scores = np.log(np.maximum(output, 1e-12)) if schema.num_classes is not None else output
         self._output = torch.from_numpy(np.ascontiguousarray(scores, np.float32))
         self._target = torch.from_numpy(np.ascontiguousarray(target))

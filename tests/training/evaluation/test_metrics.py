@@ -333,3 +333,14 @@ def test_without_a_label_metrics_see_the_predictions_alone() -> None:
     with pytest.raises(SpecError, match=r"metrics\(\) cannot be measured") as caught:
         make_metrics(None, schema(label=None), recipe(OwnMetrics()))
     assert "'top2' compare predictions with a label" in caught.value.problems[0]
+
+
+def test_a_name_that_is_none_is_said_with_the_key_that_holds_it() -> None:
+    with pytest.raises(SpecError, match=r"^evaluate\.metrics cannot be measured") as caught:
+        make_metrics(["acuracy"], schema(classes=3), recipe())
+    assert caught.value.next_step is not None and "'loss'" in caught.value.next_step
+    with pytest.raises(SpecError, match=r"^register\.promote\.metric cannot be measured") as caught:
+        make_metrics(["acuracy"], schema(classes=3), recipe(), "register.promote.metric")
+    assert (
+        caught.value.next_step is not None and "'accuracy'" in caught.value.next_step and "loss" not in caught.value.next_step
+    )
