@@ -348,6 +348,9 @@ def _describe(item: Any, data: dict[str, Any]) -> tuple[str, str]:
         return path, "missing; this key is needed"
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "string_pattern_mismatch":
+        if location[-1] == "[key]":  # it is the name of an entry that does not fit
+            location = location[:-2]
+            path = _dotted(location)
         field = _fields(location[:-1], data).get(str(location[-1]))
         rule = (field.description or "").partition(". ")[0].rstrip(".") if field is not None else ""
         plain = re.sub(r"[^a-z0-9_-]+", "-", str(value).lower()).strip("-") if str(value).isascii() else ""
@@ -378,10 +381,13 @@ def _known_keys(location: Path_, data: dict[str, Any]) -> list[str]:
 def _fields(location: Path_, data: dict[str, Any]) -> dict[str, FieldInfo]:
     """What may stand in a section of the file."""
     model: type[Section] | None = PipelineSpec
+    is_name = False  # of an entry of a mapping, such as a bucket of `stores`
     for part in location:
-        if isinstance(part, int) or model is None:
+        if isinstance(part, int) or model is None or is_name:
+            is_name = False
             continue
         field = model.in_file(part).get(part)
+        is_name = field is not None and get_origin(field.annotation) is dict
         model = _section(field.annotation) if field is not None else None
         if model is DataSpec:
             model = spec_class_for(data.get("data"))

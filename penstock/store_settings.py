@@ -32,8 +32,9 @@ class StoreSpec(Section):
     anonymous: bool = False
     """Read without credentials, as public buckets allow."""
     env_prefix: Annotated[str | None, Field(pattern=r"^[A-Z][A-Z0-9_]*$")] = None
-    """Credentials are in the variables `<env_prefix>_ACCESS_KEY_ID`, `<env_prefix>_SECRET_ACCESS_KEY` and, where there is one,
-    `<env_prefix>_SESSION_TOKEN`, on this machine and on each node. Without it they are found as those of Amazon are."""
+    """Upper-case letters, digits and `_`: credentials are in the variables `<env_prefix>_ACCESS_KEY_ID`,
+    `<env_prefix>_SECRET_ACCESS_KEY` and, where there is one, `<env_prefix>_SESSION_TOKEN`, on this machine and on each node.
+    Without it they are found as those of Amazon are."""
 
     @field_validator("endpoint")
     @classmethod

@@ -83,6 +83,15 @@ def test_a_text_of_another_form_is_told_in_words(tmp_path: Path, name: str, mean
     assert found.endswith(f" (Name of the pipeline: lower-case letters, digits, `-` and `_`){meant}")
 
 
+def test_a_store_of_another_form_is_told_in_words(tmp_path: Path) -> None:
+    address, endpoint, prefix = problems_of(
+        write(tmp_path, GOOD), "stores={b: {anonymous: true}, 's3://c': {endpoint: 'minio:9000', env_prefix: my-keys}}"
+    )
+    assert ": stores: 'b': " in address and "(`s3://bucket`, or `s3://bucket/prefix`, to how it is reached" in address
+    assert "stores.s3://c.endpoint: 'minio:9000': " in endpoint and "(URL of the store, such as `https://minio" in endpoint
+    assert "stores.s3://c.env_prefix: 'my-keys': " in prefix and "(Upper-case letters, digits and `_`: credentials are" in prefix
+
+
 def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD.replace("fraction: 0.1", "fraction: 1.5"))
     assert problems_of(file) == ["pipeline.yaml:5: data.validation.fraction: 1.5: input should be less than 1"]
