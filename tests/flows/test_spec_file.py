@@ -89,7 +89,7 @@ def test_a_store_of_another_form_is_told_in_words(tmp_path: Path) -> None:
     )
     assert ": stores: 'b': " in address and "(`s3://bucket`, or `s3://bucket/prefix`, to how it is reached" in address
     assert "stores.s3://c.endpoint: 'minio:9000': " in endpoint and "(URL of the store, such as `https://minio" in endpoint
-    assert "stores.s3://c.env_prefix: 'my-keys': " in prefix and "(Upper-case letters, digits and `_`: credentials are" in prefix
+    assert "stores.s3://c.env_prefix: 'my-keys': " in prefix and "(Upper-case letters, digits and `_`: credentials" in prefix
 
 
 def test_a_rule_for_held_out_rows_is_not_also_blamed_for_being_no_uri(tmp_path: Path) -> None:
