@@ -27,6 +27,7 @@ import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
+from ray._private.node import Node
 from ray._private.state import state as ray_state
 
 from penstock.errors import Interrupted, LeaseHeldError, ServiceError
@@ -115,11 +116,28 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
         ray_constants.ENABLE_RAY_CLUSTER = False  # what _LOOPBACK says, for this process, which has imported Ray already
         try:
             with contextlib.ExitStack() as stack:
-                with _environment(inherited):
+                with _environment(inherited), _without_idle_daemons():
                     stack.enter_context(_connected("the embedded Ray", settings, root))
                 yield RayCluster(address, embedded=True, **_resources())
         finally:
             _keep_logs(root, state_dir / "ray-cluster" / "logs")
+
+
+@contextlib.contextmanager
+def _without_idle_daemons() -> Iterator[None]:
+    """Start no process of Ray's in the block that has nothing to do on one machine: each takes 0.7 s of CPU, beside our start.
+
+    The monitor has an autoscaler start nodes; the log monitor reads the workers' logs to a driver that prints them.
+    """
+    idle = ("start_monitor",) if "PENSTOCK_RAY_LOGS" in os.environ else ("start_monitor", "start_log_monitor")
+    rays = {name: getattr(Node, name) for name in idle}
+    for name in idle:
+        setattr(Node, name, lambda _node: None)
+    try:
+        yield
+    finally:
+        for name, own in rays.items():
+            setattr(Node, name, own)
 
 
 @contextlib.contextmanager
