@@ -111,7 +111,10 @@ def run(folder: Path, name: str, listener: Callable[[list[Event]], None], **more
 
 def actors_beside(pid: int) -> set[str]:
     """Names of the actors on the node of a worker."""
-    titles = [process.cmdline()[0] for process in psutil.Process(pid).parent().children()]  # type: ignore[union-attr]
+    titles: list[str] = []
+    for process in psutil.Process(pid).parent().children():  # type: ignore[union-attr]
+        with contextlib.suppress(psutil.Error):  # one that ends at this moment, which has no title either
+            titles += process.cmdline()[:1]
     return {title.strip().removeprefix("ray::").split(".")[0] for title in titles}
 
 
