@@ -107,16 +107,17 @@ def _read_together(metadata: pq.FileMetaData, begin: int, batch_rows: int) -> It
 
     Not all of a file at once: what is read ahead stays in memory until all of it is read.
     """
-    held, start = list[_RowGroup](), 0
+    held, held_bytes, start = list[_RowGroup](), 0, 0
     for number in range(metadata.num_row_groups):
         group = _RowGroup(number, start, metadata.row_group(number).num_rows, metadata.row_group(number).total_byte_size)
         start += group.rows
         if group.start < begin:
             continue
-        if held and (held[0].rows >= batch_rows or sum(one.size for one in held) + group.size > _BATCH_BYTES):
+        if held and (held[0].rows >= batch_rows or held_bytes + group.size > _BATCH_BYTES):
             yield held, held[0].start
-            held = []
+            held, held_bytes = [], 0
         held.append(group)
+        held_bytes += group.size
     if held:
         yield held, held[0].start
 
