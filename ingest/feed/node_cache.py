@@ -26,7 +26,7 @@ from penstock.digest import file_digest
 from penstock.errors import PenstockError, PreflightError, ServiceError, ShardError
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
 from penstock.ingest.phases import fetched
-from penstock.machine.cache_dir import KEPT_FREE, cache_folder, configured_budget
+from penstock.machine.cache_dir import cache_folder, configured_budget, kept_free
 from penstock.storage import NO_ROOM, Storage
 
 __all__ = ["LocalShard", "NodeCache", "allow_open_files", "hold_shard"]
@@ -71,7 +71,7 @@ class NodeCache:
     Args:
         folder: None takes PENSTOCK_CACHE_DIR, or a folder in the home folder.
         budget_bytes: of all files together; None takes PENSTOCK_CACHE_BYTES (such as `200GB`), or what leaves a tenth of the
-            disk free.
+            disk free (`kept_free`).
 
     Raises:
         SpecError: PENSTOCK_CACHE_BYTES is no size.
@@ -88,7 +88,8 @@ class NodeCache:
             return self._budget
         self.folder.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self.folder)
-        return max(0, self._used() + disk.free - self._unwritten() - int(KEPT_FREE * disk.total))
+        room = max(0, self._used() + disk.free - self._unwritten())
+        return room - kept_free(disk.total, room)
 
     def hold(self, storage: Storage, shard: ShardInfo) -> LocalShard:
         """Give a shard of a remote storage, as `hold_shard`. One file stays open for as long as it is held.

@@ -29,7 +29,7 @@ from penstock.ingest.files.listing import SourceFile
 from penstock.ingest.formats.reader import rows_between
 from penstock.ingest.formats.registry import format_origin, format_versions
 from penstock.ingest.spec import DataSpec
-from penstock.machine.cache_dir import KEPT_FREE, cache_folder, configured_budget
+from penstock.machine.cache_dir import cache_folder, configured_budget, kept_free
 from penstock.machine.process import boot_id
 
 __all__ = ["ParsedCopy", "forget_parsed", "keep_parsed", "parsed_tables"]
@@ -230,7 +230,7 @@ def _room_at(folder: Path, tick: int) -> float:
             if not path.name.lstrip(".").startswith(boot) or now - path.stat().st_mtime > _KEPT_S:
                 path.unlink()
     disk, budget = shutil.disk_usage(folder), configured_budget()
-    free = disk.free - KEPT_FREE * disk.total
+    free = disk.free - kept_free(disk.total, disk.free)
     if budget is None:
         return free
     used = 0

@@ -11,11 +11,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from penstock.errors import SpecError
 from penstock.temporary import user_folder
 
-__all__ = ["KEPT_FREE", "cache_folder", "cache_root", "configured_budget", "configured_cache"]
-
-
-KEPT_FREE = 0.1
-"""Share of the disk that stays free when PENSTOCK_CACHE_BYTES sets no budget."""
+__all__ = ["cache_folder", "cache_root", "configured_budget", "configured_cache", "kept_free"]
 
 
 def configured_cache() -> Path | None:
@@ -48,3 +44,11 @@ def configured_budget() -> int | None:
         return int(TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text))
     except ValidationError as error:
         raise SpecError(f"PENSTOCK_CACHE_BYTES={text!r} is no size", next_step="write it as 50000000000 or 50GB") from error
+
+
+def kept_free(disk_bytes: int, free_bytes: int) -> int:
+    """Bytes of a disk that stay free when PENSTOCK_CACHE_BYTES sets no budget.
+
+    A tenth of it, or half of `free_bytes`, which counts what the cache holds, on a disk that is nearly so full already.
+    """
+    return min(disk_bytes // 10, free_bytes // 2)

@@ -212,6 +212,16 @@ def test_shards_on_their_way_count_for_what_the_disk_has_left(
     assert len(held) == 10
 
 
+def test_a_disk_that_is_nearly_full_is_filled_by_half(remote: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shard, *_) = write_dataset(remote, tmp_path / "d", 2).shards
+    disk = SimpleNamespace(total=1000 * shard.size_bytes, free=4 * shard.size_bytes)  # less than a tenth of it
+    monkeypatch.setattr("penstock.ingest.feed.node_cache.shutil.disk_usage", lambda _: disk)
+    cache = NodeCache(tmp_path / "cache")
+    cache.hold(remote, shard)
+    disk.free -= shard.size_bytes  # what the cache holds changes nothing of what it may
+    assert cache.budget_bytes == 2 * shard.size_bytes
+
+
 def test_a_program_that_ends_does_not_wait_for_the_whole_dataset(remote: Storage, tmp_path: Path) -> None:
     manifest = write_dataset(remote, tmp_path / "many", 60)
     (tmp_path / "manifest.json").write_text(manifest.model_dump_json())

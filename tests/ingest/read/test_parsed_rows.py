@@ -159,7 +159,7 @@ def test_no_copy_where_there_is_no_room_or_no_use(tmp_path: Path, copies: Path, 
         assert not copies.exists() or not [*copies.iterdir()]
         assert found.rows() == rows
 
-    with mock.patch.object(parsed_rows, "KEPT_FREE", 1.0):
+    with mock.patch.object(parsed_rows, "kept_free", lambda total, free: free):
         no_copies()
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1000")
     no_copies()
