@@ -9,8 +9,8 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,11 @@ from penstock.flows.run.cluster import refuse_unfit_nodes
 from penstock.flows.run.environment import git_commit
 from penstock.flows.run.flow_runs import name_at_begin, name_flow_run, remember_end
 from penstock.flows.run.reporter import make_reporter
-from penstock.flows.servers.probes import storage_failure
+from penstock.flows.servers.probes import ray_address, storage_failure
 from penstock.flows.servers.services import ray_cluster, telemetry_off
 from penstock.ingest.files.listing import Listing, SourceFile
 from penstock.ingest.formats.sources.kept import forget_others, list_kept
-from penstock.ingest.ray_tasks import ray_pool
+from penstock.ingest.ray_tasks import ParallelMap, ray_map, ray_pool
 from penstock.ingest.spec import DataSpec
 from penstock.lease import hold_lease
 from penstock.machine.prints import passing_prints
@@ -71,6 +71,7 @@ def predict(request: PredictRequest) -> State[Any]:
         asked = ask(model, request.input, request.format, request.columns, request.options, base_dir)
         if not asked.source or os.path.exists(asked.data.train):
             check_input(asked.data.train, storage)
+        connect = cache(partial(_connected, request, reporter, stopping, stack))
         # Rows that are in no files become some in the output, which no other command may write to.
         listing = None if asked.source else _list(asked.data, reporter)
         output = Output(storage)
@@ -85,14 +86,15 @@ def predict(request: PredictRequest) -> State[Any]:
         try:
             if listing is None:
                 reporter.say(f"{model.uri}: reading {shorten(asked.data.train)}")
-                listing = list_kept(asked.data, base_dir, storage.child(OWN))
+                spread = None if ray_address() is None else partial(_spread, connect, storage)
+                listing = list_kept(asked.data, base_dir, storage.child(OWN), spread)
                 stopping.check()
             result |= {"files": len(listing.files), "state": state_of(listing.files)}
             work = plan(output, asked, listing.files, reporter.progress("predict"))
             of_state = f"{result['state'].replace('-', ' ', 1)}: " if result["state"] else ""
             reporter.say(f"{model.uri}: {of_state}{_said_of(work, len(listing.files))}")
             name_flow_run(f"{model.uri} on {Path(request.input).name[:60]}", [model.name or "model"])
-            run = partial(_on_ray, request, model, listing.files, storage, reporter, stopping, stack)
+            run = partial(_on_ray, connect, request, model, listing.files, storage)
             progress = reporter.progress("predict") if work.todo else silent
             with passing_prints(lambda line: reporter.say(f"predict: {line}")):
                 score(output, asked, listing.files, work, run, progress, scored)
@@ -154,27 +156,37 @@ def _check_output(output: Output) -> None:
     output.refuse_others()
 
 
+def _connected(request: PredictRequest, reporter: Reporter, stopping: StopRequest, stack: contextlib.ExitStack) -> RayCluster:
+    """Start Ray or join its cluster; `stack` ends what is started."""
+    reporter.say("  connecting to Ray")
+    cluster = stack.enter_context(ray_cluster(Path(request.state_dir)))
+    stopping.check()
+    return cluster
+
+
+def _spread(connect: Callable[[], RayCluster], storage: Storage) -> ParallelMap:
+    """Where a large table is copied: on the cluster that RAY_ADDRESS names."""
+    refuse_unfit_nodes(connect(), storage, {})
+    return ray_map
+
+
 def _on_ray(
+    connect: Callable[[], RayCluster],
     request: PredictRequest,
     model: FetchedModel,
     files: Sequence[SourceFile],
     storage: Storage,
-    reporter: Reporter,
-    stopping: StopRequest,
-    stack: contextlib.ExitStack,
     jobs: Sequence[ScoringJob],
 ) -> Iterator[ScoringOutcome]:
-    """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for; `stack` ends what is started."""
+    """Score units on the cluster, in as many processes as it has CPUs (or GPUs) for."""
     loaded = LoadedModel(model.folder)  # here, where an error is one and not one for each worker
     if refused := unscorable(loaded, jobs):
         return iter(refused)
     requires = {} if loaded.form is None else loaded.form.requires
     del loaded
-    reporter.say("  connecting to Ray")
-    cluster = stack.enter_context(ray_cluster(Path(request.state_dir)))
+    cluster = connect()
     import ray
 
-    stopping.check()
     if not cluster.embedded:
         refuse_unfit_nodes(cluster, storage, requires, [files[0], *files[1:][-1:]])
     make = partial(_scorer, ray.put(packed_model(model.folder)))

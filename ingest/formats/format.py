@@ -27,8 +27,8 @@ class RowParts(NamedTuple):
     root: str
     """The folder or URL that the rows are read from."""
     parts: Sequence[Callable[[], Iterable[Any]]]
-    """Each reads the next of the rows, as `Origin.rows` does, and names what it reads in errors. It pickles, and finds its
-    library, settings and credentials wherever it is called."""
+    """Each reads some of the rows, perhaps none, as `Origin.rows` does, and names what it reads in errors. It pickles, and
+    finds its library, settings and credentials wherever it is called."""
 
 
 class Origin(NamedTuple):
@@ -45,8 +45,8 @@ class Origin(NamedTuple):
     files: Callable[[], TableFiles | None] | None = None
     """Find the files that hold the same rows and nothing else, which are read as they are; None where there are none."""
     parts: Callable[[], RowParts] | None = None
-    """Cut the rows, in their order, where they can be read in parts: cut alike as long as `identity` is the same, and none
-    without rows."""
+    """Cut the rows where they can be read in parts: cut alike as long as `identity` is the same. One part alone is not used,
+    but `rows`."""
 
 
 class Format(Protocol):

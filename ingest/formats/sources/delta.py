@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,8 +15,9 @@ from pydantic import NonNegativeInt
 from penstock.config import Section
 from penstock.errors import DataError
 from penstock.ingest.files.listing import TableFiles
-from penstock.ingest.formats.format import Format, Origin
+from penstock.ingest.formats.format import Format, Origin, RowParts
 from penstock.ingest.formats.library import library
+from penstock.ingest.formats.sources.cut import neighbours
 from penstock.ingest.formats.sources.naming import address_of, naming
 from penstock.ingest.formats.sources.table_files import TableReader, plain_files
 from penstock.ingest.spec import DataSpec
@@ -45,17 +47,18 @@ class DeltaFormat(Format):
         uri, wanted = address_of(target, base_dir), data.__dict__["delta"].version
         with naming("Delta table", uri):
             try:
-                table = deltalake.DeltaTable(uri, version=wanted, storage_options=object_store_options(uri))
+                table = _table(uri, wanted)
             except deltalake.exceptions.TableNotFoundError as error:
                 raise DataError(f"{uri}: there is no Delta table", next_step="correct the location, or data.format") from error
             version = table.version()
             identity = ["delta", str(table.metadata().id), version]
         return Origin(
             identity,
-            lambda: _batches(table),
+            lambda: _batches(table, None),
             f"version-{version}",
             lambda: naming("Delta table", uri),
             lambda: _files(table, uri),
+            lambda: RowParts(uri, _parts(table, uri)),
         )
 
     def reader(self, data: DataSpec, options: DeltaOptions) -> TableReader:
@@ -77,8 +80,34 @@ def _files(table: Any, uri: str) -> TableFiles | None:
     return plain_files(uri.rstrip("/"), names, table.to_pyarrow_dataset().schema, values)
 
 
-def _batches(table: Any) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True)
+class _Part:
+    """The rows of some files."""
+
+    uri: str
+    version: int
+    names: tuple[str, ...]
+
+    def __call__(self) -> Iterator[pa.RecordBatch]:
+        with naming("Delta table", self.uri):
+            yield from _batches(_table(self.uri, self.version), frozenset(self.names))
+
+
+def _parts(table: Any, uri: str) -> list[_Part]:
+    added = pa.table(table.get_add_actions())
+    sizes = zip(map(unquote, added.column("path").to_pylist()), added.column("size_bytes").to_pylist(), strict=True)
+    return [_Part(uri, table.version(), names) for names in neighbours(sorted(sizes))]
+
+
+def _batches(table: Any, names: frozenset[str] | None) -> Iterator[pa.RecordBatch]:
+    """Of all files where `names` is None."""
     dataset = table.to_pyarrow_dataset()
     # By name: the log's own order differs from one reading to the next.
     for fragment in sorted(dataset.get_fragments(), key=lambda fragment: fragment.path):
-        yield from fragment.to_batches(schema=dataset.schema)
+        if names is None or fragment.path in names:
+            yield from fragment.to_batches(schema=dataset.schema)
+
+
+def _table(uri: str, version: int | None) -> Any:
+    deltalake = library("deltalake", "delta", "delta")
+    return deltalake.DeltaTable(uri, version=version, storage_options=object_store_options(uri))

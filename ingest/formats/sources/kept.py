@@ -7,6 +7,7 @@ noticed by its rows rather than in the middle of a training.
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from penstock.digest import bytes_digest, digest_of, stream_digest
-from penstock.errors import DataError
+from penstock.errors import DataError, PreflightError
 from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.files.listing import Listing, SourceFile, TableFiles, list_source
 from penstock.ingest.formats.format import Origin, RowParts
@@ -88,13 +89,14 @@ def _keep(
         attempt = "/".join([uuid.uuid4().hex, *([origin.version] if origin.version else [])])
         with saying_what_is_waited_for(f"the rows of {shorten(target)}, which are copied to the storage once"):
             cut = RowParts("", ()) if origin.parts is None else origin.parts()
-            if len(cut.parts) > 1:
-                parallel = _in_threads if spread is None or not _is_seen_with(storage, cut.root) else spread()
-                write = partial(_write_part, storage, f"{folder}/{attempt}", target)
-                for _ in parallel(write, list(enumerate(cut.parts))):
-                    pass
+            if len(cut.parts) < 2:
+                written = _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))
             else:
-                _write(storage, f"{folder}/{attempt}/part", _parts(origin.rows(), target))
+                parallel = spread() if spread is not None and _is_seen_with(storage, cut.root) else None
+                write = partial(_write_part, storage, f"{folder}/{attempt}", target)
+                written = _write_parts(write, cut.parts, target, parallel)
+        if not written:
+            raise _no_rows(target)
     return {"rows_in": attempt.split("/")[0]}
 
 
@@ -103,15 +105,35 @@ def _is_seen_with(storage: Storage, root: str) -> bool:
     return storage.is_local or not is_local(root)
 
 
+def _write_parts(
+    write: Callable[[tuple[int, Callable[[], Iterable[Any]]]], int],
+    parts: Sequence[Callable[[], Iterable[Any]]],
+    target: str,
+    parallel: ParallelMap | None,
+) -> int:
+    """Returns how many files there are. What a node cannot read, for want of a catalog's settings or rights, is read here."""
+    numbered = list(enumerate(parts))
+    if parallel is not None:
+        try:
+            return sum(parallel(write, numbered))
+        except (DataError, PreflightError) as error:
+            print(
+                f"  {shorten(target)} is copied by this machine alone, as a node cannot read it: {error.message}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return sum(_in_threads(write, numbered))
+
+
 def _in_threads(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
     with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
         yield from pool.map(fn, items)
 
 
-def _write_part(storage: Storage, folder: str, target: str, numbered: tuple[int, Callable[[], Iterable[Any]]]) -> None:
+def _write_part(storage: Storage, folder: str, target: str, numbered: tuple[int, Callable[[], Iterable[Any]]]) -> int:
     """Write one of several parts. Runs anywhere; a task that is run again writes the same files."""
     number, rows = numbered
-    _write(storage, f"{folder}/part-{number:05d}", _parts(rows(), target))
+    return _write(storage, f"{folder}/part-{number:05d}", _parts(rows(), target))
 
 
 def forget_others(files: Sequence[SourceFile], storage: Storage) -> None:
@@ -133,14 +155,23 @@ def keep_object(value: Any, storage: Storage, name: str) -> str:
     digest = stream_digest(bytes.fromhex(bytes_digest(part)) for part in _parts(value, name))
     folder = f"sources/{digest}"
     if not storage.exists(f"{folder}/done.json"):
-        _write(storage, f"{folder}/rows/part", _parts(value, name))
+        if not _write(storage, f"{folder}/rows/part", _parts(value, name)):
+            raise _no_rows(name)
         storage.write_json(f"{folder}/done.json", {"version": 1, "target": name, "rows_in": "rows"})
     return storage.uri(f"{folder}/rows")
 
 
-def _write(storage: Storage, path: str, parts: Iterable[pa.Buffer]) -> None:
-    for number, part in enumerate(parts):
-        storage.write_bytes(f"{path}-{number:05d}.arrow", part)
+def _no_rows(name: str) -> DataError:
+    return DataError(f"{name} gave no rows", next_step=f"let it return or yield {_TAKEN}")
+
+
+def _write(storage: Storage, path: str, parts: Iterable[pa.Buffer]) -> int:
+    """Returns how many files there are."""
+    written = 0
+    for part in parts:
+        storage.write_bytes(f"{path}-{written:05d}.arrow", part)
+        written += 1
+    return written
 
 
 def _parts(value: Any, name: str) -> Iterator[pa.Buffer]:
@@ -152,9 +183,8 @@ def _parts(value: Any, name: str) -> Iterator[pa.Buffer]:
             yield _file(held)
             held = []
         held.append(table)
-    if not held:
-        raise DataError(f"{name} gave no rows", next_step=f"let it return or yield {_TAKEN}")
-    yield _file(held)
+    if held:
+        yield _file(held)
 
 
 def _file(tables: list[pa.Table]) -> pa.Buffer:

@@ -14,15 +14,12 @@ from penstock.config import Section
 from penstock.ingest.formats.arrow import ArrowReader
 from penstock.ingest.formats.format import Format, Origin, RowParts
 from penstock.ingest.formats.library import library
+from penstock.ingest.formats.sources.cut import neighbours
 from penstock.ingest.formats.sources.naming import address_of, naming
 from penstock.ingest.spec import DataSpec
 from penstock.store_settings import object_store_options
 
 __all__ = ["LanceFormat", "LanceOptions"]
-
-
-PART_BYTES = 256 << 20
-"""Of the dataset's files, which are copied by one thread or task."""
 
 
 class LanceOptions(Section):
@@ -78,18 +75,12 @@ class _Part:
 
 
 def _parts(dataset: Any, uri: str) -> list[_Part]:
-    """Neighbouring fragments together, by the size of their files."""
-    groups: list[list[int]] = []
-    size = 0
-    for fragment in dataset.get_fragments():
-        if not fragment.count_rows():
-            continue
-        if not groups or size >= PART_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(fragment.fragment_id)
-        size += sum(file.file_size_bytes or 0 for file in fragment.data_files())  # old files do not say it
-    return [_Part(uri, dataset.version, tuple(group)) for group in groups]
+    sizes = (  # old files do not say it
+        (fragment.fragment_id, sum(file.file_size_bytes or 0 for file in fragment.data_files()))
+        for fragment in dataset.get_fragments()
+        if fragment.count_rows()
+    )
+    return [_Part(uri, dataset.version, fragments) for fragments in neighbours(sizes)]
 
 
 def _dataset(uri: str, version: int | None) -> Any:
