@@ -54,11 +54,11 @@ class DeltaFormat(Format):
             identity = ["delta", str(table.metadata().id), version]
         return Origin(
             identity,
-            lambda: _batches(table, None),
+            lambda: _batches(table, None) if _holds_its_rows(table) else _scanned(table),
             f"version-{version}",
             lambda: naming("Delta table", uri),
             lambda: _files(table, uri),
-            lambda: RowParts(uri, _parts(table, uri)),
+            lambda: RowParts(uri, _parts(table, uri) if _holds_its_rows(table) else ()),
         )
 
     def reader(self, data: DataSpec, options: DeltaOptions) -> TableReader:
@@ -97,6 +97,20 @@ def _parts(table: Any, uri: str) -> list[_Part]:
     added = pa.table(table.get_add_actions())
     sizes = zip(map(unquote, added.column("path").to_pylist()), added.column("size_bytes").to_pylist(), strict=True)
     return [_Part(uri, table.version(), names) for names in neighbours(sorted(sizes))]
+
+
+def _holds_its_rows(table: Any) -> bool:
+    """Whether its files have all rows of the table and no others, under its columns' names: nothing is deleted or renamed."""
+    protocol = table.protocol()
+    return protocol.min_reader_version == 1 or (  # 2 may mean renamed columns, which pyarrow reads as nulls
+        protocol.min_reader_version == 3 and {*(protocol.reader_features or ())} <= {"timestampNtz"}
+    )
+
+
+def _scanned(table: Any) -> pa.RecordBatchReader:
+    """The rows by the library's own engine, which reads whatever the protocol allows, in an order of its own."""
+    schema = pa.schema(table.schema().to_arrow())
+    return pa.RecordBatchReader.from_stream(table.scan()).cast(schema)
 
 
 def _batches(table: Any, names: frozenset[str] | None) -> Iterator[pa.RecordBatch]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import json
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -299,6 +302,9 @@ def test_a_delta_table_is_read_from_a_store_of_its_own(tmp_path: Path, rows_buck
     assert read(tmp_path, "delta", f"{bucket}/table")[1] == FIRST.to_pylist()
 
 
+Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+
 EVERY = pa.table(
     {
         "x": pa.array(range(40), pa.int64()),
@@ -351,6 +357,60 @@ def test_files_of_a_table_give_the_rows_and_splits_that_a_copy_gives(
     tables = [pa.Table.from_pylist(same, snapshot.arrow_schema()) for snapshot in (there, copied)]
     hashes = [hash_columns(table, table.column_names) for table in tables]
     assert np.array_equal(hashes[0], hashes[1]), "what decides on the split of a row"
+
+
+def rewrite_log(table: Path, change: Callable[[dict[str, Any]], None], protocol: dict[str, Any]) -> None:
+    """Make of a table of one version one of another protocol."""
+    (log,) = (table / "_delta_log").glob("*.json")
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    for entry in entries:
+        change(entry)
+        if "protocol" in entry:
+            entry["protocol"] = protocol
+    log.write_text("\n".join(map(json.dumps, entries)) + "\n")
+
+
+def test_renamed_columns_of_a_delta_table_are_not_read_as_nulls(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(str(tmp_path / "table"), EVERY, partition_by=["n"])
+
+    def rename(entry: dict[str, Any]) -> None:
+        if "metaData" in entry:
+            schema = json.loads(entry["metaData"]["schemaString"])
+            for number, field in enumerate(schema["fields"], 1):
+                names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+                field |= {"metadata": names, "name": f"new_{field['name']}" if field["name"] != "x" else "x"}
+            partitions = [f"new_{name}" for name in entry["metaData"]["partitionColumns"]]
+            configuration = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "9"}
+            entry["metaData"] |= {
+                "schemaString": json.dumps(schema),
+                "configuration": configuration,
+                "partitionColumns": partitions,
+            }
+
+    rewrite_log(tmp_path / "table", rename, {"minReaderVersion": 2, "minWriterVersion": 5})
+    rows = read(tmp_path, "delta", "table")[1]
+    renamed = EVERY.rename_columns([f"new_{name}" if name != "x" else "x" for name in EVERY.column_names])
+    assert rows == renamed.to_pylist()
+
+
+def test_rows_that_deletion_vectors_take_from_a_delta_table_are_gone(tmp_path: Path) -> None:
+    deltalake, bitmaps = pytest.importorskip("deltalake"), pytest.importorskip("pyroaring")
+    deltalake.write_deltalake(str(tmp_path / "table"), EVERY)
+    # As the protocol says: a magic number, one bitmap of 32 bits with its key, and all of it in base 85 by ZeroMQ's alphabet.
+    vector = struct.pack("<IQI", 1681511377, 1, 0) + bitmaps.BitMap([2, 39]).serialize()
+    vector += bytes(-len(vector) % 4)
+    written = base64.b85encode(vector).decode().translate(str.maketrans(B85, Z85))
+
+    def delete(entry: dict[str, Any]) -> None:
+        if "add" in entry:
+            deleted = {"storageType": "i", "pathOrInlineDv": written, "sizeInBytes": len(vector), "cardinality": 2}
+            entry["add"]["deletionVector"] = deleted
+
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    rewrite_log(tmp_path / "table", delete, {"minReaderVersion": 3, "minWriterVersion": 7, **features})
+    rows = read(tmp_path, "delta", "table")[1]
+    assert rows == [row for row in EVERY.to_pylist() if row["x"] not in (2, 39)]
 
 
 def test_files_on_this_machine_are_copied_to_a_storage_that_others_read(tmp_path: Path) -> None:
