@@ -23,7 +23,16 @@ from penstock.ingest.files.opening import can_be_cut, line_starts, open_span, op
 from penstock.ingest.formats.cells.json_bytes import count_lines, has_long_integer
 from penstock.ingest.formats.format import Format
 from penstock.ingest.formats.json_documents import Block, object_lines, spans_lines
-from penstock.ingest.formats.reader import FileFacts, Keep, PartFacts, Reader, last_cut, looks_like, rows_between
+from penstock.ingest.formats.reader import (
+    FileFacts,
+    Keep,
+    MixedColumnError,
+    PartFacts,
+    Reader,
+    last_cut,
+    looks_like,
+    rows_between,
+)
 from penstock.ingest.formats.text_bytes import decode_block
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml, shorten
@@ -107,9 +116,10 @@ class JsonReader(Reader):
                 seen = columns.get(field.name, pa.null())
                 kind = promote(seen, _without_times(canonical_type(field.type)))
                 if kind is None:
-                    raise DataError(
+                    raise MixedColumnError(
                         f"{file.uri}: column {field.name!r} is {seen} before line {block.lines[0]}, and {field.type} from "
                         "there on",
+                        column=field.name,
                         next_step=f"repair the lines, or set data.types: {{{in_yaml(field.name)}: string}}",
                     )
                 columns[field.name] = kind
@@ -198,9 +208,10 @@ class JsonReader(Reader):
             for field in floats:
                 rounded = next(_rounded(item.get(field.name), field.type), None)
                 if rounded is not None:
-                    raise DataError(
+                    raise MixedColumnError(
                         f"{file.uri}, line {number}: column {field.name!r} holds {rounded}, which no {field.type} holds "
                         "without rounding",
+                        column=field.name,
                         next_step=f"set data.types: {{{in_yaml(field.name)}: string}} "
                         "(or uint64 where no value has a fraction)",
                     )
@@ -348,8 +359,9 @@ def _clash(file: SourceFile, objects: list[tuple[int, dict[str, Any]]], given: p
             wrong = not _is_of(value, given.field(name).type) if name in given.names else not known.startswith(kind)
             if wrong:
                 is_said = f"is {given.field(name).type}" if name in given.names else f"was {known}"
-                return DataError(
+                return MixedColumnError(
                     f"{file.uri}, line {number}: column {name!r} {is_said} and here holds {kind}, {shorten(value)}",
+                    column=name,
                     next_step=f"repair the line, or set data.types: {{{in_yaml(name)}: string}}",
                 )
             seen[name] = f"{kind} up to line {number}"

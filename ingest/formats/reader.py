@@ -17,7 +17,18 @@ from penstock.ingest.files.listing import Cut, SourceFile
 from penstock.ingest.files.opening import open_input, read_problem
 from penstock.messages import in_yaml
 
-__all__ = ["FileFacts", "Keep", "MostlyNumbers", "PartFacts", "Reader", "conform", "last_cut", "looks_like", "rows_between"]
+__all__ = [
+    "FileFacts",
+    "Keep",
+    "MixedColumnError",
+    "MostlyNumbers",
+    "PartFacts",
+    "Reader",
+    "conform",
+    "last_cut",
+    "looks_like",
+    "rows_between",
+]
 
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
@@ -47,6 +58,14 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
 
 Keep = Callable[[pa.Table | pa.RecordBatch | None], None]
 """See `Reader.look_through`."""
+
+
+class MixedColumnError(DataError):
+    """A column holds values of several kinds, which only text holds all of; `column` is its name."""
+
+    def __init__(self, message: str, *, column: str, next_step: str) -> None:
+        super().__init__(message, next_step=next_step)
+        self.column = column
 
 
 class MostlyNumbers(NamedTuple):

@@ -26,7 +26,7 @@ from penstock.ingest.columns.casts import cast_array, promote
 from penstock.ingest.columns.type_text import has_type_text, parse_type, type_text
 from penstock.ingest.files.folder_columns import folder_columns, folder_type
 from penstock.ingest.files.listing import SourceFile
-from penstock.ingest.formats.reader import FileFacts, Reader
+from penstock.ingest.formats.reader import FileFacts, MixedColumnError, Reader
 from penstock.ingest.formats.registry import format_named, reader_of
 from penstock.ingest.malloc import keep_freed_memory
 from penstock.ingest.read.inspection import glance, inspect_file
@@ -262,7 +262,7 @@ class _Source:
         )
 
     def _as_words(self, error: DataError) -> tuple[Reader, dict[str, FileFacts]]:
-        """Read the files again, single values of the columns that the model needs as text.
+        """Read the files again, as text single values of the columns that the model needs, and the others that are mixed.
 
         In JSON, a value of another kind than the others of its column is else a problem of the whole file.
 
@@ -272,16 +272,22 @@ class _Source:
         needed = {name: kind for name, kind in self._wanted.items() if name not in self._unneeded}
         single = [name for name, kind in needed.items() if pa.types.is_primitive(kind) or self._is_text(name)]
         words = dict.fromkeys(single, "string") | self._job.data.types
-        job = replace(self._job, data=self._job.data.model_copy(update={"types": words}), facts=None)
-        reader = reader_of(job.data)
-        if not reader.missing_is_null or words == self._job.data.types:
+        if not reader_of(self._job.data).missing_is_null:
             raise error
-        try:
-            facts, _ = _facts(reader, job, keep=False)
-        except DataError:
-            raise error from None
-        self._job = job
-        return reader, facts
+        found: DataError = error
+        while True:
+            if isinstance(found, MixedColumnError) and found.column not in needed:
+                words = {found.column: "string"} | words
+            if words == self._job.data.types:
+                raise error
+            self._job = replace(self._job, data=self._job.data.model_copy(update={"types": words}), facts=None)
+            reader = reader_of(self._job.data)
+            try:
+                return reader, _facts(reader, self._job, keep=False)[0]
+            except MixedColumnError as another:
+                found = another
+            except DataError:
+                raise error from None
 
     def _is_text(self, name: str) -> bool:
         kind = self._wanted.get(name, pa.string())

@@ -330,6 +330,22 @@ def test_a_value_of_another_kind_in_json_is_a_problem_of_its_row(tmp_path: Path,
         work.run()
 
 
+def test_columns_that_the_model_does_not_need_may_hold_values_of_several_kinds_in_json(tmp_path: Path, model: Path) -> None:
+    work = Work(tmp_path, model, "json")
+    rows = people(1, 4).to_pylist()
+    for row, note, more in zip(rows, ("a", 1, {"b": [2]}, None), (2**63, 0.5, 1, "x"), strict=True):
+        row |= {"note": note, "more": more}
+    (work.input / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scored = work.run()
+    assert (scored.rows, scored.unscored) == (4, 0)
+    assert work.rows().select(["note", "more"]).to_pylist() == [
+        {"note": "a", "more": "9223372036854775808"},
+        {"note": "1", "more": "0.5"},
+        {"note": '{"b": [2]}', "more": "1"},
+        {"note": None, "more": "x"},
+    ]
+
+
 def test_categories_that_train_lacks_are_counted_and_their_rows_scored(work: Work) -> None:
     weight = pa.array([1.0, None, 2.0, 3.0, 4.0])
     work.write("a.parquet", people(0, 5, town=["Ulm", "Paris", "Rome", "Bonn", "Oslo"], weight=weight))
