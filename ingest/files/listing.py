@@ -352,7 +352,8 @@ def _refuse_tables(called: str, uri: str, fs: AbstractFileSystem, below: Sequenc
 
 
 def _is_log(format: str, path: str) -> bool:
-    return fnmatch.fnmatchcase(f"/{path}", f"*/{_TABLE_FORMATS[format][0]}")
+    names = _TABLE_FORMATS[format][0]
+    return names.partition("/")[0] in path and fnmatch.fnmatchcase(f"/{path}", f"*/{names}")
 
 
 def _log_in(fs: AbstractFileSystem, format: str, folder: str) -> str:

@@ -49,6 +49,7 @@ class ImageReader(Reader):
     """One row per image file: `image` (its bytes), `label` (its class folder's name, null at the root) and `path`."""
 
     one_row_per_file = True
+    in_name = frozenset({"label", "path"})
     marks_unreadable = True
 
     def __init__(self, data: DataSpec) -> None:

@@ -110,6 +110,8 @@ class Reader(Protocol):
 
     one_row_per_file: bool = False
     """Whether each file is one row: then rows of many files are read together."""
+    in_name: frozenset[str] = frozenset()
+    """Columns whose values are in a file's name: `rows` of no others do not open the file."""
     missing_is_null: bool = False
     """Whether a column that a file does not have is null there, rather than an error."""
     inspects_rows: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -332,26 +333,29 @@ def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table
 def _grouped(
     data: DataSpec, reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
 ) -> Iterator[RowBatch]:
+    opened = not all(column.from_folder or column.name in reader.in_name for column in snapshot.columns)
     with ThreadPoolExecutor(threads_for(files) if files else 1) as pool:
         group: list[SourceFile] = []
         num_bytes = 0
         for file in files:
-            row_bytes = file.row_bytes or file.size_bytes
+            row_bytes = (file.row_bytes or file.size_bytes) if opened else 0
             full = len(group) >= batch_rows or num_bytes + row_bytes > _GROUP_BYTES
             if group and (full or group[0].location != file.location):
-                yield _batch_of(data, reader, snapshot, group, pool)
+                yield _batch_of(data, reader, snapshot, group, pool, opened=opened)
                 group, num_bytes = [], 0
             group.append(file)
             num_bytes += row_bytes
         if group:
-            yield _batch_of(data, reader, snapshot, group, pool)
+            yield _batch_of(data, reader, snapshot, group, pool, opened=opened)
 
 
-def _batch_of(data: DataSpec, reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor) -> RowBatch:
+def _batch_of(
+    data: DataSpec, reader: Reader, snapshot: SourceSnapshot, group: list[SourceFile], pool: Executor, *, opened: bool
+) -> RowBatch:
     # One file a task would cost more than reading a small file does.
     parts = [group[start : start + _TASK_FILES] for start in range(0, len(group), _TASK_FILES)]
-    with unchanged(group, pool.map), phase("read"):
-        tables = list(pool.map(partial(_one_row_each, data, reader, snapshot), parts))
+    with unchanged(group, pool.map) if opened else nullcontext(), phase("read"):
+        tables = list((pool.map if opened else map)(partial(_one_row_each, data, reader, snapshot), parts))
     table, unreadable = _without_marks(pa.concat_tables(tables).combine_chunks())
     return RowBatch(table, group[0], 0, tuple(group), unreadable)
 

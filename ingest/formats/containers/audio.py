@@ -57,6 +57,7 @@ class AudioReader(Reader):
     """One row per sound file."""
 
     one_row_per_file = True
+    in_name = frozenset({"label", "path"})
 
     def __init__(self, data: DataSpec, options: AudioOptions) -> None:
         self._needs_class, self._options = data.label == "label", options

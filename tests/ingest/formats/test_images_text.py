@@ -12,6 +12,7 @@ from PIL import Image
 
 from penstock.errors import DataError
 from penstock.ingest.formats.registry import reader_of
+from penstock.ingest.read.snapshot import iterate_rows
 from tests.ingest.reading import read_rows, read_snapshot, write_files
 
 
@@ -38,6 +39,18 @@ def test_a_picture_is_a_row_with_its_folder_as_label(tmp_path: Path) -> None:
         "path": ["cat/a.JPG", "dog/b.png", "dog/c.bmp"],
     }
     assert table.column("image")[1].as_py() == picture("PNG")
+
+
+def test_a_column_that_files_names_tell_is_read_without_opening_them(tmp_path: Path) -> None:
+    write_files(tmp_path, {"cat/a.png": picture("PNG"), "dog/b.png": picture("PNG")})
+    data, snapshot = read_snapshot(tmp_path, "images")
+    columns = tuple(column for column in snapshot.columns if column.name in ("label", "path"))
+    for name in ("cat/a.png", "dog/b.png"):
+        (tmp_path / name).unlink()
+    (batch,) = iterate_rows(data, snapshot.model_copy(update={"columns": columns}), snapshot.files)
+    assert batch.table.to_pydict() == {"label": ["cat", "dog"], "path": ["cat/a.png", "dog/b.png"]}
+    with pytest.raises(DataError, match=r"a\.png"):
+        list(iterate_rows(data, snapshot, snapshot.files))
 
 
 def test_the_class_is_the_first_folder_below_the_root(tmp_path: Path) -> None:
