@@ -27,7 +27,7 @@ SOURCES := penstock ingest training tasks flows
 # A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
 # Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
-TABLES := Deprecated|arro3-core|deltalake|lance-namespace|lance-namespace-urllib3-client|mmh3|pyiceberg|pylance|pyroaring|strictyaml|tenacity|zstandard
+TABLES := Deprecated|arro3-core|datasets|deltalake|dill|lance-namespace|lance-namespace-urllib3-client|mmh3|multiprocess|pyiceberg|pylance|pyroaring|strictyaml|tenacity|xxhash|zstandard
 LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 
@@ -56,9 +56,12 @@ test: $(READY) ## the tests of everything that is promised (11 to 20 minutes on 
 FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/frameworks/test_keras.py \
 	tests/runs/test_transformers.py tests/runs/test_keras.py \
 	tests/ingest/formats/test_sources.py tests/training/predict/test_sources.py
+# Single tests, of files that run without.
+WITH_LIBRARIES := tests/ingest/formats/test_containers.py::test_what_the_library_itself_has_saved_is_read \
+	tests/ingest/preprocess/transforms/test_text.py::test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts
 
-frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg and Lance, with what they need (1.4 GB) in a folder of its own
-	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(PYTEST_ARGS)
+frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg, Lance and datasets, with what they need (1.4 GB) in a folder of its own
+	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(WITH_LIBRARIES) $(PYTEST_ARGS)
 
 # Needs no more of the environment than its pip, so that CI fills both at the same time.
 frameworks-environment: $(BIN)/pip
