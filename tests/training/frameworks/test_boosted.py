@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +183,15 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, nam
     wrong = TrainSpec(framework=name, epochs=5, params={"max_depth": "deep"})
     with pytest.raises(TrainingError, match=f"{name} refuses"):
         framework.try_batch(NO_CODE, wrong, SCHEMA, batch, 1)
+    with pytest.raises(SpecError) as raised:
+        typo = TrainSpec(framework=name, epochs=5, params={"max_dpeth": 3, "subsample": 0.5, "quite_another": 1})
+        framework.check(NO_CODE, typo)
+        framework.try_batch(NO_CODE, typo, SCHEMA, batch, 1)
+    unused = "it has no use for that"
+    assert raised.value.problems == (
+        f"train.params.max_dpeth: {unused}; did you mean max_depth?",
+        f"train.params.quite_another: {unused}",
+    )
     tried = framework.try_batch(NO_CODE, TrainSpec(framework=name, epochs=5), SCHEMA, batch, 1)
     assert tried.predict_shape == [batch.rows, 10] and 0 < tried.loss < 3
 
@@ -196,6 +208,38 @@ class Rows:
 
     def batches(self) -> Iterator[tuple[Any, Any]]:
         yield self.features, self.labels.astype(np.float32)
+
+
+def test_what_xgboost_does_not_use_is_what_it_says_itself() -> None:
+    import xgboost
+
+    values: dict[str, Any] = {
+        **dict.fromkeys(("eta", "learning_rate", "subsample", "colsample_bylevel", "scale_pos_weight", "base_score"), 0.5),
+        **dict.fromkeys(("gamma", "min_split_loss", "max_delta_step", "lambda", "reg_alpha", "max_leaves"), 0),
+        **dict.fromkeys(("min_child_weight", "max_depth", "num_parallel_tree", "refresh_leaf", "max_cat_to_onehot"), 1),
+        "verbosity": 1,  # of the process: 0 would silence what is asked for here
+        **dict.fromkeys(("rate_drop", "one_drop", "skip_drop", "huber_slope", "tweedie_variance_power", "top_k", "eta0"), 1),
+        **{
+            "sampling_method": "uniform",
+            "grow_policy": "lossguide",
+            "process_type": "default",
+            "multi_strategy": "one_output_per_tree",
+        },
+        **{"monotone_constraints": "(1,0)", "interaction_constraints": "[[0]]", "max_bin": 16, "max_cached_hist_node": 9},
+        **{"sample_type": "uniform", "normalize_type": "tree", "feature_selector": "cyclic", "use_rmm": False},
+    }
+    columns = tuple(ColumnInfo(name=name, dtype="float32") for name in ("x", "y", "label"))
+    schema = FeedSchema(columns=columns, label="label", num_classes=2)
+    rows: Any = Rows(2)
+    plain = xgboost.DMatrix(rows.features, rows.labels)
+    for name, booster in itertools.product(values, ("gbtree", "dart")):
+        params = {name: values[name], "booster": booster}
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            xgboost.Booster({**params, "objective": "binary:logistic", "tree_method": "hist"}, [plain]).save_config()
+        unused = any("are not used" in str(warning.message) for warning in said)
+        with pytest.raises(SpecError, match=name) if unused else contextlib.nullcontext():
+            library("xgboost").trees(Task(schema, params, 7, 1, NO_CODE), rows, None, None, {})
 
 
 @pytest.mark.parametrize(

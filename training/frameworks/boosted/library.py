@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from penstock.training.frameworks.boosted.table import FeatureTable, Floats
 from penstock.training.ranks import Group
 from penstock.usercode.capture import UserCode
 
-__all__ = ["Forest", "Library", "OwnObjective", "ShardTable", "Task", "Trees", "choose_objective"]
+__all__ = ["Forest", "Library", "OwnObjective", "ShardTable", "Task", "Trees", "choose_objective", "refuse_unused"]
 
 
 class OwnObjective:
@@ -107,6 +108,25 @@ class ShardTable:
         for batch in self._feed.batches(0):
             if batch.rows:
                 yield self._table.matrix(batch.columns), self._table.labels(batch.columns)
+
+
+def refuse_unused(library: str, params: Iterable[str], used: Collection[str]) -> None:
+    """Refuse parameters that a library passes over, with no more than a line between many others.
+
+    Raises:
+        SpecError: with the names that were perhaps meant.
+    """
+    problems = []
+    for name in params:
+        if name not in used:
+            close = difflib.get_close_matches(name, sorted(used), 1)
+            problems.append(f"train.params.{name}: it has no use for that" + (f"; did you mean {close[0]}?" if close else ""))
+    if problems:
+        raise SpecError(
+            f"{library} would train without some of the parameters",
+            problems=problems,
+            next_step="correct or delete them in train.params",
+        )
 
 
 class Trees(Protocol):

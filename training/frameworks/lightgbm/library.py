@@ -17,11 +17,11 @@ from typing import Any, Literal
 import lightgbm
 import numpy as np
 import torch
-from lightgbm.basic import LightGBMError, _InnerPredictor
+from lightgbm.basic import LightGBMError, _ConfigAliases, _InnerPredictor
 from numpy.typing import NDArray
 
 from penstock.errors import SpecError, TrainingError
-from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective
+from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective, refuse_unused
 from penstock.training.ranks import Group
 
 __all__ = ["LIBRARY", "LightgbmLibrary"]
@@ -78,7 +78,9 @@ class LightgbmLibrary:
     for_few_rows: Mapping[str, Any] = MappingProxyType({"min_data_in_leaf": 1, "min_data_in_bin": 1})
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Refuse what cannot go on from a checkpoint, and what would give other bits each time."""
+        """Refuse what cannot go on from a checkpoint, what would give other bits each time, and names unknown to lightgbm."""
+        aliases = _ConfigAliases._get_all_param_aliases()
+        refuse_unused("lightgbm", params, {*aliases, *(alias for others in aliases.values() for alias in others)})
         for name in _BOOSTING:
             if params.get(name) in ("rf", "random_forest"):
                 raise SpecError(f"train.params.{name} is {params[name]!r}: a forest cannot go on from a checkpoint")

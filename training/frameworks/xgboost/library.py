@@ -7,6 +7,7 @@ draws the columns keeps a generator of its own from round to round, so where any
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 
 from penstock.errors import SpecError, TrainingError
-from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective
+from penstock.training.frameworks.boosted.library import Floats, ShardTable, Task, choose_objective, refuse_unused
 from penstock.training.ranks import Group
 
 __all__ = ["LIBRARY", "XgboostLibrary"]
@@ -40,6 +41,9 @@ _FITTING = {
 }
 
 _DRAWS = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_bynode")
+
+_OF_THE_PROCESS = ("verbosity", "use_rmm")
+"""Parameters that no booster has."""
 
 _UPDATERS = ("prune", "grow_quantile_histmaker")
 """Any other one, then the one of `tree_method: hist`: a change makes the object anew that grows trees."""
@@ -112,7 +116,7 @@ class XgboostLibrary:
         content: bytes | None,
         more: Mapping[str, Any],
     ) -> XgboostTrees:
-        """Read the rows as quantiles, without a copy of all of them."""
+        """Read the rows as quantiles, without a copy of all of them. Raises SpecError where a parameter is not used."""
         with _blaming_params():
             return XgboostTrees({**self.settings(task), **more}, task, train, validation, content)
 
@@ -135,6 +139,7 @@ class XgboostTrees:
             self._rows["validation"] = xgboost.QuantileDMatrix(_Rows(validation), max_bin=bins, ref=reference)
         start = bytearray(content) if content is not None else None
         self._booster = xgboost.Booster(params, list(self._rows.values()), model_file=start)
+        refuse_unused("xgboost", task.params, {*_names_in(json.loads(self._booster.save_config())), *_OF_THE_PROCESS})
         self._labels = self._rows["train"].get_label() if self._own else None
         self._draws = any(float(params.get(name, 1)) < 1 for name in _DRAWS)
 
@@ -185,6 +190,17 @@ class XgboostForest:
         names = self._booster.feature_names or [f"f{number}" for number in range(self._booster.num_features())]
         found = self._booster.get_score(importance_type="total_gain")
         return np.asarray([np.sum(found.get(name, 0.0)) for name in names], np.float64)
+
+
+def _names_in(config: Any) -> Iterator[str]:
+    """Of all that a booster has settings for: other parameters it does not use."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            yield name
+            yield from _names_in(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _names_in(value)
 
 
 class _Rows(xgboost.DataIter):
