@@ -117,7 +117,7 @@ class ImageDecoder:
             start = places.starts[row]
             content = memory[start : start + places.lengths[row]].data
             try:
-                pixels[row] = decode_image(content, (height, width), "RGB" if channels == 3 else "L")
+                decode_image(content, (height, width), "RGB" if channels == 3 else "L", out=pixels[row])
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 raise DataError(f"an image in column {info.name!r} cannot be decoded any more: {error}") from error
 

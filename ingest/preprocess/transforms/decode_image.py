@@ -117,8 +117,11 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
         )
     rows.reject(column.is_null().to_numpy(zero_copy_only=False), "null", name)
     encoded, mode = [value.as_buffer() for value in column if value.is_valid], "mask" if is_mask else images.mode
+    channels = () if is_mask else (3 if images.mode == "RGB" else 1,)
+    # All of one size are decoded to where they stay.
+    together = np.empty((len(encoded), *size, *channels), np.uint8) if size is not None and keep == "pixels" else None
     with phase("decode"):
-        pixels, errors = _decode_all(rows, name, encoded, images, mode, keeps=keep != "encoded")
+        pixels, errors = _decode_all(rows, name, encoded, images, mode, together, keeps=keep != "encoded")
     rows.reject(np.array([error != "" for error in errors], np.bool_), "broken image", name, lambda row: errors[row])
     whole = [image for image in pixels if image is not None]
     if keep == "sizes":
@@ -133,15 +136,15 @@ def decode_images(rows: Rows, name: str, images: ImagesOptions, *, keep: Keep = 
                 next_step=f"bring all to one size: decode_image: {{column: {in_yaml(name)}, size: [{height}, {width}]}}, "
                 "with fit: crop or pad where proportions matter; or keep their sizes (keep: sizes)",
             )
-    channels = () if is_mask else (3 if images.mode == "RGB" else 1,)
     if keep == "encoded":
         kept = rows.column(name)
         kept = (kept.field("bytes") if holds_images(kept.type) else kept).cast(pa.large_binary())
         shape = whole[0].shape if whole else (*(size or (1, 1)), *channels)
         rows.put(name, pa.ExtensionArray.from_storage(ImageType(shape), kept))
         return
-    stacked = np.stack(whole) if whole else np.zeros((0, *(size or (1, 1)), *channels), np.uint8)
-    rows.put(name, tensor_array(stacked))
+    if together is None:
+        together = np.stack(whole) if whole else np.zeros((0, 1, 1, *channels), np.uint8)
+    rows.put(name, tensor_array(together[: len(whole)]))
 
 
 def _put_sizes(rows: Rows, name: str, pixels: list[np.ndarray]) -> None:
@@ -158,13 +161,24 @@ def _put_sizes(rows: Rows, name: str, pixels: list[np.ndarray]) -> None:
 
 
 def _decode_all(
-    rows: Rows, name: str, contents: list[Any], images: ImagesOptions, mode: ImageMode, *, keeps: bool
+    rows: Rows,
+    name: str,
+    contents: list[Any],
+    images: ImagesOptions,
+    mode: ImageMode,
+    together: np.ndarray | None,
+    *,
+    keeps: bool,
 ) -> tuple[list[np.ndarray | None], list[str]]:
+    """The pixels of each image and what is wrong with it. Those of the whole ones lie in `together`, one after the other."""
     pixels: list[np.ndarray | None] = []
     errors: list[str] = []
+    num_whole = 0
     for content in contents:
         try:
-            image = decode_image(content, images.size, mode, images.range, images.fit)
+            out = None if together is None else together[num_whole]
+            image = decode_image(content, images.size, mode, images.range, images.fit, out)
+            num_whole += 1
             pixels.append(image if keeps else np.broadcast_to(np.uint8(0), image.shape))  # of which only the shape takes room
             errors.append("")
         except DeepImage as error:

@@ -175,7 +175,7 @@ def test_a_picture_of_a_camera_is_decoded_smaller_and_looks_the_same(
     height, width = (70, 50) if lying else (50, 70)
     seen: list[tuple[int, int]] = []
     resized = images._resized
-    monkeypatch.setattr(images, "_resized", lambda pixels, size: (seen.append(pixels.shape[:2]), resized(pixels, size))[1])
+    monkeypatch.setattr(images, "_resized", lambda pixels, *to: (seen.append(pixels.shape[:2]), resized(pixels, *to))[1])
     found = decoded([content], size=[height, width], mode=mode)[0]
     # A quarter of each side is more than twice the size to come to; an eighth is not.
     assert seen == [(200, 150) if lying else (150, 200)]
