@@ -220,10 +220,10 @@ class DataSpec(Section):
     decoded. `error` stops the run; `drop` leaves the row out and counts it. `quarantine` leaves it out too, also where a value
     does not read as its column's type in `types` or in a `cast`, or an integer label is no class index: each such row is in a
     Parquet table in the storage, with file, row, column and reason, and there may be as many as `data.quarantine` says. A
-    damaged file, and a line that is no record at all, stop the run. Under `error` and `drop` so does an integer label below 0,
-    and in all cases one that is larger than those of the train split. Transforms do not learn from rows that cannot be read,
-    or that lack a label or a value that no transform fills; from a row that is found bad later (a broken image, a result of
-    `map_batches`) they have learnt its other values."""
+    damaged file that is no image, and a line that is no record at all, stop the run. Under `error` and `drop` so does an
+    integer label below 0, and in all cases one that is larger than those of the train split. Transforms do not learn from
+    rows that cannot be read, or that lack a label or a value that no transform fills; from a row that is found bad later (a
+    broken image, a result of `map_batches`) they have learnt its other values."""
     quarantine: QuarantineSpec = QuarantineSpec()
     """The budget of `invalid: quarantine`."""
     duplicates: Literal["warn", "refuse"] = "warn"

@@ -54,16 +54,16 @@ class ImageReader(Reader):
 
     def __init__(self, data: DataSpec) -> None:
         self._needs_class = data.label == "label"
-        self._refuses_damage = data.invalid != "quarantine"
+        self._refuses_damage = data.invalid == "error"
 
     def inspect(self, file: SourceFile) -> FileFacts:
-        """Check that the file is an image, whole to its end, unless damaged ones are marked where the rows are read."""
+        """Check that the file is an image, whole to its end, unless damaged ones are left out where the rows are read."""
         problem = _damage(_content(file)) if self._refuses_damage else ""
         if problem:
             what = looks_like(file)
             raise DataError(
                 f"{file.uri}: {problem}" + (f" (this is {what})" if what and "image" not in what else ""),
-                next_step="replace or delete what is damaged, or have it set aside and counted: data.invalid: quarantine",
+                next_step="replace or delete what is damaged, or leave it out: data.invalid: drop (quarantine lists it, too)",
             )
         if self._needs_class and class_of(file) is None:
             raise DataError(

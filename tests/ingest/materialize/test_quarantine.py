@@ -90,17 +90,21 @@ def test_steps_learn_from_rows_that_stay_where_rows_are_dropped(tmp_path: Path) 
     assert filled.fit().steps[0].columns[0].scale == 599.0, "row 2 stays, so it counts"
 
 
-def test_broken_images_are_listed_beside_good_ones(tmp_path: Path) -> None:
+def test_broken_images_are_listed_or_dropped_beside_good_ones(tmp_path: Path) -> None:
     def png(value: int) -> bytes:
         stream = io.BytesIO()
         Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(stream, "PNG")
         return stream.getvalue()
 
-    files = {"train/cat/a.png": png(1), "train/cat/b.png": png(2)[:60], "train/dog/c.png": png(3)}
+    files = {"train/cat/a.png": png(1), "train/cat/b.png": png(2)[:50], "train/dog/c.png": png(3)}
     source = Source.of(tmp_path, files, ["label_encoder"], format="images", label="label", **ALL)
     assert source.materialize().rows["train"] == 2
     ((location, file, row, column, reason, _),) = listed(source)
     assert (location, file, row, column, reason) == ("train", "cat/b.png", 0, "image", "unreadable")
+    source = Source.of(tmp_path / "dropped", files, ["label_encoder"], format="images", label="label", invalid="drop")
+    manifest = source.materialize()
+    assert manifest.rows["train"] == 2
+    assert manifest.extra["dropped"] == {"broken image: image": 1}
 
 
 @pytest.mark.parametrize(
