@@ -16,9 +16,11 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +52,9 @@ _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _KEEP_WORKERS = {"RAY_idle_worker_killing_time_threshold_ms": "30000"}
 """Ray ends processes that are idle for a second where there are more than CPUs, and training holds some: tasks that prepare
 rows between steps (`cache: none`) would wait two seconds for a new one each time."""
+
+_DAEMONS = (ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TYPE_GCS_SERVER)
+"""Without either of them nothing comes back from the cluster."""
 
 _PASSED_ON = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_REQUEST_CHECKSUM_CALCULATION", "PENSTOCK_")
 """Prefixes of variables that travel to a remote cluster's workers. Keys and secrets do not: Ray's dashboard would show them, so
@@ -105,6 +110,7 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
     inherited |= {name: os.environ.get(name, value) for name, value in _KEEP_WORKERS.items()}
     if cache := configured_cache():  # Ray's processes start in another folder
         inherited["PENSTOCK_CACHE_DIR"] = str(cache)
+    logs = state_dir / "ray-cluster" / "logs"
     with _temporary_root() as root, _environment({**_auth(), **_LOOPBACK}):
         settings = {
             "address": "local",
@@ -118,9 +124,47 @@ def local_ray(state_dir: Path, num_cpus: int | None, min_cpus: float) -> Iterato
             with contextlib.ExitStack() as stack:
                 with _environment(inherited), _without_idle_daemons():
                     stack.enter_context(_connected("the embedded Ray", settings, root))
+                stack.enter_context(_ending_with_it(partial(_keep_logs, root, logs), logs))
                 yield RayCluster(address, embedded=True, **_resources())
         finally:
-            _keep_logs(root, state_dir / "ray-cluster" / "logs")
+            _keep_logs(root, logs)
+
+
+@contextlib.contextmanager
+def _ending_with_it(keep_logs: Callable[[], None], logs: Path) -> Iterator[None]:
+    """For the block: when one of the cluster's daemons has ended, say so and end this process, which can be killed at any time.
+
+    Ray ends it anyhow, without a word and with the exit code of a defect, once its core notices a raylet that is gone. That may
+    be in the midst of any call, or after workers that nothing controls any more have trained on.
+    """
+    over = threading.Event()
+
+    def watch(name: str, pid: int) -> None:
+        try:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if status is None or over.is_set():
+            return
+        killed = status.si_code != os.CLD_EXITED
+        how = f"was killed by {signal.Signals(status.si_status).name}" if killed else f"ended with code {status.si_status}"
+        memory = "; the kernel's log (dmesg) says whether memory ran out" if killed else ""
+        error = ServiceError(
+            f"the embedded Ray has ended under this command: its {name} (pid {pid}) {how}",
+            next_step=f"run the same command again, it continues; Ray's logs are in {logs}{memory}",
+        )
+        keep_logs()
+        print(f"penstock: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+    node: Any = ray_worker._global_node  # mypy has it for None, which it is until `ray.init`
+    for name in _DAEMONS:
+        (daemon,) = node.all_processes[name]
+        threading.Thread(target=watch, args=(name, daemon.process.pid), name=f"penstock-{name}-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextlib.contextmanager

@@ -36,5 +36,5 @@ def naming(what: str, target: str) -> Iterator[None]:
             raise store_problem(target, error) from error
         raise DataError(
             f"{target}: cannot be read as a {what}: {type(error).__name__}: {first_line(error)}",
-            next_step="correct it, or the options of its format in data",
+            next_step="correct it, or its format and the options of that: in data, or --format and --option of predict",
         ) from error

@@ -57,15 +57,16 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
     family = psutil.Process().children(recursive=True)
     hosts = sorted({host for p in family for host in listening(p)})
     roots = [str(p) for p in Path(ray._private.worker._global_node.get_session_dir_path()).parents][:1]
-    groups, deaf, idle = {}, [], []
+    groups, daemons, deaf, idle = {}, {}, [], []
     for p in family:  # some of Ray's helpers live for an instant only
         with contextlib.suppress(ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):
             idle += [word for word in p.cmdline() if word.endswith("monitor.py")]
             groups[p.name()] = os.getpgid(p.pid)
+            daemons[p.name()] = p.pid
             deaf += [p.name()] if blocked(p) else []
     same_group = [name for name, group in groups.items() if group == os.getpgid(0)]
     print(json.dumps({"seen": seen, "hosts": hosts, "root": roots[0], "cpus": cluster.num_cpus, "address": cluster.address,
-                      "pids": [p.pid for p in family], "abort_in_s": terminate(),
+                      "pids": [p.pid for p in family], "daemons": daemons, "abort_in_s": terminate(),
                       "same_group": same_group, "deaf": deaf, "idle": idle}), flush=True)
     sys.stdin.readline()
 print("over", "RAY_AUTH_TOKEN" in os.environ, terminate(), flush=True)
@@ -85,6 +86,7 @@ def start_driver(state: Path) -> tuple[subprocess.Popen[str], dict[str, object]]
         cwd=state,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     assert driver.stdout is not None
@@ -118,14 +120,21 @@ def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: P
 
 
 @pytest.mark.drill
-def test_a_killed_driver_takes_its_cluster_along_and_the_next_start_removes_its_folder(tmp_path: Path) -> None:
+def test_a_killed_driver_takes_its_cluster_along_and_a_killed_raylet_its_driver(tmp_path: Path) -> None:
     driver, facts = start_driver(tmp_path)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     wait_until_gone(facts["pids"])  # type: ignore[arg-type]
     second, later = start_driver(tmp_path)
     assert not Path(str(facts["root"])).exists() and Path(str(later["root"])).is_dir()
-    second.communicate("\n", timeout=300)
+    os.kill(later["daemons"]["raylet"], signal.SIGKILL)  # type: ignore[index]
+    second.wait(timeout=60)
+    _, told = second.communicate()
+    assert second.returncode == ServiceError.exit_code
+    assert f"its raylet (pid {later['daemons']['raylet']}) was killed by SIGKILL" in told  # type: ignore[index]
+    assert f"Ray's logs are in {tmp_path / 'ray-cluster' / 'logs'}" in told
+    assert list((tmp_path / "ray-cluster" / "logs").glob("raylet*"))
+    wait_until_gone(later["pids"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("process", ["gcs_server", "raylet"])
