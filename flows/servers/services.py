@@ -110,6 +110,8 @@ def prefect_api(state_dir: Path, meanwhile: Callable[[], object] = lambda: None)
                 yield PrefectService(server.url, server.ui_url, embedded=True)
             except Exception as error:  # Prefect wraps a lost server in whatever class; it is raised as it is
                 may_be_its = not isinstance(error, PenstockError) or isinstance(error, ServiceError)
+                if may_be_its and (full := _full_disk(files, "fails", "make room there, and run the same command again")):
+                    raise full from error
                 if may_be_its and not _answers(f"{server.url}/health"):
                     raise _server_died(files, server) from error
                 raise
@@ -136,12 +138,9 @@ def _use_server(files: ServerFiles, use: int, meanwhile: Callable[[], object]) -
                     meanwhile()
                 return info
             time.sleep(0.05)
-    free = shutil.disk_usage(files.home).free
-    if free < _ROOM_BYTES:
-        raise ServiceError(
-            f"the embedded Prefect server cannot start: the disk of {files.home} is full ({free / 1e6:.1f} MB are free)",
-            next_step="make room there, or set PREFECT_API_URL to a running server",
-        )
+    full = _full_disk(files, "cannot start", "make room there, or set PREFECT_API_URL to a running server")
+    if full is not None:
+        raise full
     ended = child is not None and child.poll() is not None
     raise ServiceError(
         "the embedded Prefect server ended while it started"
@@ -180,6 +179,15 @@ def _spawn_server(files: ServerFiles) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
+
+
+def _full_disk(files: ServerFiles, what: str, next_step: str) -> ServiceError | None:
+    """The error of a server that has no room left for its database, if that is so."""
+    free = shutil.disk_usage(files.home).free
+    if free >= _ROOM_BYTES:
+        return None
+    said = f"the embedded Prefect server {what}: the disk of {files.home} is full ({free / 1e6:.1f} MB are free)"
+    return ServiceError(said, next_step=next_step)
 
 
 def _server_died(files: ServerFiles, server: ServerInfo) -> ServiceError:

@@ -120,15 +120,43 @@ def test_a_configured_mlflow_server_that_is_not_there_is_named_before_anything_s
     check_mlflow_answers()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
-def test_a_full_disk_is_no_server_that_ended_without_a_word(tmp_path: Path) -> None:
-    run = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api as api\n"
-    run += "with api(Path(sys.argv[1])): pass"
-    small = 'mount -t tmpfs -o size=3m none "$1" && head -c 2900000 /dev/zero > "$1/other" && exec "$PYTHON" -c "$RUN" "$1"'
-    words = ["unshare", "-m", "sh", "-c", small, "sh", str(tmp_path)]
+def on_a_small_disk(folder: Path, prepare: str, run: str) -> str:
+    """What a Python program says to stderr whose first argument is `folder`, a disk of its own that `prepare` mounts."""
+    words = ["unshare", "-m", "sh", "-c", f'{prepare} && exec "$PYTHON" -c "$RUN" "$1"', "sh", str(folder)]
     environment = {**os.environ, "RUN": run, "PYTHON": sys.executable}
     environment.pop("PREFECT_API_URL", None)
     ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if "unshare:" in ended.stderr or "mount:" in ended.stderr:
         pytest.skip(ended.stderr.strip())
-    assert f"cannot start: the disk of {tmp_path}/prefect is full (0." in ended.stderr, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
+def test_a_full_disk_is_no_server_that_ended_without_a_word(tmp_path: Path) -> None:
+    run = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api as api\n"
+    run += "with api(Path(sys.argv[1])): pass"
+    small = 'mount -t tmpfs -o size=3m none "$1" && head -c 2900000 /dev/zero > "$1/other"'
+    said = on_a_small_disk(tmp_path, small, run)
+    assert f"cannot start: the disk of {tmp_path}/prefect is full (0." in said, said
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted, which needs root")
+def test_a_disk_that_fills_while_a_server_is_used_is_named_and_not_what_the_server_answers(tmp_path: Path) -> None:
+    run = """
+import contextlib, sys
+from pathlib import Path
+from penstock.flows.servers.services import prefect_api
+with prefect_api(Path(sys.argv[1])):
+    from prefect.client.orchestration import get_client
+    with contextlib.suppress(OSError), open(sys.argv[1] + "/other", "wb", buffering=0) as other:
+        while True:
+            other.write(bytes(1 << 16))
+    with get_client(sync_client=True) as client:
+        for number in range(1000):  # the first ones may still fit into the database's own pages
+            client.create_flow_from_name(f"flow-{number}")
+"""
+    run = "import os; os.environ['PREFECT_CLIENT_MAX_RETRIES'] = '0'\n" + run
+    said = on_a_small_disk(tmp_path, 'mount -t tmpfs -o size=24m none "$1"', run)
+    assert f"the embedded Prefect server fails: the disk of {tmp_path}/prefect is full (0." in said, said[-2000:]
+    assert "500 Internal Server Error" in said, "that is what the server had answered"
