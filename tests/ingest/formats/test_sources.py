@@ -268,7 +268,7 @@ def test_what_is_wrong_with_a_query_is_named_without_the_password(tmp_path: Path
     database(tmp_path)
     options = {"connection": "sqlite:///rows.db"}
     for query, said in {
-        "select absent from rows": "no such column: absent",
+        "select absent from rows": "(?s)no such column: absent.*in data, or --format and --option of predict",
         "select x, y as x from rows": "gives column 'x' twice",
         "select x from rows where x > 9": "gave no rows",
         "select case when x = 1 then 1 else 'a' end as x from rows": "does not become Arrow",
