@@ -31,9 +31,9 @@ from penstock.ingest.preprocess.tallies import ask
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import DecodeImage
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
-from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.ray_tasks import ParallelMap, local_map, ray_map
 from penstock.ingest.read.pieces import Piece, pieces_of
-from penstock.ingest.read.snapshot import SourceSnapshot
+from penstock.ingest.read.snapshot import SourceSnapshot, opens_files
 from penstock.ingest.spec import DataSpec, SplitRule
 from penstock.messages import in_yaml
 from penstock.progress import Progress
@@ -264,7 +264,8 @@ def _fit_pass(source: _TrainRows, transforms: Sequence[TransformSpec], parallel:
     source = source.without_idle_transforms(wanted).narrowed(wanted)
     asked = [(entry, column) for entry, columns in group for column in columns]
     units = source.units()
-    answers = ask([_question(entry, column) for entry, column in asked], units, parallel)
+    where = parallel if opens_files(source.data, source.snapshot) else local_map
+    answers = ask([_question(entry, column) for entry, column in asked], units, where)
     learnt = {column: _learnt(entry, column, facts) for (entry, column), facts in zip(asked, answers, strict=True)}
     return [FittedTransform(step=entry, columns=tuple(learnt[column] for column in columns)) for entry, columns in group]
 

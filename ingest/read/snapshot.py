@@ -32,7 +32,7 @@ from penstock.ingest.spec import DataSpec
 from penstock.messages import capped, counted, in_yaml
 from penstock.progress import Progress
 
-__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "read_source"]
+__all__ = ["RowBatch", "SourceColumn", "SourceSnapshot", "iterate_rows", "opens_files", "read_source"]
 
 
 _GROUP_BYTES = 64 << 20
@@ -330,10 +330,20 @@ def _rebatched(tables: Iterator[pa.Table], batch_rows: int) -> Iterator[pa.Table
         yield pa.concat_tables(held).combine_chunks()
 
 
+def opens_files(data: DataSpec, snapshot: SourceSnapshot) -> bool:
+    """Whether rows of the snapshot's columns are read from the files, and not told by their names."""
+    reader = reader_of(data)
+    return not (reader.one_row_per_file and _is_in_names(reader, snapshot))
+
+
+def _is_in_names(reader: Reader, snapshot: SourceSnapshot) -> bool:
+    return all(column.from_folder or column.name in reader.in_name for column in snapshot.columns)
+
+
 def _grouped(
     data: DataSpec, reader: Reader, snapshot: SourceSnapshot, files: Sequence[SourceFile], batch_rows: int
 ) -> Iterator[RowBatch]:
-    opened = not all(column.from_folder or column.name in reader.in_name for column in snapshot.columns)
+    opened = not _is_in_names(reader, snapshot)
     with ThreadPoolExecutor(threads_for(files) if files else 1) as pool:
         group: list[SourceFile] = []
         num_bytes = 0
