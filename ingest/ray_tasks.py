@@ -10,6 +10,7 @@ import functools
 import importlib
 import itertools
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol, TypeVar
@@ -20,6 +21,7 @@ from penstock.redact import first_line, hiding_secrets
 
 __all__ = [
     "ParallelMap",
+    "cluster_cpus",
     "import_ahead",
     "local_map",
     "raising_ours",
@@ -223,6 +225,12 @@ def _in_flight(num_cpus: float) -> int:
     import ray
 
     return max(2, 2 * int(ray.cluster_resources().get("CPU", 0) / num_cpus))
+
+
+def cluster_cpus() -> int:
+    """CPUs of the cluster; 1 where Ray was not initialised."""
+    ray = sys.modules.get("ray")
+    return max(1, int(ray.cluster_resources().get("CPU", 1))) if ray is not None and ray.is_initialized() else 1
 
 
 def import_ahead() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from penstock.ingest.materialize.unit import (
     UnitJob,
     UnitRecord,
     UnitResult,
-    build_unit,
+    begin_unit,
     committed,
     incomplete_shards,
     schema_difference,
@@ -44,7 +44,7 @@ from penstock.ingest.materialize.unit import (
 from penstock.ingest.preprocess.chain import Preparation
 from penstock.ingest.preprocess.fitted import FittedPreprocess
 from penstock.ingest.preprocess.problems import RowProblem, raise_for
-from penstock.ingest.ray_tasks import ParallelMap, ray_map
+from penstock.ingest.ray_tasks import ParallelMap, cluster_cpus, ray_map
 from penstock.ingest.read.inspection import PART_BYTES
 from penstock.ingest.schema import SPLITS, FeedSchema, Split
 from penstock.ingest.spec import DataSpec, MaterializeSpec
@@ -53,6 +53,9 @@ from penstock.progress import Progress
 from penstock.storage import Storage
 
 __all__ = ["damaged_shards", "materialize"]
+
+_TOGETHER, _TURNS = 4, 4
+"""At most so many units are one task, and there are at least so many tasks for each CPU."""
 
 LISTINGS_AT_ONCE = 16
 """Requests to a store that wait at the same time: each takes some 20 ms, whatever it lists."""
@@ -118,12 +121,12 @@ def _build_units(
     progress(done, total, "rows", f"{len(results)} of {len(jobs)} units were there")
     rows_of = {job.key: job.rows for job in todo}
     set_aside = sum(_set_aside(result) for result in results.values())
-    for unit, result in parallel(_build, _begun_apart(key, todo)):
-        results[unit] = result
-        set_aside += _set_aside(result)
+    for made in parallel(_build, _in_turn(_begun_apart(key, todo))):
+        results |= made
+        set_aside += sum(map(_set_aside, made.values()))
         if data.invalid == "quarantine" and set_aside > data.quarantine.limit(total):
             break  # the check says so
-        done += rows_of[unit]
+        done += sum(rows_of[unit] for unit in made)
         progress(done, total, "rows")
     if data.invalid == "quarantine":
         found = [results[job.key] for job in jobs if job.key in results]
@@ -200,9 +203,31 @@ def _changed(storage: Storage, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
     return [shard for shard, digest in zip(shards, found, strict=True) if digest != shard.digest]
 
 
-def _build(job: UnitJob) -> tuple[str, UnitResult]:
+def _build(jobs: Sequence[UnitJob]) -> dict[str, UnitResult]:
+    """Make units one after the other: each is brought to disk and committed while the next is prepared."""
     keep_freed_memory()
-    return job.key, build_unit(job)
+    made: dict[str, UnitResult] = {}
+    begun: list[tuple[str, Callable[[], UnitResult]]] = []
+
+    def commit() -> None:
+        while begun:
+            key, commit_it = begun.pop()
+            made[key] = commit_it()
+
+    for job in jobs:
+        try:
+            following = job.key, begin_unit(job)
+        finally:  # whatever comes of this one
+            commit()
+        begun.append(following)
+    commit()
+    return made
+
+
+def _in_turn(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:
+    """Neighbouring jobs together where there are many for each CPU."""
+    together = max(1, min(_TOGETHER, len(jobs) // (_TURNS * cluster_cpus())))
+    return [jobs[begin : begin + together] for begin in range(0, len(jobs), together)]
 
 
 def _begun_apart(key: str, jobs: Sequence[UnitJob]) -> Sequence[UnitJob]:

@@ -40,7 +40,16 @@ from penstock.ingest.schema import SPLITS, ColumnInfo, Split
 from penstock.ingest.spec import split_rules
 from penstock.storage import Storage
 
-__all__ = ["ClassCount", "UnitJob", "UnitRecord", "UnitResult", "build_unit", "committed", "hashes_path", "unit_key"]
+__all__ = [
+    "ClassCount",
+    "UnitJob",
+    "UnitRecord",
+    "UnitResult",
+    "begin_unit",
+    "committed",
+    "hashes_path",
+    "unit_key",
+]
 
 
 FORMAT = 2
@@ -200,8 +209,8 @@ def incomplete_shards(storage: Storage, key: str, shards: Iterable[ShardInfo]) -
     return [shard for shard in shards if UNIT_RECORD not in sizes or sizes.get(Path(shard.path).name) != shard.size_bytes]
 
 
-def build_unit(job: UnitJob) -> UnitResult:
-    """Make one unit and commit it. Runs in a worker.
+def begin_unit(job: UnitJob) -> Callable[[], UnitResult]:
+    """Make one unit, up to its last shard, which is on its way then; what is returned commits it. Runs in a worker.
 
     One that is committed by now was made by another process meanwhile, and stays, unless it is to be made `again`. What else
     was there of it is replaced. Killed at any point, the unit is not committed, and the next try starts it over.
@@ -212,23 +221,31 @@ def build_unit(job: UnitJob) -> UnitResult:
         DataError: a transform or a column is wrong whatever the rows hold, or a file cannot be read.
     """
     if not job.again and (there := committed(job.storage, job.key)) is not None:
-        return UnitResult(record=there)
+        return lambda: UnitResult(record=there)
     started = time.monotonic()
     # The record goes first: from here on the shards are not to be believed.
     job.storage.delete(unit_path(job.key, UNIT_RECORD))
-    with _scratch(job) as folder, ThreadPoolExecutor(2, "penstock-shard") as pool:
-        maker = _UnitMaker(job, folder, pool)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_scratch(job))
+        maker = _UnitMaker(job, folder, stack.enter_context(ThreadPoolExecutor(2, "penstock-shard")))
         for split, rows in job.preparation.rows(maker.profiler.read, hashed=job.preparation.data.may_share_rows):
             maker.add(split, rows)
             if job.preparation.data.invalid == "quarantine" and maker.num_set_aside > job.max_quarantined:
-                return UnitResult(record=None, problems=tuple(joined(maker.problems)))
+                return lambda: UnitResult(record=None, problems=tuple(joined(maker.problems)))
         if maker.problems and job.preparation.data.invalid == "error":
-            return UnitResult(record=None, problems=tuple(joined(maker.problems)))
-        record = maker.finish(started)
-    job.storage.write_json(unit_path(job.key, UNIT_RECORD), record.model_dump(mode="json"))
-    if job.storage.is_local:  # they were hashed as they were written
-        remember_digests({str(job.storage.local_path(shard.path)): shard.digest for shard in record.shards})
-    return UnitResult(record=record)
+            return lambda: UnitResult(record=None, problems=tuple(joined(maker.problems)))
+        maker.write_rest()
+        taken, in_use = time.monotonic() - started, stack.pop_all()
+
+    def commit() -> UnitResult:
+        with in_use:
+            record = maker.finish(time.monotonic() - taken)
+        job.storage.write_json(unit_path(job.key, UNIT_RECORD), record.model_dump(mode="json"))
+        if job.storage.is_local:  # they were hashed as they were written
+            remember_digests({str(job.storage.local_path(shard.path)): shard.digest for shard in record.shards})
+        return UnitResult(record=record)
+
+    return commit
 
 
 class _UnitMaker:
@@ -275,11 +292,14 @@ class _UnitMaker:
         for tables in self._buffers[split].add(with_provenance(table, indices[rows.origin.files], rows.origin.rows)):
             self._write(split, tables)
 
-    def finish(self, started: float) -> UnitRecord:
-        """Write what is left and describe the unit."""
+    def write_rest(self) -> None:
+        """Write the rows that are left."""
         for split in SPLITS:
             for tables in self._buffers[split].finish():
                 self._write(split, tables)
+
+    def finish(self, started: float) -> UnitRecord:
+        """Wait for the last shard, and describe the unit."""
         self._arrive()
         for split, hashes in self._hashes.items():
             if hashes:

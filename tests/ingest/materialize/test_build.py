@@ -201,12 +201,34 @@ def test_units_of_many_rows_are_begun_first_and_stand_in_their_order(tmp_path: P
     begun: list[int] = []
 
     def noting(fn: Callable[[Any], Any], jobs: Sequence[Any], *, num_cpus: float = 1) -> Iterator[Any]:
-        begun.extend(job.rows for job in jobs)
+        begun.extend(job.rows for together in jobs for job in together)
         yield from map(fn, jobs)
 
     manifest = Source.of(tmp_path, files, label="y").materialize(parallel=noting)
     assert begun[0] == 1000 and sorted(begun[1:3]) == [200, 220] and sorted(begun[3:]) == [10, 12]
     assert [shard.rows for shard in manifest.shards] == sizes
+
+
+def test_of_units_that_are_one_task_those_before_a_broken_one_are_committed(tmp_path: Path) -> None:
+    source = Source.of(tmp_path, parts(16), label="y")
+    tasks: list[list[str]] = []
+
+    def noting(fn: Callable[[Any], Any], jobs: Sequence[Any], *, num_cpus: float = 1) -> Iterator[Any]:
+        tasks.extend([job.files[0].name for job in together] for together in jobs)
+        broken = Path(jobs[1][2].files[0].uri)
+        content = broken.read_bytes()
+        broken.write_bytes(content[:-4] + b"torn")
+        try:
+            yield from map(fn, jobs)
+        finally:
+            broken.write_bytes(content)
+
+    given = {"preparation": source.preparation(), "spec": ONE_FILE_PER_UNIT, "storage": source.storage, "progress": silent}
+    with pytest.raises(DataError, match=r"part-\d+\.parquet"):
+        materialize(key="a", parallel=noting, **given)
+    assert {len(names) for names in tasks} == {4}
+    records = [json.loads(file.read_text()) for file in tmp_path.rglob("unit.json")]
+    assert sorted(name for record in records for name in record["files"]) == sorted([*tasks[0], *tasks[1][:2]])
 
 
 def test_changing_a_file_prepares_that_file_only(tmp_path: Path) -> None:
