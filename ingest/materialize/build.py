@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ from penstock.storage import Storage
 
 __all__ = ["damaged_shards", "materialize"]
 
-_TOGETHER, _TURNS = 4, 4
+_TOGETHER, _TURNS = 4, 2
 """At most so many units are one task, and there are at least so many tasks for each CPU."""
 
 LISTINGS_AT_ONCE = 16
@@ -207,21 +207,13 @@ def _build(jobs: Sequence[UnitJob]) -> dict[str, UnitResult]:
     """Make units one after the other: each is brought to disk and committed while the next is prepared."""
     keep_freed_memory()
     made: dict[str, UnitResult] = {}
-    begun: list[tuple[str, Callable[[], UnitResult]]] = []
-
-    def commit() -> None:
-        while begun:
-            key, commit_it = begun.pop()
-            made[key] = commit_it()
-
-    for job in jobs:
-        try:
-            following = job.key, begin_unit(job)
-        finally:  # whatever comes of this one
-            commit()
-        begun.append(following)
-    commit()
-    return made
+    with ThreadPoolExecutor(1, "penstock-commit") as committing:  # which ends its work, whatever becomes of the next unit
+        on_their_way: dict[str, Future[UnitResult]] = {}
+        for job in jobs:
+            commit = begin_unit(job)
+            made |= {key: commits.result() for key, commits in on_their_way.items()}
+            on_their_way = {job.key: committing.submit(commit)}
+        return made | {key: commits.result() for key, commits in on_their_way.items()}
 
 
 def _in_turn(jobs: Sequence[UnitJob]) -> list[Sequence[UnitJob]]:

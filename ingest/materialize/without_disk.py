@@ -120,18 +120,19 @@ class RowSource:
         """Make all units without keeping their shards; references to their columns are put into `blocks` by shard path."""
         beside: dict[str, Any] = {}
 
-        def parallel(fn: Callable[[Item], Result], items: Sequence[Item], *, num_cpus: float = 1) -> Iterator[Result]:
+        def parallel(fn: Callable[[Any], Any], items: Sequence[Any], *, num_cpus: float = 1) -> Iterator[Any]:
             # Ray keeps what a generator task yields for its caller, not for the worker that may be gone by then.
             make = partial(_make_unit, fn, blocks is not None)
-            for references in ray_streams(make, items, num_cpus=num_cpus):
+            for references in ray_streams(make, [job for together in items for job in together], num_cpus=num_cpus):
                 with raising_ours():
-                    outcome = ray.get(next(references))
-                record = outcome[1].record
+                    made = ray.get(next(references))
+                (result,) = made.values()
+                record = result.record
                 if record is not None:
                     beside.update(zip(_beside(record), references, strict=False))
                 if blocks is not None and record is not None:
                     blocks.update(zip((shard.path for shard in record.shards), references, strict=True))
-                yield outcome
+                yield made
 
         return materialize(
             key=key,
@@ -201,8 +202,9 @@ def _make_unit(fn: Callable[[Any], Any], keep: bool, job: Any) -> Iterator[Any]:
         # Copied, for the file goes away and its pages with it.
         columns[path] = {column.name: reader.column(column.name).copy() for column in reader.columns}
 
-    unit, result = fn(replace(job, storage=_Nowhere(take)))
-    yield unit, result
+    made = fn([replace(job, storage=_Nowhere(take))])
+    yield made
+    (result,) = made.values()
     if result.record is not None:
         for path in _beside(result.record):
             yield beside.pop(path)

@@ -120,25 +120,28 @@ HOLDS = "time.sleep(3600 * (os.environ.get('HELD_IN') == str(len(open(log).readl
 """Body for `counting_code`: the call that `killed_in` names is at work until the kill."""
 
 
-def killed_in(call: int, make: str, folder: Path) -> int:
+def killed_in(call: int, make: str, folder: Path, committed: int) -> int:
     """Materialize in a process that is killed in that call of the function; returns how many units are on record then.
 
     Args:
         call: its number, from 1, among the calls of all processes.
         make: a module's function, as `tests.module:function`, that makes the source in `folder`, with `HOLDS` in its code.
+        committed: how many units are on record, or are brought to disk, when the call begins.
     """
     module, _, name = make.partition(":")
     program = f"from pathlib import Path; from {module} import {name}; {name}(Path({str(folder)!r})).materialize()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HELD_IN": str(call)}
     log = folder / "calls"
+    records = lambda: len([*folder.glob("state/units/*/unit.json")])  # noqa: E731
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment) as child:
         try:
             begun = lambda: log.exists() and len(log.read_text().split()) == call  # noqa: E731
             eventually(lambda: begun() or child.poll() is not None, 60, f"call {call}", every_s=0.02)
+            eventually(lambda: records() >= committed, 60, f"{committed} units are on record", every_s=0.02)
         finally:
             child.kill()
     assert child.returncode == -signal.SIGKILL
-    return len([*folder.glob("state/units/*/unit.json")])
+    return records()
 
 
 def transform_table(table: pa.Table, steps: Sequence[Any] = (), **data: Any) -> pa.Table:

@@ -25,7 +25,8 @@ def make_source(folder: Path) -> Source:
 def test_after_kill_9_only_the_unit_in_hand_is_made_again(tmp_path: Path) -> None:
     make_source(tmp_path)
     for call, committed in ((4, 3), (9, 7)):
-        assert killed_in(call, "tests.ingest.materialize.test_build_killed:make_source", tmp_path) == committed
+        made = "tests.ingest.materialize.test_build_killed:make_source"
+        assert killed_in(call, made, tmp_path, committed) == committed
         assert not (tmp_path / "state" / manifest_path("key")).exists()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("state/units/*/unit.json")}
     source = make_source(tmp_path)

@@ -143,7 +143,7 @@ def bad_source(folder: Path) -> Source:
 
 def test_after_kill_9_the_table_is_whole_and_the_counts_are_exact(tmp_path: Path) -> None:
     bad_source(tmp_path)
-    assert killed_in(5, "tests.ingest.materialize.test_quarantine:bad_source", tmp_path) == 4
+    assert killed_in(5, "tests.ingest.materialize.test_quarantine:bad_source", tmp_path, 4) == 4
     source = bad_source(tmp_path)
     assert not source.storage.exists(manifest_path("key"))
     manifest = source.materialize()
