@@ -66,7 +66,7 @@ PREPARE = """\
 
 {rows:,} rows of 28 float32 columns and a label in 8 Parquet files: learn mean and deviation, scale, join, write Arrow files,
 with two processes that run already, {rounds} rounds. penstock also looks for missing and infinite values, assigns splits,
-hashes what it writes and commits each unit.
+describes every column, hashes what it writes, and commits each unit to disk; by hand the files need not be on disk.
 """
 
 TEXT = """\
