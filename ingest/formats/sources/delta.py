@@ -95,8 +95,9 @@ class _Part:
 
 def _parts(table: Any, uri: str) -> list[_Part]:
     added = pa.table(table.get_add_actions())
-    sizes = zip(map(unquote, added.column("path").to_pylist()), added.column("size_bytes").to_pylist(), strict=True)
-    return [_Part(uri, table.version(), names) for names in neighbours(sorted(sizes))]
+    sizes = dict(zip(map(unquote, added.column("path").to_pylist()), added.column("size_bytes").to_pylist(), strict=True))
+    names = sorted(fragment.path for fragment in table.to_pyarrow_dataset().get_fragments())
+    return [_Part(uri, table.version(), part) for part in neighbours((name, sizes.get(name, 0)) for name in names)]
 
 
 def _holds_its_rows(table: Any) -> bool:
