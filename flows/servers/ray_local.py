@@ -171,12 +171,17 @@ def _ending_with_it(keep_logs: Callable[[], None], logs: Path) -> Iterator[None]
 def _without_idle_daemons() -> Iterator[None]:
     """Start no process of Ray's in the block that has nothing to do on one machine: each takes 0.7 s of CPU, beside our start.
 
-    The monitor has an autoscaler start nodes; the log monitor reads the workers' logs to a driver that prints them.
+    The monitor has an autoscaler start nodes; the log monitor reads the workers' logs to a driver that prints them; a head of
+    the dashboard that has no page, because `ray[default]` is not installed, would say that Ray is used, which is off.
     """
-    idle = ("start_monitor",) if "PENSTOCK_RAY_LOGS" in os.environ else ("start_monitor", "start_log_monitor")
+    idle = ["start_monitor"]
+    if "PENSTOCK_RAY_LOGS" not in os.environ:
+        idle.append("start_log_monitor")
+    if os.environ.get("RAY_USAGE_STATS_ENABLED") == "0" and ray_utils.get_dashboard_dependency_error() is not None:
+        idle.append("start_api_server")
     rays = {name: getattr(Node, name) for name in idle}
     for name in idle:
-        setattr(Node, name, lambda _node: None)
+        setattr(Node, name, lambda _node, **_settings: None)
     try:
         yield
     finally:

@@ -24,6 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests import ROOT
 from tests.drills import project
 from tests.runs.forks import Asked, Forks, be_prefect_server, be_worker, fork_servers, fork_workers, forks_asked_for_at
@@ -183,8 +185,11 @@ def _become(request: dict[str, Any], workers: str, prefect: str) -> None:
     fork_workers(workers)
     fork_servers(prefect)
 
+    from prefect.context import refresh_global_settings_context
+
     from penstock.flows.cli import main
 
+    refresh_global_settings_context()  # Prefect, which is imported, has read them of the process that forks
     main()
 
 
@@ -192,14 +197,12 @@ def _main(workers: socket.socket, prefect: socket.socket) -> None:
     addresses = [listener.getsockname() for listener in (workers, prefect)]
     if not os.fork():
         workers.close()
-        importlib.import_module("prefect.server.api.server")
-        importlib.import_module("uvicorn")
+        for name in _OF_PREFECT_SERVERS:
+            importlib.import_module(name)
         forks = forks_asked_for_at(prefect, be_prefect_server)
     else:
         prefect.close()
         forks = _penstocks(workers, *addresses)
-        # Prefect reads the server's address when it is imported.
-        assert "prefect" not in sys.modules
     gc.freeze()
     assert threading.active_count() == 1, "only what is forked whole"
     be = forks.serve()
@@ -222,7 +225,22 @@ def _penstocks(listener: socket.socket, workers: str, prefect: str) -> Forks:
     for name in _OF_COMMANDS:
         importlib.import_module(name)
     TRACKERS.get("mlflow").load()
+    _find_out_what_is_the_same_for_all()
     return _commands(workers, prefect)
+
+
+def _find_out_what_is_the_same_for_all() -> None:
+    """What commands look up of the environment and keep: its packages, our own code, fonts."""
+    from mlflow.utils.requirements_utils import _init_packages_to_modules_map
+
+    from penstock.flows.run.environment import describe_environment
+    from penstock.training.evaluation.figures import confusion_figure, figure_png
+    from penstock.training.registry.needed_code import needed_modules
+
+    describe_environment()
+    _init_packages_to_modules_map()
+    figure_png(confusion_figure(np.eye(2, dtype=np.int64), "ab"))
+    needed_modules([f"penstock.training.{name}" for name in ("registry.serving", "frameworks.torch.loading")])
 
 
 _OF_WORKERS = (
@@ -234,9 +252,25 @@ _OF_WORKERS = (
 )
 _OF_COMMANDS = (
     "penstock.flows.cli",
-    "penstock.flows.spec_file",
+    "penstock.flows.verbs.run",
+    "penstock.flows.pipeline",
     "penstock.training.on_ray.train_group",
-    "penstock.training.registry.register",
+    "penstock.training.registry.mlflow_registry",
+    "aiohttp",
+    "graphviz",
+    "mlflow.pyfunc",
+    "prefect.blocks.notifications",
+    "ray.dag",
+    "sqlalchemy.dialects.sqlite",
+    "alembic.command",
+)
+_OF_PREFECT_SERVERS = (
+    "alembic.command",
+    "penstock.flows.servers.prefect_server",
+    "prefect.server.api.server",
+    "prefect.server.database.alembic_commands",
+    "sqlalchemy.dialects.sqlite.aiosqlite",
+    "uvicorn",
 )
 
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import ROOT
@@ -181,8 +180,8 @@ def be_prefect_server(words: list[str]) -> None:
 
     configure = prefect_server._configure
 
-    def configure_again(home: Path, port: int) -> None:
-        configure(home, port)
+    def configure_again(files: ServerFiles, port: int) -> None:
+        configure(files, port)
         refresh_global_settings_context()
 
     prefect_server._configure = configure_again

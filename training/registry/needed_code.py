@@ -7,6 +7,7 @@ requests to an artifact store for each version that is registered or loaded.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -53,17 +54,20 @@ def needed_modules(roots: Iterable[str]) -> list[str]:
         if name in seen:
             continue
         seen.add(name)
-        file = _file_of(name)
-        if file is None:
-            continue
-        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        top = name.split(".", 1)[0]
-        for imported in _imports(ast.parse(file.read_bytes()), package):
-            if imported.split(".", 1)[0] in ("penstock", top):
-                waiting.append(imported)
-        waiting += [package] if package else []
-        waiting += [package.rpartition(".")[0]] if "." in package else []
+        waiting += _next_to(name)
     return sorted(name for name in seen if name.split(".", 1)[0] == "penstock" and _file_of(name) is not None)
+
+
+@functools.cache
+def _next_to(name: str) -> tuple[str, ...]:
+    """What a module imports of penstock and of its own package, and the packages it lies in; read once, as Python does."""
+    file = _file_of(name)
+    if file is None:
+        return ()
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    tops = "penstock", name.split(".", 1)[0]
+    found = [imported for imported in _imports(ast.parse(file.read_bytes()), package) if imported.split(".", 1)[0] in tops]
+    return (*found, *([package] if package else []), *([package.rpartition(".")[0]] if "." in package else []))
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:

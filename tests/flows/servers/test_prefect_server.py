@@ -151,6 +151,11 @@ def test_a_server_whose_folder_was_deleted_ends(tmp_path: Path) -> None:
     client.wait(300)
 
 
+def block_types_of(state: Path) -> set[str]:
+    with sqlite3.connect(state / "prefect" / "prefect.db") as database:
+        return {slug for (slug,) in database.execute("select slug from block_type")}
+
+
 @pytest.mark.drill
 def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,6 +171,7 @@ def test_an_empty_database_is_made_once_per_machine_and_never_from_a_damaged_cop
     made = tables_of_new("first")
     kept = marked(tmp_path / "cache", empty="flow_run")
     assert tables_of_new("second") == made | {MARK}
+    assert block_types_of(tmp_path / "second") == block_types_of(tmp_path / "first") > {"secret", "slack-webhook", "webhook"}
     kept.write_bytes(kept.read_bytes()[:5000])
     assert tables_of_new("third") == made
     assert tables_of_new("fourth") == made, "the damaged copy has been replaced"

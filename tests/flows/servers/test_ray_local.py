@@ -60,7 +60,7 @@ with ray_cluster(Path(sys.argv[1]), num_cpus=1, min_cpus=2.5) as cluster:
     groups, daemons, deaf, idle = {}, {}, [], []
     for p in family:  # some of Ray's helpers live for an instant only
         with contextlib.suppress(ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess):
-            idle += [word for word in p.cmdline() if word.endswith("monitor.py")]
+            idle += [word for word in p.cmdline() if word.endswith(("monitor.py", "dashboard.py"))]
             groups[p.name()] = os.getpgid(p.pid)
             daemons[p.name()] = p.pid
             deaf += [p.name()] if blocked(p) else []
@@ -109,7 +109,7 @@ def test_an_embedded_cluster_serves_this_machine_and_goes_away_whole(tmp_path: P
     assert facts["cpus"] == 3.0
     assert facts["abort_in_s"] == 0, "a checkpoint that takes longer to write would be lost"
     assert facts["same_group"] == [], "a SIGTERM to the driver's group would end Ray before the checkpoint"
-    assert facts["idle"] == [], "Ray's monitors have nothing to do here, and take a second of CPU to start"
+    assert facts["idle"] == [], "Ray's monitors and dashboard have nothing to do here, and take a second of CPU to start"
     assert facts["deaf"] == [], "what is held back while Ray starts is held back in the driver only"
     assert Path(str(facts["root"])).is_dir() and len(str(facts["root"])) <= 40
     out, _ = driver.communicate("\n", timeout=300)
