@@ -10,6 +10,9 @@
 #   PENSTOCK_DRILL_DAY  a whole number in place of the date, which decides what is tried of drills with more cases than have room
 #   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-x tests/ingest"
 
+# Containers set it: then every process compiles anew what it imports and nobody has compiled, our own code and tests among it.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

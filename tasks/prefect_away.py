@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.context import SettingsContext, get_settings_context
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, Settings, temporary_settings
 
 __all__ = ["AWAY", "prefect_answers"]
 
@@ -19,7 +21,7 @@ ValueError where a proxy's page answers instead."""
 _TIMEOUT_S = 5.0
 _PAUSE_S = 1.0
 _STILL_S = 1.0
-"""For so long an answer holds: to ask takes 60 ms of CPU, and a short stage tells several things."""
+"""For so long an answer holds: a short stage tells several things."""
 
 _answered: dict[str | None, float] = {}
 """Address of a server -> when it last answered."""
@@ -39,11 +41,35 @@ def prefect_answers(within_s: float = 0.0) -> bool:
     return True
 
 
+class _Asker(NamedTuple):
+    """What asks a server: to make it takes twice the CPU of an answer."""
+
+    settings: Settings
+    """Those that it was made of."""
+    once: Settings
+    """The same, without tries again."""
+    client: SyncPrefectClient
+
+
+_asker: _Asker | None = None
+
+
 def _answers() -> bool:
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-        try:
+    try:
+        asker, profile = _current_asker(), get_settings_context().profile
+        with SettingsContext(profile=profile, settings=asker.once):
+            return asker.client.api_healthcheck() is None
+    except AWAY:
+        return False
+
+
+def _current_asker() -> _Asker:
+    global _asker
+    settings = get_settings_context().settings
+    if _asker is None or _asker.settings is not settings:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}) as once:
             # With settings of its own it is not the flow run's client.
-            with get_client(httpx_settings={"timeout": _TIMEOUT_S}, sync_client=True) as client:
-                return client.api_healthcheck() is None
-        except AWAY:
-            return False
+            # A connection that was kept could be one to a server that has died.
+            own = {"timeout": _TIMEOUT_S, "limits": httpx.Limits(max_keepalive_connections=0)}
+            _asker = _Asker(settings, once, get_client(httpx_settings=own, sync_client=True))
+    return _asker

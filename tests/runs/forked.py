@@ -185,12 +185,26 @@ def _become(request: dict[str, Any], workers: str, prefect: str) -> None:
     fork_workers(workers)
     fork_servers(prefect)
 
-    from prefect.context import refresh_global_settings_context
+    _look_at_prefects_settings_again()
 
     from penstock.flows.cli import main
 
-    refresh_global_settings_context()  # Prefect, which is imported, has read them of the process that forks
     main()
+
+
+def _look_at_prefects_settings_again() -> None:
+    """Prefect, which is imported, has read those of the process that forks, and set its log lines up by them."""
+    from prefect.context import refresh_global_settings_context
+    from prefect.logging.configuration import setup_logging
+
+    from penstock.flows.servers import services
+
+    def reload() -> None:
+        refresh_global_settings_context()
+        setup_logging(incremental=False)
+
+    reload()
+    services._reload_prefect = reload
 
 
 def _main(workers: socket.socket, prefect: socket.socket) -> None:
