@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -196,12 +197,16 @@ def _look_at_prefects_settings_again() -> None:
     """Prefect, which is imported, has read those of the process that forks, and set its log lines up by them."""
     from prefect.context import refresh_global_settings_context
     from prefect.logging.configuration import setup_logging
+    from prefect.logging.handlers import PrefectConsoleHandler
 
     from penstock.flows.servers import services
 
     def reload() -> None:
         refresh_global_settings_context()
-        setup_logging(incremental=False)
+        levels = setup_logging(incremental=True)["handlers"]  # without, it would close handlers, and absl's closes stderr
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, PrefectConsoleHandler):
+                handler.setLevel(levels["console"]["level"])
 
     reload()
     services._reload_prefect = reload
