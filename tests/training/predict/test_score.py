@@ -132,6 +132,15 @@ class Work:
         return found.sort_by([("file", "ascending"), ("row", "ascending")])
 
 
+def check_rows(found: pa.Table, expected: pa.Table) -> None:
+    """The same rows and predictions; the last bits of scores may be others in batches of other sizes, by the processor."""
+    scores = ["probability", "probabilities"]
+    assert found.schema == expected.schema and found.drop_columns(scores).equals(expected.drop_columns(scores))
+    for name in scores:
+        one, other = (np.asarray(table[name].to_pylist()) for table in (found, expected))
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
+
+
 @pytest.fixture
 def work(tmp_path: Path, model: Path) -> Work:
     return Work(tmp_path, model)
@@ -222,7 +231,7 @@ def test_a_large_file_is_scored_in_pieces_that_are_committed_each(work: Work, mo
     pieces = [*first, *(job.piece for job in work.done)]
     assert len(pieces) > 2 and [piece[0] for piece in pieces[1:] if piece] == [piece[1] for piece in pieces[:-1] if piece]
     assert scored.manifest is not None and (scored.manifest.rows, work.run().units) == (100, 0)
-    assert work.rows().drop_columns(["file"]).equals(whole[1].drop_columns(["file"]))
+    check_rows(work.rows().drop_columns(["file"]), whole[1].drop_columns(["file"]))
     work.write("b.parquet", people(7, 3))
     assert work.run().rows == 3 and work.rows().num_rows == 3
 
@@ -250,7 +259,7 @@ def test_a_large_file_of_text_is_looked_through_once_and_scored_in_pieces(
         pieces = [*first, *(job.piece for job in work.done)]
         assert len(pieces) > 4 and [begin for begin, _ in pieces[1:]] == [end for _, end in pieces[:-1]]
         assert 0 < left < len(pieces) and not list(copies.glob("**/*.arrow"))
-    assert work.rows().equals(whole[1])
+    check_rows(work.rows(), whole[1])
     with mock.patch("penstock.training.predict.score.inspect_files", side_effect=AssertionError("it is known")):
         assert work.run().units == 0
     with file.open("a") as end:
