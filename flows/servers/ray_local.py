@@ -171,8 +171,8 @@ def _ending_with_it(keep_logs: Callable[[], None], logs: Path) -> Iterator[None]
 def _without_idle_daemons() -> Iterator[None]:
     """Start no process of Ray's in the block that has nothing to do on one machine: each takes 0.7 s of CPU, beside our start.
 
-    The monitor has an autoscaler start nodes; the log monitor reads the workers' logs to a driver that prints them; a head of
-    the dashboard that has no page, because `ray[default]` is not installed, would say that Ray is used, which is off.
+    The monitor has an autoscaler start nodes; the log monitor reads the workers' logs to a driver that prints them. Without
+    `ray[default]` the dashboard's head has no page, and only reports to Ray's makers that it is used, which is turned off.
     """
     idle = ["start_monitor"]
     if "PENSTOCK_RAY_LOGS" not in os.environ:
