@@ -1,7 +1,7 @@
 """A `penstock` process forked from one that has imported its libraries: a whole command but for ten CPU seconds of imports.
 
 For drills, which start many. So are the workers of the Ray that it starts, and its Prefect server, see `forks.py`. What is the
-same for every command of an environment is looked up once, too. What both do is shown by the tests that start `python -m penstock`.
+same for every command of an environment is looked up once, too. The tests that start `python -m penstock` show what both do.
 """
 
 from __future__ import annotations
