@@ -4,7 +4,8 @@
 #   VENV         where the environment goes (default .venv)
 #   TORCH_INDEX  package index that torch is taken from (default: wherever pip is configured to look);
 #                give PyTorch's CPU index here on a Linux machine without a GPU to save gigabytes
-#   PYTEST_WORKERS  processes that run test files side by side (default 3: tests mostly wait for the processes they start)
+#   PYTEST_WORKERS  processes that run test files side by side (default 3: tests mostly wait for the processes they start; of
+#                `make drills` 4, for one of them waits ten minutes for what becomes of machines)
 #   MARKS        which of the tests, by their marks: MARKS="not slow", MARKS="not s3" (pytest's -m; a second -m in PYTEST_ARGS
 #                would take the place of the one that tells `make test` from `make drills`)
 #   PENSTOCK_DRILL_DAY  a whole number in place of the date, which decides what is tried of drills with more cases than have room
@@ -21,14 +22,15 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?=
 TORCH_INDEX ?=
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?=
 MARKS ?=
 PYTEST_ARGS ?=
+SIDE_BY_SIDE := 3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := penstock ingest training tasks flows
 # A file goes to one process, so that what it starts is started once; tests/conftest.py puts the long ones first.
-PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
+PYTEST = $(BIN)/python -m pytest -n $(or $(PYTEST_WORKERS),$(SIDE_BY_SIDE)) --dist loadfile --no-loadscope-reorder --durations=15
 # Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
 TABLES := Deprecated|arro3-core|datasets|deltalake|dill|lance-namespace|lance-namespace-urllib3-client|mmh3|multiprocess|pyiceberg|pylance|pyroaring|strictyaml|tenacity|xxhash|zstandard
 LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
@@ -74,6 +76,7 @@ frameworks-environment: $(BIN)/pip
 $(BIN)/pip:
 	@$(MAKE) --no-print-directory install
 
+drills: SIDE_BY_SIDE := 4
 drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (half an hour and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(PYTEST_ARGS)
 

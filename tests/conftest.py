@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests import ROOT
 from tests.servers.swift import SwiftServer, UnavailableError, install_swift, store_client
 
 pytest_plugins = ["tests.shared"]
@@ -74,12 +72,23 @@ def pytest_collection_finish() -> None:
 _FIRST = (
     "tests/runs/test_end_to_end.py",
     "tests/runs/test_deployment_runs.py",  # beside the file above it waits for nothing, as those that need `calm` would
+    "tests/drills/test_machines.py",
+    "tests/runs/test_on_servers.py",
+    "tests/runs/test_boosted.py",
+    "tests/flows/servers/test_ray_local.py",
     "tests/drills/",
     "tests/runs/",
     "tests/training/",
     "tests/flows/",
 )
 """Files that take minutes: begun last, one of them would keep one process busy while the others have nothing to do."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make drills` need not import the many files that have none."""
+    if collection_path.suffix == ".py" and config.option.markexpr.startswith("drill"):
+        return True if b"mark.drill" not in collection_path.read_bytes() else None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -150,27 +159,3 @@ def rows_bucket(
     store_client(settings).create_bucket(Bucket=name)
     yield f"s3://{name}", settings
     monkeypatch.delenv("PENSTOCK_STORES", raising=False)
-
-
-@pytest.fixture(scope="session")
-def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The API of one Prefect server, for tests that start many commands: as PREFECT_API_URL it spares each its embedded one."""
-    script = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api\n"
-    script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path_factory.mktemp("prefect"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    assert holder.stdout is not None
-    yield holder.stdout.readline().strip()
-    holder.communicate()
-
-
-@pytest.fixture
-def shared_prefect(prefect_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Lets every command of the test use that server; without it each starts its own, which takes it ten seconds."""
-    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
-    return prefect_url

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,15 @@ FOLDERS = ("penstock", "ingest", "training", "tasks", "flows")
 """Where the code of the package lies in this checkout."""
 
 
+def common_folder(factory: pytest.TempPathFactory) -> Path:
+    """The folder of this test run, which all of its processes share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
     """A folder that all processes of this test run share, and what `make(folder)` returned to the first of them."""
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder = common_folder(factory) / name
     folder.mkdir(exist_ok=True)
     answer = folder / "made.json"
     with open(folder / "lock", "w") as lock:
@@ -73,6 +78,33 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def calm_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pipeline file of `calm`."""
     return made_once(tmp_path_factory, "calm", run_calm)[0] / "project" / "pipeline.yaml"
+
+
+@pytest.fixture(scope="session")
+def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API of one Prefect server, for tests that start many commands: as PREFECT_API_URL it spares each its embedded one.
+
+    All processes of a test run have the same one, as those of a project do.
+    """
+    script = "import sys; from pathlib import Path; from penstock.flows.servers.services import prefect_api\n"
+    script += "with prefect_api(Path(sys.argv[1])) as service: print(service.api_url, flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(common_folder(tmp_path_factory) / "prefect")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert holder.stdout is not None
+    yield holder.stdout.readline().strip()
+    holder.communicate()
+
+
+@pytest.fixture
+def shared_prefect(prefect_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Lets every command of the test use that server; without it each starts its own, which takes it ten seconds."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+    return prefect_url
 
 
 @pytest.fixture(scope="session")

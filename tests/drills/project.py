@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -117,6 +118,13 @@ def make_project(folder: Path, *, epochs: int = 6, files: int = 6, workers: int 
     return file
 
 
+def file_to_add_to() -> IO[str]:
+    """A file without a name. What a process writes goes to its end, however far this one has read."""
+    file = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
+    return file
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.kill()
@@ -133,7 +141,7 @@ class Command:
     def __init__(self, *words: str, environment: Mapping[str, str] | None = None, before: Sequence[str] = ()) -> None:
         self.words = words
         # A file, because a pipe that nobody reads would stop the process when it is full.
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._said = file_to_add_to()
         self.process = subprocess.Popen(
             [*before, sys.executable, "-m", "penstock", *words],
             stdout=subprocess.PIPE,
@@ -151,7 +159,7 @@ class Command:
         self._said.seek(0)
         return self._said.read()
 
-    def wait_for(self, what: str, seen: Callable[[], Any], timeout_s: float = 600, every_s: float = 0.02) -> None:
+    def wait_for(self, what: str, seen: Callable[[], Any], timeout_s: float = 600, every_s: float = 0.05) -> None:
         """Poll until `seen`; the process ending before that is a failure."""
         deadline = time.monotonic() + timeout_s
         while not seen():

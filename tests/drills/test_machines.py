@@ -29,6 +29,7 @@ from penstock.training.checkpoint.store import CheckpointStore
 from tests import ROOT
 from tests.drills.machines import Machines, reason_not_here
 from tests.drills.project import DAY, Command, make_project
+from tests.runs.servers import eventually
 from tests.servers.swift import SwiftServer, UnavailableError, install_swift
 from tests.shared import CALM_EPOCHS, CALM_FILES
 
@@ -123,7 +124,11 @@ class Project:
         return found
 
     def step(self) -> int:
-        return max((manifest["step"] for manifest in self.checkpoints().values()), default=0)
+        """Of the newest checkpoint that has a manifest. It is looked at each second: few questions, the store is in Python."""
+        folders = [f"runs/{run}/checkpoints" for run in self.storage.list("runs")]
+        steps = {f"{folder}/{name}": int(name.split("-")[1]) for folder in folders for name in self.storage.list(folder)}
+        newest_first = sorted(steps, key=steps.__getitem__, reverse=True)
+        return next((steps[path] for path in newest_first if self.storage.exists(f"{path}/manifest.json")), 0)
 
     def places(self) -> list[int]:
         """Machine of each rank of the newest worker group."""
@@ -225,6 +230,7 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
     machines.part(HEAD, first)
     continued = int(run.tells(r"train: continues from step (\d+) \(bit-exact\)")[1])
     assert first not in project.places()
+    run.trains_on()
     logs = machines.folder / f"disk{first}" / "ray"
     refused = "this rank 0 (attempt 1, restart 1) was replaced by another (attempt 1, restart 2)"
     apart = "Connection closed by peer"  # where the other rank was elsewhere: it ended, and this one with it
@@ -233,11 +239,11 @@ def test_cuts_and_power_cuts_are_told_in_time_and_change_no_bit(site: Site, calm
         said = [log.read_text() for log in logs.glob("session_2*/logs/worker-*.err")]
         return any(refused in text or apart in text for text in said) or not site.processes(first, "RayTrainWorker")
 
-    run.until("the refusal, or the end of the group that was cut off", has_ended)
-    run.trains_on()
+    # It may have to wait until Ray gives up the head, and the run may be over by then.
+    eventually(has_ended, WAIT_S, "the refusal, or the end of the group that was cut off", every_s=1)
     time.sleep(max(0.0, began_s + 90 - time.monotonic()))  # how long the cut lasts is what is tried
     machines.join(HEAD, first)
-    run.until("the end of what was cut off", lambda: not site.processes(first, "RayTrainWorker"))
+    eventually(lambda: not site.processes(first, "RayTrainWorker"), WAIT_S, "the end of what was cut off", every_s=1)
 
     result = run.command.finish(timeout_s=WAIT_S)
     print(run.command.said)

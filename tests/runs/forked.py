@@ -1,19 +1,22 @@
 """A `penstock` process forked from one that has imported its libraries: a whole command but for ten CPU seconds of imports.
 
-For drills, which start many. So are the workers of the Ray that it starts, and its Prefect server, see `forks.py`. What is the
-same for every command of an environment is looked up once, too. The tests that start `python -m penstock` show what both do.
+For drills, which start many. So are the workers and agents of the Ray that it starts, and its Prefect server, see `forks.py`.
+What is the same for every command of an environment is looked up once, too. The tests that start `python -m penstock` show what
+both do.
 """
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import json
 import logging
 import os
-import queue
+import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,123 +24,97 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tests import ROOT
 from tests.drills import project
-from tests.runs.forks import Asked, Forks, be_prefect_server, be_worker, fork_servers, fork_workers, forks_asked_for_at
+from tests.runs.forks import (
+    be_agent,
+    be_prefect_server,
+    be_worker,
+    fork_agents,
+    fork_servers,
+    fork_workers,
+    forks_asked_for_at,
+)
 
 __all__ = ["Command", "fork_workers_from_here"]
 
 
-def _listening(address: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen()
-    return listener
-
-
-class _Server:
-    """The process that forks, and a thread that hears from it which process has ended how."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-forks-")
-        self.workers = f"{self._folder.name}/workers"
-        with _listening(self.workers) as workers, _listening(f"{self._folder.name}/prefect") as prefect:
-            listeners = [workers.fileno(), prefect.fileno()]
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *map(str, listeners)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-                pass_fds=listeners,
-            )
-        self._begun: queue.Queue[int] = queue.Queue()
-        self.ended: dict[int, int] = {}
-        self.gone = False
-        self.news = threading.Condition()
-        threading.Thread(target=self._hear, daemon=True).start()
-        atexit.register(self._close)
-
-    def fork(self, request: dict[str, Any]) -> int:
-        """Begin a command; returns the process's id."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        pid = self._begun.get(timeout=600)
-        assert pid, "the process that forks has ended"
-        return pid
-
-    def _close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _hear(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            told = json.loads(line)
-            if "code" not in told:
-                self._begun.put(told["pid"])
-                continue
-            with self.news:
-                self.ended[told["pid"]] = told["code"]
-                self.news.notify_all()
-        self._begun.put(0)
-        with self.news:
-            self.gone = True
-            self.news.notify_all()
-
-
 @functools.cache
-def _server() -> _Server:
-    return _Server()
+def _forking() -> list[str]:
+    """Where commands, workers, agents and Prefect servers are asked for.
+
+    The first process of a test run that asks starts what forks, for all of them; it ends with pytest, which has started them.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    folder = Path(tempfile.gettempdir()) / f"penstock-forks-{run or os.getpid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    addresses = [str(folder / name) for name in ("commands", "workers", "agents", "prefect")]
+    with open(folder / "lock", "w") as lock, contextlib.ExitStack() as listening:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(addresses[0]):
+            listeners = [listening.enter_context(socket.socket(socket.AF_UNIX)) for _ in addresses]
+            for listener, address in zip(listeners, addresses, strict=True):
+                listener.bind(address)
+                listener.listen()
+            numbers = [listener.fileno() for listener in listeners]
+            pytest = os.getppid() if run else os.getpid()
+            command = [sys.executable, "-m", __name__, str(pytest), *map(str, numbers)]
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=ROOT, pass_fds=numbers, start_new_session=True)
+    return addresses
 
 
 def fork_workers_from_here() -> None:
-    """Have the workers of the Rays that this process starts forked."""
-    fork_workers(_server().workers)
+    """Have the workers and agents of the Rays that this process starts forked."""
+    _, workers, agents, _ = _forking()
+    fork_workers(workers)
+    fork_agents(agents)
 
 
 class _Forked:
-    """What `subprocess.Popen` is for a child, for one of the server's."""
+    """What `subprocess.Popen` is for a child, for one that was asked for."""
 
-    def __init__(self, words: tuple[str, ...], environment: Mapping[str, str], said: Path) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._out = Path(self._folder.name) / "stdout"
-        self._out.touch()  # a process that ends before it opens it has said nothing, and its exit code tells
-        self._server = _server()
-        request = {"words": words, "environment": dict(environment), "folder": os.getcwd(), "out": str(self._out)}
-        self.pid = self._server.fork({**request, "said": str(said)})
-
-    @property
-    def returncode(self) -> int | None:
-        return self._server.ended.get(self.pid)
+    def __init__(self, words: tuple[str, ...], environment: Mapping[str, str], said: int) -> None:
+        self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(_forking()[0])
+        self._answer = self._connection.makefile("rb", buffering=0)
+        request = {"words": words, "pid": os.getpid(), "environment": dict(environment), "folder": os.getcwd()}
+        with open(os.devnull, "rb") as nothing:
+            streams = [nothing.fileno(), self._out.fileno(), said]
+            socket.send_fds(self._connection, [json.dumps(request).encode() + b"\n"], streams)
+        self.pid = int(self._answer.readline())
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.returncode is None:
+        if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        with self._server.news:
-            if not self._server.news.wait_for(lambda: self.returncode is not None or self._server.gone, timeout):
+        if self.returncode is None:
+            if not connection.wait([self._connection], timeout):
                 raise subprocess.TimeoutExpired("penstock", timeout or 0.0)
-        return self._server.ended[self.pid]
+            self.returncode = int(self._answer.readline())
+            self._connection.close()
+        return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         self.wait(timeout)
-        return self._out.read_text(), None
+        self._out.seek(0)
+        return self._out.read(), None
 
 
 def _end(process: _Forked) -> None:
@@ -150,40 +127,26 @@ class Command(project.Command):
 
     def __init__(self, *words: str, environment: Mapping[str, str] | None = None) -> None:
         self.words = words
-        self._said = tempfile.NamedTemporaryFile("w+")  # type: ignore[assignment]  # noqa: SIM115
-        self.process = _Forked(words, {**os.environ, **(environment or {})}, Path(self._said.name))  # type: ignore[assignment]
+        self._said = project.file_to_add_to()
+        given = {**os.environ, **(environment or {})}
+        self.process = _Forked(words, given, self._said.fileno())  # type: ignore[assignment]
         weakref.finalize(self, _end, self.process)  # type: ignore[arg-type]
 
 
-def _commands(workers: str, prefect: str) -> Forks:
-    """Processes for the lines of stdin. What becomes of them is told on stdout."""
-    tell = os.fdopen(os.dup(1), "w", buffering=1)
+def _be_command(words: list[str], _: int, *, addresses: Sequence[str], known: Mapping[str, str]) -> None:
+    """Be the process that `python -m penstock WORDS` would have been, but for those that it starts.
 
-    def take(_: int) -> Asked | None:
-        line = sys.stdin.readline()
-        if not line:  # the tests are over, or were killed
-            return None
-        return functools.partial(_become, json.loads(line), workers, prefect), lambda **told: tell.write(
-            json.dumps(told) + "\n"
-        )
-
-    return Forks([0], take)
-
-
-def _become(request: dict[str, Any], workers: str, prefect: str) -> None:
-    """Be the process that `python -m penstock WORDS` would have been, but for the workers and the server that it starts."""
-    os.setsid()
-    os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    for number, name in enumerate((os.devnull, request["out"], request["said"])):
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    path = [entry for entry in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
+    Args:
+        addresses: where to ask for workers, agents and Prefect servers.
+        known: the settings of Ray that the process had which has imported it for agents.
+    """
+    workers, agents, prefect = addresses
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
     sys.path[1:1] = filter(None, path)
-    sys.argv = [str(ROOT / "penstock" / "__main__.py"), *request["words"]]
+    sys.argv = [str(ROOT / "penstock" / "__main__.py"), *words]
     fork_workers(workers)
+    if _settings_of_ray() == known:
+        fork_agents(agents)
     fork_servers(prefect)
 
     _look_at_prefects_settings_again()
@@ -191,6 +154,10 @@ def _become(request: dict[str, Any], workers: str, prefect: str) -> None:
     from penstock.flows.cli import main
 
     main()
+
+
+def _settings_of_ray() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
 
 
 def _look_at_prefects_settings_again() -> None:
@@ -212,40 +179,59 @@ def _look_at_prefects_settings_again() -> None:
     services._reload_prefect = reload
 
 
-def _main(workers: socket.socket, prefect: socket.socket) -> None:
-    addresses = [listener.getsockname() for listener in (workers, prefect)]
+def _main(until: int, listeners: Sequence[socket.socket]) -> None:
+    commands, workers, agents, prefect = listeners
     if not os.fork():
-        workers.close()
-        for name in _OF_PREFECT_SERVERS:
-            importlib.import_module(name)
-        forks = forks_asked_for_at(prefect, be_prefect_server)
+        _import(_OF_PREFECT_SERVERS)
+        _serve(prefect, listeners, be_prefect_server)
+    elif not os.fork():
+        ray = Path(importlib.import_module("ray").__file__ or "").parent
+        for program in _OF_AGENTS:
+            runpy.run_path(str(ray / program))
+        _serve(agents, listeners, be_agent)
     else:
-        prefect.close()
-        forks = _penstocks(workers, *addresses)
+        _import(_OF_WORKERS)
+        _load_metrics()
+        gc.freeze()
+        if not os.fork():
+            _serve(workers, listeners, be_worker)
+        else:
+            _import(_OF_COMMANDS)
+            _find_out_what_is_the_same_for_all()
+            names = [listener.getsockname() for listener in (workers, agents, prefect)]
+            be = functools.partial(_be_command, addresses=names, known=_settings_of_ray())
+            folder = Path(commands.getsockname()).parent
+            _serve(commands, listeners, be, until)
+            shutil.rmtree(folder)
+
+
+def _serve(
+    own: socket.socket,
+    listeners: Sequence[socket.socket],
+    be: Callable[[list[str], int], None],
+    until: int | None = None,
+) -> None:
+    """Returns when no more processes will be asked for, and only in the one that forks."""
+    for listener in listeners:
+        if listener is not own:
+            listener.close()
     gc.freeze()
     assert threading.active_count() == 1, "only what is forked whole"
-    be = forks.serve()
-    if be is not None:
-        be()
+    become = forks_asked_for_at(own, be, until).serve()
+    if become is not None:
+        become()
+        sys.exit()
 
 
-def _penstocks(listener: socket.socket, workers: str, prefect: str) -> Forks:
-    """Of workers or, in the process that goes on, of commands."""
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
+def _load_metrics() -> None:
     from penstock.training.evaluation.defined import metric_library
-    from penstock.training.tracking.registry import TRACKERS
 
-    for name in _OF_WORKERS:
-        importlib.import_module(name)
     metric_library()
-    gc.freeze()
-    if not os.fork():
-        return forks_asked_for_at(listener, be_worker)
-    listener.close()
-    for name in _OF_COMMANDS:
-        importlib.import_module(name)
-    TRACKERS.get("mlflow").load()
-    _find_out_what_is_the_same_for_all()
-    return _commands(workers, prefect)
 
 
 def _find_out_what_is_the_same_for_all() -> None:
@@ -255,7 +241,9 @@ def _find_out_what_is_the_same_for_all() -> None:
     from penstock.flows.run.environment import describe_environment
     from penstock.training.evaluation.figures import confusion_figure, figure_png
     from penstock.training.registry.needed_code import needed_modules
+    from penstock.training.tracking.registry import TRACKERS
 
+    TRACKERS.get("mlflow").load()
     describe_environment()
     _init_packages_to_modules_map()
     figure_png(confusion_figure(np.eye(2, dtype=np.int64), "ab"))
@@ -283,6 +271,7 @@ _OF_COMMANDS = (
     "sqlalchemy.dialects.sqlite",
     "alembic.command",
 )
+_OF_AGENTS = ("dashboard/agent.py", "_private/runtime_env/agent/main.py")
 _OF_PREFECT_SERVERS = (
     "alembic.command",
     "penstock.flows.servers.prefect_server",
@@ -294,4 +283,4 @@ _OF_PREFECT_SERVERS = (
 
 
 if __name__ == "__main__":
-    _main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))
+    _main(int(sys.argv[1]), [socket.socket(fileno=int(number)) for number in sys.argv[2:]])

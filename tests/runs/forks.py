@@ -1,4 +1,4 @@
-"""Processes forked from one that has imported their libraries, among them workers and Prefect servers of embedded runs."""
+"""Processes forked from one that has imported their libraries: workers and agents of embedded Rays, and Prefect servers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests import ROOT
@@ -21,7 +22,17 @@ from tests import ROOT
 if TYPE_CHECKING:
     from penstock.flows.servers.prefect_server import ServerFiles
 
-__all__ = ["Asked", "Forks", "be_prefect_server", "be_worker", "fork_servers", "fork_workers", "forks_asked_for_at"]
+__all__ = [
+    "Asked",
+    "Forks",
+    "be_agent",
+    "be_prefect_server",
+    "be_worker",
+    "fork_agents",
+    "fork_servers",
+    "fork_workers",
+    "forks_asked_for_at",
+]
 
 Asked = tuple[Callable[[], None], Callable[..., object]]
 """What to be, and whom to tell: of `pid` when it is there, of `pid` and `code` when it has ended."""
@@ -84,14 +95,25 @@ class Forks:
 @functools.cache
 def fork_workers(address: str) -> None:
     """Have the workers of the Ray that this process starts forked by the `be_worker` of `address`."""
+    _replace("--python_worker_command=", sys.executable, address)
+
+
+@functools.cache
+def fork_agents(address: str) -> None:
+    """Have the two agents that each node of that Ray has forked by the `be_agent` of `address`."""
+    for name in ("dashboard", "runtime_env"):
+        _replace(f"--{name}_agent_command=", f"{sys.executable} -u", address)
+
+
+def _replace(flag: str, interpreter: str, address: str) -> None:
+    """Have a raylet start, in place of that interpreter, what asks for a process at `address`."""
     from ray._private import services
 
     real = services.start_ray_process
+    theirs, ours = f"{flag}{interpreter} ", f"{flag}{' '.join(_STAND_IN)} {address} "
 
     def start(command: list[str], *more: Any, **options: Any) -> Any:
-        flag = f"--python_worker_command={sys.executable} "
-        ours = f"--python_worker_command={' '.join(_STAND_IN)} {address} "
-        return real([word.replace(flag, ours) if word.startswith(flag) else word for word in command], *more, **options)
+        return real([word.replace(theirs, ours) if word.startswith(theirs) else word for word in command], *more, **options)
 
     services.start_ray_process = start
 
@@ -109,11 +131,14 @@ def fork_servers(address: str) -> None:
     services._spawn_server = spawn
 
 
-def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str]], None]) -> Forks:
-    """What forks the processes that are asked for at `listener`, until the process ends that has forked this one.
+def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str], int], None], until: int | None = None) -> Forks:
+    """What forks the processes that are asked for at `listener`.
+
+    A line of JSON and three descriptors ask for one; the answer is a line with its id and, in the end, one with its exit code.
 
     Args:
-        be: what they are, given the words of their command line.
+        be: what they are, given the words of their command line and the id of the process that asked.
+        until: the process whose end ends them all, if it is not the one that has forked this one.
     """
 
     def take(source: int) -> Asked | None:
@@ -125,26 +150,26 @@ def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str]], None])
             content += connection.recv(1 << 16)
 
         def tell(*, pid: int, code: int | None = None) -> None:
-            if code is None:
-                for stream in streams:
-                    os.close(stream)
-            else:
-                with connection, contextlib.suppress(OSError):  # Ray's process may be gone too
-                    connection.sendall(str(code).encode())
+            with contextlib.suppress(OSError):  # who asked may be gone
+                connection.sendall(f"{pid if code is None else code}\n".encode())
+            for stream in streams if code is None else ():
+                os.close(stream)
+            if code is not None:
+                connection.close()
 
         def become() -> None:
             listener.close()
             request = json.loads(content)
             _stand_in_for(request, streams, connection)
-            be(request["words"])
+            be(request["words"], request["pid"])
 
         return become, tell
 
-    return Forks([listener.fileno(), os.pidfd_open(os.getppid())], take)
+    return Forks([listener.fileno(), os.pidfd_open(until or os.getppid())], take)
 
 
 def _stand_in_for(request: dict[str, Any], streams: Sequence[int], connection: socket.socket) -> None:
-    """Take the folder, streams and environment of the process that asked for this one, and end when it does."""
+    """Take the folder, streams and environment that are asked for, and end when the process that asked does."""
     os.setsid()
     os.chdir(request["folder"])
     for number, stream in enumerate(streams):
@@ -155,7 +180,7 @@ def _stand_in_for(request: dict[str, Any], streams: Sequence[int], connection: s
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
 
 
-def be_worker(words: list[str]) -> None:
+def be_worker(words: list[str], _: int) -> None:
     """Be the worker that Ray asked for.
 
     Ray reads a worker's settings from the environment when it is imported: it is no library to import before the fork.
@@ -172,7 +197,17 @@ def be_worker(words: list[str]) -> None:
     runpy.run_path(program, run_name="__main__")
 
 
-def be_prefect_server(words: list[str]) -> None:
+def be_agent(words: list[str], stand_in: int) -> None:
+    """Be an agent of a Ray node. It watches whether its raylet lives, which has `stand_in` for a child."""
+    from ray._private import process_watcher
+
+    process_watcher.psutil = SimpleNamespace(Process=functools.partial(process_watcher.psutil.Process, stand_in))
+    sys.path[0] = os.path.dirname(words[0])
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def be_prefect_server(words: list[str], _: int) -> None:
     """Be the embedded Prefect server of a state folder. Prefect, which is imported, reads its settings again."""
     from prefect.context import refresh_global_settings_context
 

@@ -179,7 +179,7 @@ def test_killed_between_servers_it_continues_to_the_weights_of_an_embedded_run(
     assert check.finish()["status"] == "done"
     assert pids.read_text(), "the first batch is tried"
     command = Command("run", *words, environment=servers.environment)
-    command.wait_for("a checkpoint", checkpoints_in(storage), timeout_s=900, every_s=0.5)
+    command.wait_for("a checkpoint", checkpoints_in(storage), timeout_s=900, every_s=2)
     command.kill()
     damage_a_shard(storage)
 
