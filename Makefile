@@ -4,8 +4,8 @@
 #   VENV         where the environment goes (default .venv)
 #   TORCH_INDEX  package index that torch is taken from (default: wherever pip is configured to look);
 #                give PyTorch's CPU index here on a Linux machine without a GPU to save gigabytes
-#   PYTEST_WORKERS  processes that run test files side by side (default 3: tests mostly wait for the processes they start; of
-#                `make drills` 4, for one of them waits ten minutes for what becomes of machines)
+#   PYTEST_WORKERS  processes that run test files side by side (default 3, as tests mostly wait for the processes they start; 4 in
+#                `make drills`, where one test waits ten minutes)
 #   MARKS        which of the tests, by their marks: MARKS="not slow", MARKS="not s3" (pytest's -m; a second -m in PYTEST_ARGS
 #                would take the place of the one that tells `make test` from `make drills`)
 #   PENSTOCK_DRILL_DAY  a whole number in place of the date, which decides what is tried of drills with more cases than have room
@@ -44,7 +44,7 @@ help: ## show this list
 install: $(READY) ## make the environment in .venv
 
 # Remade when what to install changes; otherwise `make` costs nothing.
-$(READY): pyproject.toml constraints.txt .ci/make-venv
+$(READY): pyproject.toml constraints.txt .ci/make-venv .ci/uv_settings.py
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" .ci/make-venv "$(VENV)"
 	@touch $@
 
@@ -55,7 +55,7 @@ demo: $(READY) ## make a project with real data in demo/, run it, say where to l
 	@echo "Run the same command again and nothing is done twice:  $(BIN)/penstock run demo/pipeline.yaml"
 	@echo "See the run, its curves and its model in a browser:    cd demo && ../$(BIN)/penstock ui"
 
-test: $(READY) ## the tests of everything that is promised (11 to 20 minutes on 2 cores, by their speed), and the 15 slowest of them
+test: $(READY) ## the tests of everything that is promised (9 to 18 minutes on 2 cores, by their speed), and the 15 slowest of them
 	@$(PYTEST) -m "not drill$(AND_MARKS)" $(PYTEST_ARGS)
 
 FRAMEWORKS := tests/training/frameworks/test_transformers.py tests/training/frameworks/test_keras.py \
@@ -77,7 +77,7 @@ $(BIN)/pip:
 	@$(MAKE) --no-print-directory install
 
 drills: SIDE_BY_SIDE := 4
-drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (half an hour and more)
+drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (20 minutes and more)
 	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, make test

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
@@ -52,7 +53,7 @@ def _forking() -> list[str]:
     The first process of a test run that asks starts what forks, for all of them; it ends with pytest, which has started them.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    folder = Path(tempfile.gettempdir()) / f"penstock-forks-{run or os.getpid()}"
+    folder = Path(tempfile.gettempdir()) / f"penstock-forks-{run or uuid.uuid4().hex}"
     folder.mkdir(mode=0o700, exist_ok=True)
     addresses = [str(folder / name) for name in ("commands", "workers", "agents", "prefect")]
     with open(folder / "lock", "w") as lock, contextlib.ExitStack() as listening:
@@ -62,15 +63,16 @@ def _forking() -> list[str]:
             for listener, address in zip(listeners, addresses, strict=True):
                 listener.bind(address)
                 listener.listen()
-            numbers = [listener.fileno() for listener in listeners]
-            pytest = os.getppid() if run else os.getpid()
-            command = [sys.executable, "-m", __name__, str(pytest), *map(str, numbers)]
+            pytest = os.pidfd_open(os.getppid() if run else os.getpid())
+            numbers = [pytest, *(listener.fileno() for listener in listeners)]
+            command = [sys.executable, "-m", __name__, *map(str, numbers)]
             subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=ROOT, pass_fds=numbers, start_new_session=True)
+            os.close(pytest)
     return addresses
 
 
 def fork_workers_from_here() -> None:
-    """Have the workers and agents of the Rays that this process starts forked."""
+    """Have the workers and agents of the Rays that this process starts forked. It has Ray's settings of all tests."""
     _, workers, agents, _ = _forking()
     fork_workers(workers)
     fork_agents(agents)
@@ -88,7 +90,7 @@ class _Forked:
         with open(os.devnull, "rb") as nothing:
             streams = [nothing.fileno(), self._out.fileno(), said]
             socket.send_fds(self._connection, [json.dumps(request).encode() + b"\n"], streams)
-        self.pid = int(self._answer.readline())
+        self.pid = self._number()
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -98,7 +100,8 @@ class _Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -107,9 +110,15 @@ class _Forked:
         if self.returncode is None:
             if not connection.wait([self._connection], timeout):
                 raise subprocess.TimeoutExpired("penstock", timeout or 0.0)
-            self.returncode = int(self._answer.readline())
+            self.returncode = self._number()
+            self._answer.close()
             self._connection.close()
         return self.returncode
+
+    def _number(self) -> int:
+        line = self._answer.readline()
+        assert line, "the process that forks has ended"
+        return int(line)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         self.wait(timeout)
@@ -157,7 +166,8 @@ def _be_command(words: list[str], _: int, *, addresses: Sequence[str], known: Ma
 
 
 def _settings_of_ray() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    # Ray sets the last one itself when it is imported.
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_") and name != "RAY_CLIENT_MODE"}
 
 
 def _look_at_prefects_settings_again() -> None:
@@ -179,37 +189,35 @@ def _look_at_prefects_settings_again() -> None:
     services._reload_prefect = reload
 
 
-def _main(until: int, listeners: Sequence[socket.socket]) -> None:
+def _main(pytest: int, listeners: Sequence[socket.socket]) -> None:
     commands, workers, agents, prefect = listeners
     if not os.fork():
         _import(_OF_PREFECT_SERVERS)
-        _serve(prefect, listeners, be_prefect_server)
+        _serve(prefect, listeners, be_prefect_server, pytest)
     elif not os.fork():
         ray = Path(importlib.import_module("ray").__file__ or "").parent
         for program in _OF_AGENTS:
             runpy.run_path(str(ray / program))
-        _serve(agents, listeners, be_agent)
+        _serve(agents, listeners, be_agent, pytest)
     else:
         _import(_OF_WORKERS)
         _load_metrics()
         gc.freeze()
         if not os.fork():
-            _serve(workers, listeners, be_worker)
+            _serve(workers, listeners, be_worker, pytest)
         else:
             _import(_OF_COMMANDS)
             _find_out_what_is_the_same_for_all()
             names = [listener.getsockname() for listener in (workers, agents, prefect)]
             be = functools.partial(_be_command, addresses=names, known=_settings_of_ray())
-            folder = Path(commands.getsockname()).parent
-            _serve(commands, listeners, be, until)
-            shutil.rmtree(folder)
+            _serve(commands, listeners, be, pytest)
 
 
 def _serve(
     own: socket.socket,
     listeners: Sequence[socket.socket],
     be: Callable[[list[str], int], None],
-    until: int | None = None,
+    pytest: int,
 ) -> None:
     """Returns when no more processes will be asked for, and only in the one that forks."""
     for listener in listeners:
@@ -217,7 +225,7 @@ def _serve(
             listener.close()
     gc.freeze()
     assert threading.active_count() == 1, "only what is forked whole"
-    become = forks_asked_for_at(own, be, until).serve()
+    become = forks_asked_for_at(own, be, pytest).serve()
     if become is not None:
         become()
         sys.exit()
@@ -282,5 +290,16 @@ _OF_PREFECT_SERVERS = (
 )
 
 
+def _main_until_pytest_ends() -> None:
+    pytest, *numbers = map(int, sys.argv[1:])
+    listeners = [socket.socket(fileno=number) for number in numbers]
+    folder, own = Path(listeners[0].getsockname()).parent, os.getpid()
+    try:
+        _main(pytest, listeners)
+    finally:
+        if os.getpid() == own:
+            shutil.rmtree(folder)
+
+
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), [socket.socket(fileno=int(number)) for number in sys.argv[2:]])
+    _main_until_pytest_ends()

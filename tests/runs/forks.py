@@ -45,7 +45,7 @@ class Forks:
 
     Args:
         sources: file descriptors, readable when there is a request or no more will come.
-        take: from one of them: what is asked for, or None when no more will come.
+        take: from one of them: what is asked for, or None when no more will come. ConnectionError: who asked has gone.
     """
 
     def __init__(self, sources: Sequence[int], take: Callable[[int], Asked | None]) -> None:
@@ -61,10 +61,15 @@ class Forks:
             for key, _ in self._waiting.select():
                 if key.fd in self._children:
                     self._ended(key.fd)
-                elif (asked := self._take(key.fd)) is None:
+                    continue
+                try:
+                    asked = self._take(key.fd)
+                except ConnectionError:
+                    continue
+                if asked is None:
                     self._end()
                     return None
-                elif self._fork(asked[1]):
+                if self._fork(asked[1]):
                     return asked[0]
 
     def _fork(self, tell: Callable[..., object]) -> bool:
@@ -94,13 +99,13 @@ class Forks:
 
 @functools.cache
 def fork_workers(address: str) -> None:
-    """Have the workers of the Ray that this process starts forked by the `be_worker` of `address`."""
+    """Have the workers of the Ray that this process starts forked: they are asked for at `address`."""
     _replace("--python_worker_command=", sys.executable, address)
 
 
 @functools.cache
 def fork_agents(address: str) -> None:
-    """Have the two agents that each node of that Ray has forked by the `be_agent` of `address`."""
+    """Have the two agents of each node of that Ray forked: they are asked for at `address`."""
     for name in ("dashboard", "runtime_env"):
         _replace(f"--{name}_agent_command=", f"{sys.executable} -u", address)
 
@@ -120,7 +125,7 @@ def _replace(flag: str, interpreter: str, address: str) -> None:
 
 @functools.cache
 def fork_servers(address: str) -> None:
-    """Have the Prefect servers that this process starts forked by the `be_prefect_server` of `address`."""
+    """Have the Prefect servers that this process starts forked: they are asked for at `address`."""
     from penstock.flows.servers import services
 
     def spawn(files: ServerFiles) -> subprocess.Popen[bytes]:
@@ -131,14 +136,14 @@ def fork_servers(address: str) -> None:
     services._spawn_server = spawn
 
 
-def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str], int], None], until: int | None = None) -> Forks:
+def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str], int], None], watch: int) -> Forks:
     """What forks the processes that are asked for at `listener`.
 
     A line of JSON and three descriptors ask for one; the answer is a line with its id and, in the end, one with its exit code.
 
     Args:
         be: what they are, given the words of their command line and the id of the process that asked.
-        until: the process whose end ends them all, if it is not the one that has forked this one.
+        watch: descriptor of a process whose end ends them all.
     """
 
     def take(source: int) -> Asked | None:
@@ -147,7 +152,13 @@ def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str], int], N
         connection = listener.accept()[0]
         content, streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
         while not content.endswith(b"\n"):
-            content += connection.recv(1 << 16)
+            more = connection.recv(1 << 16)
+            if not more:
+                for stream in streams:
+                    os.close(stream)
+                connection.close()
+                raise ConnectionError("who asked has gone before it was done")
+            content += more
 
         def tell(*, pid: int, code: int | None = None) -> None:
             with contextlib.suppress(OSError):  # who asked may be gone
@@ -159,13 +170,14 @@ def forks_asked_for_at(listener: socket.socket, be: Callable[[list[str], int], N
 
         def become() -> None:
             listener.close()
+            os.close(watch)
             request = json.loads(content)
             _stand_in_for(request, streams, connection)
             be(request["words"], request["pid"])
 
         return become, tell
 
-    return Forks([listener.fileno(), os.pidfd_open(until or os.getppid())], take)
+    return Forks([listener.fileno(), watch], take)
 
 
 def _stand_in_for(request: dict[str, Any], streams: Sequence[int], connection: socket.socket) -> None:
