@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 
+# Not extra-index-url: of a version that several indexes have, uv takes the first one's file, and pip the one that fits best.
+# One index had soundfile without its library. What is only in an extra index, uv does not find, and pip is asked.
 NAMES = {
     "index-url": "UV_DEFAULT_INDEX",
-    "extra-index-url": "UV_INDEX",
     "find-links": "UV_FIND_LINKS",
     "constraint": "UV_CONSTRAINT",
     "cert": "SSL_CERT_FILE",
@@ -36,4 +37,3 @@ def is_there(place: str) -> bool:
 for option, value in pip_settings().items():
     if option in NAMES and (places := [place for place in value.split() if is_there(place)]):
         print(f"{NAMES[option]}={(',' if option == 'find-links' else ' ').join(places)}")
-print("UV_INDEX_STRATEGY=unsafe-best-match")  # of all indexes, as pip does
