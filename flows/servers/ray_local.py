@@ -194,7 +194,7 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
     # Ray puts the folder it is called in on its workers' path, before installed packages: a user's own `training/` would be
     # imported there in place of ours.
     try:
-        with _own_signal_handlers(), _own_process_groups(), contextlib.chdir(root):
+        with _own_signal_handlers(), _own_process_groups(), _without_uv_hook(), contextlib.chdir(root):
             told = "PENSTOCK_RAY_LOGS" in os.environ
             if not told:  # what Ray prints of its nodes, in colours, whatever `log_to_driver` says
                 ray_worker.listen_error_messages = lambda worker, threads_stopped: None
@@ -212,6 +212,21 @@ def _connected(what: str, settings: dict[str, Any], root: Path) -> Iterator[None
     finally:
         with _own_signal_handlers():
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _without_uv_hook() -> Iterator[None]:
+    """Start workers on the cluster's own Python also when this command was started by `uv run`.
+
+    Ray would start each worker by `uv run` in a copy of the current folder, which is Ray's own temporary folder here: the copy
+    is made inside of it and packs itself until the disk is full. On this machine the workers' Python is the driver's anyhow;
+    nodes of a remote cluster have an environment of their own.
+    """
+    rays, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV, False
+    try:
+        yield
+    finally:
+        ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = rays
 
 
 @contextlib.contextmanager

@@ -175,6 +175,45 @@ def children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
+def test_uv_run_does_not_change_how_workers_start(tmp_path: Path) -> None:
+    """Ray's hook looks at the names of parent processes. It refuses a file outside of the folder that it is about to pack."""
+    (tmp_path / "run").write_text("import subprocess, sys; sys.exit(subprocess.call(sys.argv[2:]))")
+    script = """
+import subprocess, sys
+from pathlib import Path
+import ray
+from penstock.flows.servers.ray_local import join_ray, local_ray
+
+@ray.remote
+def environment():
+    return ray.get_runtime_context().runtime_env.get("working_dir"), sys.executable
+
+code, state_dir, address = sys.argv[1:]
+with join_ray(address) if address else local_ray(Path(state_dir), 1, 1) as cluster:
+    hook = ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
+    print(cluster.embedded, *ray.get(environment.remote()), hook, flush=True)
+    if cluster.embedded:
+        subprocess.run([sys.executable, "-c", code, code, state_dir, cluster.address], check=True)
+"""
+    command = [
+        "uv",
+        "run",
+        "--with-requirements=/elsewhere/requirements.txt",
+        sys.executable,
+        "-c",
+        script,
+        script,
+        str(tmp_path),
+        "",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, executable=sys.executable, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    seen = ["None", sys.executable, "True"]  # the hook is there again afterwards, for a program's own Ray
+    assert done.stdout.split() == ["True", *seen, "False", *seen], done.stderr
+
+
 def test_a_configured_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(ServiceError, match=r"RAY_ADDRESS=127\.0\.0\.1:9 does not answer"), ray_cluster(tmp_path):
