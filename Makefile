@@ -8,6 +8,7 @@
 #                `make drills`, where one test waits ten minutes)
 #   MARKS        which of the tests, by their marks: MARKS="not slow", MARKS="not s3" (pytest's -m; a second -m in PYTEST_ARGS
 #                would take the place of the one that tells `make test` from `make drills`)
+#   THIRD        0, 1 or 2: of `make drills` and `make frameworks` only every third file, as CI does
 #   PENSTOCK_DRILL_DAY  a whole number in place of the date, which decides what is tried of drills with more cases than have room
 #   PYTEST_ARGS  more arguments for pytest, for instance PYTEST_ARGS="-x tests/ingest"
 
@@ -25,6 +26,7 @@ TORCH_INDEX ?=
 PYTEST_WORKERS ?=
 MARKS ?=
 PYTEST_ARGS ?=
+THIRD ?=
 SIDE_BY_SIDE := 3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -34,9 +36,10 @@ PYTEST = $(BIN)/python -m pytest -n $(or $(PYTEST_WORKERS),$(SIDE_BY_SIDE)) --di
 # Too large for everybody's environment, or slow to import for those who do not use them (torchmetrics imports transformers).
 TABLES := Deprecated|arro3-core|datasets|deltalake|dill|lance-namespace|lance-namespace-urllib3-client|mmh3|multiprocess|pyiceberg|pylance|pyroaring|strictyaml|tenacity|xxhash|zstandard
 LARGE := ^($(TABLES)|accelerate|hf-xet|httpcore2|httpx2|huggingface_hub|tokenizers|transformers|truststore|tensorflow-cpu|astunparse|flatbuffers|gast|google-pasta|libclang|opt_einsum|termcolor)==
+OF_THIRD := $(if $(THIRD),--third $(THIRD))
 AND_MARKS := $(if $(MARKS), and ($(MARKS)))
 
-.PHONY: help install demo test drills frameworks frameworks-environment check lint types imports format bench clean
+.PHONY: help install demo test drills frameworks frameworks-environment check lint types imports lines format bench clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,7 +69,7 @@ WITH_LIBRARIES := tests/ingest/formats/test_containers.py::test_what_the_library
 	tests/ingest/preprocess/transforms/test_text.py::test_the_tokenizer_of_the_recipe_page_makes_lists_of_tokens_and_its_file_counts
 
 frameworks: $(READY) frameworks-environment ## the tests of transformers, Keras, Delta Lake, Iceberg, Lance and datasets, with what they need (1.4 GB) in a folder of its own
-	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(WITH_LIBRARIES) $(PYTEST_ARGS)
+	@PYTHONPATH=$(abspath $(VENV))/frameworks $(PYTEST) $(FRAMEWORKS) $(WITH_LIBRARIES) $(OF_THIRD) $(PYTEST_ARGS)
 
 # Needs no more of the environment than its pip, so that CI fills both at the same time.
 frameworks-environment: $(BIN)/pip
@@ -78,7 +81,7 @@ $(BIN)/pip:
 
 drills: SIDE_BY_SIDE := 4
 drills: $(READY) ## the other tests: kills of a run in every stage, and what else takes minutes (20 minutes and more)
-	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(PYTEST_ARGS)
+	@$(PYTEST) -m "drill$(AND_MARKS)" $(addprefix --ignore=,$(FRAMEWORKS)) $(OF_THIRD) $(PYTEST_ARGS)
 
 check: lint types imports test ## lint, types, import direction, make test
 
@@ -95,6 +98,9 @@ types: $(READY) ## mypy
 
 imports: $(READY) ## flows -> tasks -> training -> ingest -> penstock, and nothing back
 	@$(BIN)/python -m pytest -q tests/test_imports_point_one_way.py
+
+lines: ## how many lines the core, each plug-in and the tests have, and the ten largest files
+	@$(or $(wildcard $(BIN)/python),python3) .ci/lines.py
 
 bench: $(READY) ## every benchmark beside what it is compared with (an hour; writes docs/performance.md)
 	@.ci/make-venv .venv-bench

@@ -86,20 +86,35 @@ _FIRST = (
 """Files that take minutes: begun last, one of them would keep one process busy while the others have nothing to do."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run only every third of the files with chosen tests")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`make drills` need not import the many files without a drill: a file that has one says `mark.drill` itself."""
     asked = collection_path.suffix == ".py" and config.option.markexpr.startswith("drill")
     return True if asked and b"mark.drill" not in collection_path.read_bytes() else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files come first. What uses the S3 server carries the mark `s3`, and a drill is `slow`."""
+def files_of_third(files: set[str], third: int) -> set[str]:
+    """Return every third file, by name; the three thirds together hold each file once."""
+    return set(sorted(files)[third::3])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Put long files first, mark users of the S3 server `s3` and drills `slow`; after `-m`, keep the third asked for."""
     for item in items:
         if {"s3_server", "s3_bucket", "rows_bucket"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.s3)
         if item.get_closest_marker("drill"):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: next((i for i, start in enumerate(_FIRST) if item.nodeid.startswith(start)), len(_FIRST)))
+    yield
+    if config.option.third is not None:
+        kept = files_of_third({item.nodeid.partition("::")[0] for item in items}, config.option.third)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid.partition("::")[0] not in kept])
+        items[:] = [item for item in items if item.nodeid.partition("::")[0] in kept]
 
 
 @pytest.fixture(scope="session")

@@ -302,9 +302,3 @@ def test_every_room_says_its_question_and_its_public_modules() -> None:
 def test_the_tests_of_a_room_lie_in_a_folder_of_its_name() -> None:
     rooms = [path.rpartition("/")[0] for path in MODULES if path.endswith("/__init__.py") and path.count("/") == 2]
     assert rooms and [room for room in rooms if not any((ROOT / "tests" / room).glob("test_*.py"))] == []
-
-
-def test_no_folder_of_the_packages_has_become_a_drawer() -> None:
-    folders = [folder for package in PACKAGES for folder in (ROOT / package).rglob("*") if folder.is_dir()]
-    counts = {folder.relative_to(ROOT).as_posix(): len(list(folder.glob("*.py"))) for folder in folders}
-    assert {name: count for name, count in counts.items() if count > 17} == {}  # sixteen modules and the __init__ of a room
