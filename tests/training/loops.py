@@ -54,14 +54,14 @@ def train_func(config):
     if config.get("looks"):
         shape = next(iter(shard.iter_torch_batches(batch_size=2)))["image"].shape
         torch.rand(len(shape))
+    options = {"dtypes": {"image": torch.float32}, "drop_last": config.get("drop_last", False)}
+    loader = shard.iter_torch_batches(batch_size=config["batch_size"], **options)
     steps = 0
     for epoch in range(first_epoch, config["epochs"]):
         model.train()
-        for number, batch in enumerate(
-            shard.iter_torch_batches(
-                batch_size=config["batch_size"], dtypes={"image": torch.float32}, drop_last=config.get("drop_last", False)
-            )
-        ):
+        if not config.get("once"):
+            loader = shard.iter_torch_batches(batch_size=config["batch_size"], **options)
+        for number, batch in enumerate(loader):
             if number == config.get("batches_an_epoch"):
                 break
             loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
@@ -149,7 +149,7 @@ def careful(config):
         if config["forgets"] != "batches":
             batches = state["batches"]
         if config["forgets"] == "its place":
-            next(shard.iter_torch_batches(batch_size=111))
+            next(iter(shard.iter_torch_batches(batch_size=111)))
             batches += 1
 
     def save(epoch):

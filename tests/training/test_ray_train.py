@@ -73,10 +73,10 @@ def newest(folder: Path, run: str = "run") -> Checkpoint:
     return checkpoint
 
 
-def session_of(job: TrainJob, rank: int) -> Session:
-    """One of two ranks', at the beginning."""
+def session_of(job: TrainJob, rank: int, state: TrainState | None = None) -> Session:
+    """One of two ranks', at the beginning or at `state`."""
     facts = CheckpointFacts.at(
-        TrainState(), world_size=2, identity={}, settings=job.settings, environment={}, exactness=BIT_EXACT
+        state or TrainState(), world_size=2, identity={}, settings=job.settings, environment={}, exactness=BIT_EXACT
     )
     return Session(job, Group(rank, 2, CPU), facts, None, OwnValues(None, "train"), None, None)
 
@@ -127,6 +127,7 @@ def test_a_loop_that_dies_in_mid_epoch_continues_with_the_next_batch_and_ends_wi
         ({"every": 11}, {"dies_before_validation_of": 1}, 12),  # reported after an epoch's last batch, in the loop over them
         ({"every": 5, "drop_last": True}, {"dies_before_validation_of": 1}, 15),
         ({"every": 5, "drop_last": True}, {"dies_after": 13}, 11),  # from the end of an epoch whose last rows are left out
+        ({"every": 4, "once": True}, {"dies_after": 15}, 12),  # of a loader made once, in the second epoch
         ({"every": 4, "keeps": True}, {"dies_after": 15}, 12),  # of rows that it keeps in memory, in the second epoch
         ({"every": 4, "looks": True}, {"dies_after": 10}, 8),  # and it looks at a batch before its first epoch
         ({"every": 4, "batches_an_epoch": 6}, {"dies_after": 7}, 7),  # from the end of one that the loop left
@@ -367,6 +368,49 @@ def test_the_shards_rows_come_in_the_order_of_the_feed_each_rank_its_share(tmp_p
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0][:160], epochs[2][:160])
 
 
+def test_an_iterable_made_once_gives_the_next_epoch_at_each_walk(tmp_path: Path) -> None:
+    job = loop_job(tmp_path)
+    shard = session_of(job, 0).shard("train")
+    wanted = [[batch["image"] for batch in shard.iter_torch_batches(batch_size=50)] for _ in range(3)]
+    assert not torch.equal(torch.cat(wanted[0]), torch.cat(wanted[1]))
+    once = session_of(job, 0).shard("train").iter_torch_batches(batch_size=50)
+    for epoch in wanted:
+        given = [batch["image"] for batch in once]
+        assert len(given) == len(epoch) and all(map(torch.equal, given, epoch))
+
+    arrays = session_of(job, 0).shard("train").iter_batches(batch_size=50)
+    assert torch.equal(torch.as_tensor(next(iter(arrays))["image"]), wanted[0][0]), "only looked at"
+    for batch, expected in zip(arrays, wanted[0][:2], strict=False):
+        assert torch.equal(torch.as_tensor(batch["image"]), expected)
+    assert torch.equal(torch.as_tensor(next(iter(arrays))["image"]), wanted[1][0]), "the pass before was left early"
+
+    whole = loop_job(tmp_path, datasets={"train": "whole"})
+    every, rows = session_of(whole, 0).shard("train"), session_of(whole, 0).shard("train").iterator().iter_rows()
+    for _ in range(2):
+        epoch_images = torch.cat([batch["image"] for batch in every.iter_torch_batches(batch_size=50)])
+        assert torch.equal(torch.stack([torch.as_tensor(row["image"]) for row in rows]), epoch_images)
+
+
+def test_a_resumed_iterable_first_gives_the_rest_of_its_epoch(tmp_path: Path) -> None:
+    job = loop_job(tmp_path)
+    shard = session_of(job, 0).shard("train")
+    first, second = ([batch["image"] for batch in shard.iter_torch_batches(batch_size=50)] for _ in range(2))
+    once = session_of(job, 0, TrainState(2, 0, 200)).shard("train").iter_torch_batches(batch_size=50)
+    for expected in (first[2:], second):
+        given = [batch["image"] for batch in once]
+        assert len(given) == len(expected) and all(map(torch.equal, given, expected))
+
+
+def test_two_walks_at_once_are_refused(tmp_path: Path) -> None:
+    for walks in (
+        lambda loader: [*zip(loader, loader, strict=True)],
+        lambda loader: [(one, two) for one in loader for two in loader],
+    ):
+        loader = session_of(loop_job(tmp_path), 0).shard("train").iter_batches(batch_size=50)
+        with pytest.raises(SpecError, match=r"'train': a pass over its rows goes on although a later one has begun"):
+            walks(loader)
+
+
 def test_batches_go_to_the_device_and_through_the_collate_function_that_are_named(tmp_path: Path) -> None:
     class Kind:
         def __call__(self, batch: Any) -> dict[str, Any]:
@@ -473,12 +517,27 @@ def cluster() -> Any:
     ray.shutdown()
 
 
+def walks_alike(folder: Path) -> None:
+    """Walk Ray's iterables and ours side by side: rows of each batch in three walks, then after one left early."""
+    (rays,) = ray.data.range(ROWS["validation"]).streaming_split(1)
+    ours = session_of(loop_job(folder, datasets={"validation": "whole"}), 0).shard("validation")
+    seen: list[list[Any]] = []
+    for iterator, column in ((rays, "id"), (ours, "label")):
+        loader, rows = iterator.iter_torch_batches(batch_size=20), iterator.iter_rows()
+        seen.append([[len(batch[column]) for batch in loader] for _ in range(3)])
+        for _ in loader:
+            break
+        seen[-1] += [len(batch[column]) for batch in loader], sum(1 for _ in rows), sum(1 for _ in rows)
+        seen[-1] += hasattr(loader, "__len__"), hasattr(loader, "__next__")
+    assert seen[0] == seen[1] and len(seen[0][0]) > 1
+
+
 @pytest.mark.slow
 @pytest.mark.drill
 @pytest.mark.usefixtures("cluster")
 def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     listener = Watcher()
-    more: dict[str, Any] = {"workers": 2, "every": 2, "batch_size": 16}
+    more: dict[str, Any] = {"workers": 2, "every": 2, "batch_size": 16, "once": True}
     whole = RAY_TRAIN.train(loop_job(tmp_path, run="whole", **more), stop=threading.Event(), listener=listener)
     assert (whole.status, whole.step, whole.restarts) == ("finished", 33, 0)
     printed = {(event.rank, line) for event in listener.events if isinstance(event, Printed) for line in event.lines}
@@ -490,4 +549,5 @@ def test_on_two_workers_of_ray_train_a_killed_loop_ends_as_an_undisturbed_one(tm
     killed = RAY_TRAIN.train(held, stop=threading.Event(), listener=killer)
     assert (killed.status, killed.restarts) == ("finished", 1) and killed.resumed_from_step is not None
     assert killed.weights_digest == whole.weights_digest
+    walks_alike(tmp_path)
     assert "`steps` of train_func was " in killed.exactness and "of its own" not in killed.exactness

@@ -33,7 +33,7 @@ class Epochs:
         return self._steps
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        return self._shard.iter_torch_batches(batch_size=self._rows)
+        return iter(self._shard.iter_torch_batches(batch_size=self._rows))
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the session keeps the place. With it Lightning knows that an epoch goes on in its middle."""

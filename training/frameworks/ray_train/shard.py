@@ -1,13 +1,15 @@
 """What does `ray.train.get_dataset_shard(name)` give? An object with the methods of Ray's DataIterator, fed by penstock's feed.
 
-One pass over the rows is an epoch in the spec's order, on each rank its share. Where it stands is an epoch and a number of
-rows, so a loop that reports in the middle of an epoch continues with the next batch.
+One pass over the rows is an epoch in the spec's order, on each rank its share. The place in the rows is an epoch and a number
+of rows, so a loop that reports in the middle of an epoch continues with the next batch. Source: ray.data.DataIterator, whose
+iterables begin another epoch with each `iter()`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ _ELSEWHERE = {
     "local_shuffle_seed": "shuffle.seed in the pipeline file is the seed",
 }
 _NOT_THERE = {
-    "iter_epochs": "call iter_torch_batches() or iter_batches() once in each epoch",
+    "iter_epochs": "walk iter_torch_batches() or iter_batches() once in each epoch",
     "to_torch": "take iter_torch_batches()",
 }
 
@@ -44,7 +46,9 @@ class Shard:
         shares: how many ranks share them; 1 where each gets all.
         open_feed: opens this rank's feed.
         device: where torch batches go unless the loop says otherwise.
-            done: called when the loop comes back for the next batch.
+        passed: called with each batch before the loop gets it: (epoch, batch, position, seconds waited for it).
+        done: called when the loop comes back for the next batch.
+        ended: called when a pass is over, with its epoch and whether one batch was only looked at; False if it does not count.
         start: (epoch, position) where the first pass begins.
     """
 
@@ -65,6 +69,7 @@ class Shard:
         self._open_feed, self._device = open_feed, device
         self._passed, self._done, self._ended = passed, done, ended
         self._next = start
+        self._open: _Pass | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_THERE:
@@ -82,8 +87,10 @@ class Shard:
         drop_last: bool = False,
         pin_memory: bool = False,
         **refused: Any,
-    ) -> Iterator[Any]:
-        """An epoch of dicts of tensors, or of what `collate_fn` makes of a batch of numpy arrays (or of what its class takes).
+    ) -> Iterable[Any]:
+        """Dicts of tensors, or the results of `collate_fn` on batches of numpy arrays (or what its class takes).
+
+        Each `iter()` of the returned object begins another epoch, as Ray's does.
 
         Args:
             prefetch_batches, pin_memory: taken; the feed reads ahead and pins by itself.
@@ -94,11 +101,11 @@ class Shard:
         _refuse(self._name, refused)
         to = self._device if device in (None, "auto") else torch.device(device)
         if collate_fn is not None:
-            return (
-                _on(collate_fn(_collated(collate_fn, batch, self._schema)), to)
-                for batch in self._batches(batch_size, drop_last)
+            return _Epochs(
+                lambda: self._batches(batch_size, drop_last),
+                lambda batch: _on(collate_fn(_collated(collate_fn, batch)), to),
             )
-        return (_cast(batch.columns, dtypes) for batch in self._batches(batch_size, drop_last, to))
+        return _Epochs(lambda: self._batches(batch_size, drop_last, to), lambda batch: _cast(batch.columns, dtypes))
 
     def iter_batches(
         self,
@@ -108,8 +115,10 @@ class Shard:
         batch_format: str | None = "default",
         drop_last: bool = False,
         **refused: Any,
-    ) -> Iterator[Any]:
-        """An epoch of batches: dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`).
+    ) -> Iterable[Any]:
+        """Batches as dicts of numpy arrays (`default`, `numpy`), DataFrames (`pandas`) or tables (`pyarrow`).
+
+        Each `iter()` of the returned object begins another epoch, as Ray's does.
 
         Raises:
             SpecError: an argument that would ask for another order than the pipeline file's, or another format.
@@ -118,14 +127,15 @@ class Shard:
         forms = {None: _table, "default": _arrays, "numpy": _arrays, "pandas": _frame, "pyarrow": _table}
         if batch_format not in forms:
             raise SpecError(f"iter_batches: batch_format {batch_format!r}; it is one of numpy, pandas and pyarrow")
-        return (forms[batch_format](batch.columns) for batch in self._batches(batch_size, drop_last))
+        return _Epochs(lambda: self._batches(batch_size, drop_last), lambda batch: forms[batch_format](batch.columns))
 
-    def iter_rows(self) -> Iterator[dict[str, Any]]:
-        """An epoch of rows, each a dict."""
-        for batch in self._batches(256, False):
-            arrays = _arrays(batch.columns)
-            for row in range(batch.rows):
-                yield {name: values[row] if values.ndim > 1 else values[row].item() for name, values in arrays.items()}
+    def iter_rows(self) -> Iterable[dict[str, Any]]:
+        """Rows, each a dict. Each `iter()` of the returned object begins another epoch, as Ray's does."""
+        return _Epochs(lambda: (row for batch in self._batches(256, False) for row in _rows(batch)), lambda row: row)
+
+    def iterator(self) -> Shard:
+        """The shard itself, as Ray's materialized datasets have it."""
+        return self
 
     def to_tf(
         self,
@@ -150,7 +160,7 @@ class Shard:
         _refuse(self._name, refused)
         chosen = [columns for columns in (feature_columns, label_columns, additional_columns) if columns is not None]
         return tf_dataset(
-            self._name, self._schema, chosen, lambda: self.iter_batches(batch_size=batch_size, drop_last=drop_last)
+            self._name, self._schema, chosen, lambda: iter(self.iter_batches(batch_size=batch_size, drop_last=drop_last))
         )
 
     def materialize(self) -> Shard:
@@ -189,29 +199,67 @@ class Shard:
         return f"{self._name}: {counted(self._rows, 'row')}, prepared by penstock, shared by {counted(self._shares, 'worker')}"
 
     def _batches(self, batch_size: int | None, drop_last: bool, device: torch.device | None = None) -> Iterator[Batch]:
+        """One pass: the next epoch, or the rest of the one in which training resumed.
+
+        Raises:
+            SpecError: another pass has begun since.
+        """
         own = batch_size if batch_size is not None else -(-self._rows // self._shares)
         whole = own * self._shares
-        begin = epoch, position = self._next
-        self._next = following = (epoch + 1, 0)
+        if self._open is not None:
+            self._end(self._open)
+        epoch, position = self._next
+        self._open = this = _Pass(epoch, position)
+        self._next = (epoch + 1, 0)
         feed = self._open_feed(whole, device or torch.device("cpu"))
         # As Ray does, all ranks get equally many batches: one that is too small for all of them is left out.
         fewest = whole if drop_last else self._shares
         asked_s = time.perf_counter()
-        taken, left = 0, True
         try:
             for batch in feed.batches(epoch, position):
                 if batch.global_rows < fewest:
                     continue
                 last = self._rows - batch.position < fewest
                 self._passed(epoch, batch, self._rows if last else batch.position, time.perf_counter() - asked_s)
-                taken += 1
+                this.batches += 1
                 yield batch
+                if self._open is not this:
+                    raise SpecError(
+                        f"the shard {self._name!r}: a pass over its rows goes on although a later one has begun; each pass is "
+                        "an epoch, and two at once (zip(loader, loader), or one inside the other) cannot be counted",
+                        next_step="end a pass before the next one begins, or keep the rows of one in a list",
+                    )
                 self._done()
                 asked_s = time.perf_counter()
-            left = False
+            this.whole = True
         finally:
-            if not self._ended(epoch, left and taken == 1) and self._next == following:
-                self._next = begin
+            if self._open is this:
+                self._end(this)
+
+    def _end(self, over: _Pass) -> None:
+        self._open = None
+        if not self._ended(over.epoch, not over.whole and over.batches == 1):
+            self._next = (over.epoch, over.start)
+
+
+@dataclass
+class _Pass:
+    """A pass over the rows: how many batches it gave, and whether it gave all."""
+
+    epoch: int
+    start: int
+    batches: int = 0
+    whole: bool = False
+
+
+class _Epochs(Iterable[Any]):
+    """Passes over a shard: each `iter()` begins one."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], form: Callable[[Any], Any]) -> None:
+        self._begin, self._form = begin, form
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._form(each) for each in self._begin())
 
 
 def _refuse(name: str, given: Mapping[str, Any]) -> None:
@@ -225,6 +273,12 @@ def _arrays(columns: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: column.cpu().numpy() for name, column in columns.items()}
 
 
+def _rows(batch: Batch) -> Iterator[dict[str, Any]]:
+    arrays = _arrays(batch.columns)
+    for row in range(batch.rows):
+        yield {name: values[row] if values.ndim > 1 else values[row].item() for name, values in arrays.items()}
+
+
 def _table(columns: Mapping[str, torch.Tensor]) -> pa.Table:
     return pa.table({name: tensor_array(values) for name, values in _arrays(columns).items()})
 
@@ -235,7 +289,7 @@ def _frame(columns: Mapping[str, torch.Tensor]) -> Any:
     return pd.DataFrame({name: values if values.ndim == 1 else list(values) for name, values in _arrays(columns).items()})
 
 
-def _collated(collate_fn: Any, batch: Batch, schema: FeedSchema) -> Any:
+def _collated(collate_fn: Any, batch: Batch) -> Any:
     from ray.data.collate_fn import ArrowBatchCollateFn, PandasBatchCollateFn
 
     if isinstance(collate_fn, ArrowBatchCollateFn):
