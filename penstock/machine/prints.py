@@ -1,6 +1,6 @@
-"""How does what user code prints, warns and logs reach the person who started the run, with where it comes from?
+"""How do the lines that user code prints, warns and logs reach the person who started the run, with where they come from?
 
-A progress bar draws the same line many times a second: its last state is a line, and one in some seconds while it moves.
+Of a progress bar, which draws its line again after a carriage return, the last state is a line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from penstock.machine.drawn_line import DrawnLine
 from penstock.own_code import PACKAGE_DIR
 from penstock.redact import redact_text
 
@@ -30,40 +29,38 @@ __all__ = [
 ]
 
 MAX_LINES = 100
-"""That `KeptLines` holds; what a loop prints beyond them is counted, not shown."""
+"""`KeptLines` holds so many; lines beyond them, as of a loop that prints, are counted and not shown."""
 
 
 @contextlib.contextmanager
 def passing_prints(take: Callable[[str], None]) -> Iterator[None]:
     """Give the lines that this thread prints in the block to `take`, which may print itself, instead of writing them.
 
-    Where loggers have handlers that let nothing through, as Prefect's in a command, warnings that user code logs go there too.
+    Where all handlers of the root logger let nothing through, as Prefect's in a command, warnings of user code are given, too.
     """
-    taker = _Taker(take, writes=False)
-    root = logging.getLogger()
-    log = _UserLog(taker) if root.handlers else None
-    token = _OF_THREAD.set(taker)
-    if log is not None:
-        root.addHandler(log)
-    try:
-        with _replaced_streams():
+    lines, root = _Lines(take, thread=threading.get_ident()), logging.getLogger()
+    is_quiet = bool(root.handlers) and all(handler.level > logging.WARNING for handler in root.handlers)
+    with _reading_streams(lines):
+        log = logging.StreamHandler()
+        log.setLevel(logging.WARNING)
+        log.addFilter(lambda record: record.thread == lines.thread and not _is_of_library(record))
+        if is_quiet:
+            root.addHandler(log)
+        try:
             yield
-    finally:
-        if log is not None:
+        finally:
             root.removeHandler(log)
-        taker.end()
-        _OF_THREAD.reset(token)
 
 
 def aloud(say: Callable[[str], None]) -> Callable[[str], None]:
-    """The same, and what it prints is written: for what is no user code's in a block of `passing_prints`."""
+    """Make a function that writes its prints also in a block of `passing_prints`: for penstock's own lines."""
 
     def write(text: str) -> None:
-        token = _OF_THREAD.set(None)
+        token = _IS_ALOUD.set(True)
         try:
             say(text)
         finally:
-            _OF_THREAD.reset(token)
+            _IS_ALOUD.reset(token)
 
     return write
 
@@ -71,14 +68,8 @@ def aloud(say: Callable[[str], None]) -> Callable[[str], None]:
 @contextlib.contextmanager
 def copying_prints(take: Callable[[str], None]) -> Iterator[None]:
     """Give the lines that any thread of this process prints in the block to `take`; they are written as before, too."""
-    taker = _Taker(take, writes=True)
-    _OF_PROCESS.append(taker)
-    try:
-        with _replaced_streams():
-            yield
-    finally:
-        _OF_PROCESS.remove(taker)
-        taker.end()
+    with _reading_streams(_Lines(take)):
+        yield
 
 
 class KeptLines:
@@ -98,7 +89,7 @@ class KeptLines:
                 self._more += 1
 
     def take(self) -> list[str]:
-        """The lines since the last call, the last of which may say how many there were besides."""
+        """Return the lines since the last call, the last of which may count those that were not kept."""
         with self._lock:
             lines, more, self._lines, self._more = self._lines, self._more, [], 0
         return [*lines, f"... and {more:,} more lines"] if more else lines
@@ -106,7 +97,7 @@ class KeptLines:
 
 @contextlib.contextmanager
 def keeping_prints() -> Iterator[KeptLines]:
-    """Keep what is printed in the block, for a task to return; an error that leaves the block takes it along."""
+    """Keep the lines that are printed in the block, for a task to return; an error that leaves the block carries them."""
     kept = KeptLines()
     try:
         with copying_prints(kept.add):
@@ -117,19 +108,19 @@ def keeping_prints() -> Iterator[KeptLines]:
 
 
 def printed_before(error: BaseException) -> list[str]:
-    """What was printed before an error that has left `keeping_prints`, here or elsewhere; Ray's names it as `cause`."""
+    """Return the lines printed before an error that has left `keeping_prints`, here or elsewhere; Ray's names it as `cause`."""
     carries = error if hasattr(error, _PRINTED) else getattr(error, "cause", None)
     return list(getattr(carries, _PRINTED, ()))
 
 
 def print_again(lines: Iterable[str]) -> None:
-    """Print in this process what was printed in another."""
+    """Print in this process the lines that were printed in another."""
     for line in lines:
         print(line)
 
 
 def is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a log record is user code's, or a warning: what libraries tell of themselves is neither."""
+    """Whether a log record is user code's, or a warning. Information that libraries log about themselves is neither."""
     return record.levelno >= logging.WARNING or not _is_of_library(record)
 
 
@@ -137,64 +128,72 @@ def _is_of_library(record: logging.LogRecord) -> bool:
     return record.pathname.startswith(_LIBRARIES)
 
 
+_LIBRARIES = (sys.prefix + os.sep, sys.base_prefix + os.sep, str(PACKAGE_DIR) + os.sep)
+"""Where code lies that is not a user's."""
+
 _PRINTED = "_penstock_printed"
 
-_OF_THREAD: ContextVar[_Taker | None] = ContextVar("penstock_prints", default=None)
+_UP = "\x1b[A"
+"""Moves a terminal's cursor up: a bar below another bar writes it after each of its states."""
 
-_OF_PROCESS: list[_Taker] = []
+_IS_ALOUD: ContextVar[bool] = ContextVar("penstock_is_aloud", default=False)
 
 
-class _Taker:
-    """Hands whole lines on.
+class _Lines:
+    """Joins text to whole lines and gives them to `take`.
 
     Args:
-        writes: what is printed is written as before, too.
+        thread: the one whose text it gets, which is not written then; None for all threads, whose text is written as before.
     """
 
-    def __init__(self, take: Callable[[str], None], *, writes: bool) -> None:
-        self.writes = writes
+    def __init__(self, take: Callable[[str], None], thread: int | None = None) -> None:
+        self.thread = thread
         self.pid = os.getpid()
         self._take = aloud(take)
-        self._lines: dict[tuple[int, str], DrawnLine] = {}
+        self._begun: dict[tuple[int, str], str] = {}
 
-    def hear(self, stream: str, text: str) -> None:
-        """Take in what this thread writes to a stream."""
+    def add(self, stream: str, text: str) -> None:
+        """Add text that the current thread writes to a stream."""
         key = threading.get_ident(), stream
-        for line in self._lines.setdefault(key, DrawnLine()).add(text):
-            self.tell(line)
-
-    def tell(self, line: str) -> None:
-        """Hand a line on."""
-        self._take(redact_text(line))
+        *whole, begun = (self._begun.get(key, "") + text).split("\n")
+        self._begun[key] = begun[begun.rstrip("\r").rfind("\r") + 1 :]
+        for line in whole:
+            self._give(line)
 
     def end(self) -> None:
-        """Hand on what all threads have begun."""
-        for begun in [*self._lines.values()]:  # a thread may still print
-            for line in begun.add("\n"):
-                self.tell(line)
+        """Give the lines that threads have begun."""
+        for begun in [*self._begun.values()]:  # a thread may still print
+            self._give(begun)
+
+    def _give(self, line: str) -> None:
+        last = line.rstrip().rpartition("\r")[2]
+        if last and _UP not in last:
+            self._take(redact_text(last))
 
 
 class _Stream:
-    """A stdout or stderr whose lines are heard; all else is asked of the stream below. What keeps it may go on to use it."""
+    """A stdout or stderr whose lines are read; all else is done by the one below. An object that keeps it may use it later."""
 
     def __init__(self, name: str, below: TextIO) -> None:
-        self._name, self.below = name, below
+        self.name, self.below = name, below
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.below, name)
 
     def isatty(self) -> bool:
-        """It is none: lines go elsewhere."""
+        """Answer no: lines go elsewhere."""
         return False
 
     def write(self, text: str) -> int:
-        """Hand the lines on that end in the text."""
-        taker = _OF_THREAD.get() or [None, *_OF_PROCESS][-1]  # other threads begin and end blocks meanwhile
-        heard = taker is not None and taker.pid == os.getpid()  # else of a process that was forked off
-        if taker is None or not heard or taker.writes:
+        """Add text to the lines of the innermost block that this thread is in."""
+        mine = (each for each in reversed(_reading) if each.thread in (None, threading.get_ident()))
+        lines = None if _IS_ALOUD.get() else next(mine, None)
+        if lines is not None and lines.pid != os.getpid():  # of a process that was forked off
+            lines = None
+        if lines is None or lines.thread is None:
             self.below.write(text)
-        if taker is not None and heard:
-            taker.hear(self._name, text)
+        if lines is not None:
+            lines.add(self.name, text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -203,56 +202,31 @@ class _Stream:
             self.write(line)
 
 
-_REPLACING = threading.Lock()
+_CHANGING = threading.Lock()
 
-_replaced: list[_Stream] = []
+_reading: list[_Lines] = []
+"""Of the blocks that threads of this process are in, the outer ones first."""
+
+_streams: list[_Stream] = []
 """Of this process, while any thread is in a block."""
-
-_blocks: list[None] = []
 
 
 @contextlib.contextmanager
-def _replaced_streams() -> Iterator[None]:
-    """Put streams that are heard in place of stdout and stderr, until the last block ends."""
-    with _REPLACING:
-        _blocks.append(None)
-        if len(_blocks) == 1:
+def _reading_streams(lines: _Lines) -> Iterator[None]:
+    """Put streams whose text is read in place of stdout and stderr, until the last block ends."""
+    with _CHANGING:
+        _reading.append(lines)
+        if len(_reading) == 1:
             for name in ("stdout", "stderr"):
-                _replaced.append(stream := _Stream(name, getattr(sys, name)))
+                _streams.append(stream := _Stream(name, getattr(sys, name)))
                 setattr(sys, name, stream)
     try:
         yield
     finally:
-        with _REPLACING:
-            _blocks.pop()
-            while not _blocks and _replaced:
-                stream = _replaced.pop()
-                name = stream._name
-                if getattr(sys, name) is stream:
-                    setattr(sys, name, stream.below)
-
-
-class _UserLog(logging.Handler):
-    """Hears the warnings that user code logs, where no other handler would write them."""
-
-    def __init__(self, taker: _Taker) -> None:
-        super().__init__(logging.WARNING)
-        self._taker = taker
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Hand the record on, as Python itself writes it."""
-        if _OF_THREAD.get() is self._taker and not _is_of_library(record) and not self._is_written(record):
-            for line in self.format(record).splitlines():
-                self._taker.tell(line)
-
-    def _is_written(self, record: logging.LogRecord) -> bool:
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        while logger is not None:
-            if any(each is not self and each.level <= record.levelno for each in logger.handlers):
-                return True
-            logger = logger.parent if logger.propagate else None
-        return False
-
-
-_LIBRARIES = (sys.prefix + os.sep, sys.base_prefix + os.sep, str(PACKAGE_DIR) + os.sep)
-"""Where code lies that is no user's."""
+        lines.end()
+        with _CHANGING:
+            _reading.remove(lines)
+            while not _reading and _streams:
+                stream = _streams.pop()
+                if getattr(sys, stream.name) is stream:
+                    setattr(sys, stream.name, stream.below)

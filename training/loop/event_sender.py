@@ -1,15 +1,18 @@
-"""How do rank 0's events reach the driver without a step waiting for the network?"""
+"""How do events of rank 0, and lines that user code prints on any rank, reach the driver without a step that waits for them?"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
+from penstock.machine.prints import KeptLines, copying_prints
 from penstock.messages import counted, said_of
-from penstock.training.events import Event, TrainProgress, Warned
+from penstock.training.events import Event, Printed, TrainProgress, Warned
 from penstock.training.loop.machine_load import MachineSampler
 
-__all__ = ["Courier", "MailboxClient"]
+__all__ = ["Courier", "MailboxClient", "sending_prints"]
 
 
 PUT_INTERVAL_S = 0.5
@@ -78,3 +81,32 @@ class Courier:
                 kept.append(Warned(message=f"{text}: {said_of(error)}"))
             with self._lock:
                 self._events[:0] = kept
+
+
+@contextmanager
+def sending_prints(client: MailboxClient, rank: int) -> Iterator[None]:
+    """Send the lines that are printed in the block, in any thread of this process, to the driver as well.
+
+    Args:
+        client: of this alone, for it is called from a thread.
+    """
+    lines = KeptLines()
+    ended = threading.Event()
+
+    def send() -> None:
+        if taken := lines.take():
+            client.put([Printed(rank=rank, lines=tuple(taken))])
+
+    def send_until_ended() -> None:
+        while not ended.wait(PUT_INTERVAL_S):
+            send()
+
+    thread = threading.Thread(target=send_until_ended, name="penstock-prints", daemon=True)
+    thread.start()
+    try:
+        with copying_prints(lines.add):
+            yield
+    finally:
+        ended.set()
+        thread.join()
+        send()

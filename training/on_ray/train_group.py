@@ -40,7 +40,7 @@ _KNOBS = {
     # Its notices are not used here (the last time-based checkpoint is recent enough), and it costs a process per worker group.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "300",
-    # Ray would take `print` for its own log files; printed.py shows what user code prints.
+    # Ray would take `print` for its own log files; `sending_prints` shows what user code prints.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     # Ray would move workers into a scratch folder, where a recipe's relative paths mean something else.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",

@@ -39,12 +39,11 @@ from penstock.training.determinism import in_deterministic_mode, make_determinis
 from penstock.training.evaluation.metrics import validation_metrics
 from penstock.training.events import Failure
 from penstock.training.job import RECIPE_CODE, RECIPE_PARAMS, TrainJob
-from penstock.training.loop.event_sender import MailboxClient
+from penstock.training.loop.event_sender import MailboxClient, sending_prints
 from penstock.training.loop.loop import Parts, run_loop
 from penstock.training.loop.rank_zero import rank_observer
 from penstock.training.on_ray.joined_late import must_see_mark
 from penstock.training.on_ray.mailbox import MailboxHandle, RayMailboxClient, say_in_log
-from penstock.training.on_ray.printed import sending_prints
 from penstock.training.open_feeds import open_job_feed
 from penstock.training.ranks import Group
 from penstock.training.recipe import load_recipe

@@ -1,4 +1,4 @@
-"""What user code prints, logs and draws as a bar: is each line heard once, with no secrets, and no bar a flood of lines?"""
+"""Do lines that user code prints, logs and draws as a bar arrive once, without secrets, and a bar as its last state?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from tqdm import tqdm
 
 from penstock.flows.run.reporter import TerminalReporter
-from penstock.machine.drawn_line import DrawnLine
 from penstock.machine.prints import (
     MAX_LINES,
     copying_prints,
@@ -26,7 +25,7 @@ from penstock.machine.prints import (
     printed_before,
 )
 from penstock.training.events import Event, Printed
-from penstock.training.on_ray.printed import sending_prints
+from penstock.training.loop.event_sender import sending_prints
 
 SECRET = "http://alice:canary@host"
 
@@ -70,12 +69,13 @@ def test_each_line_of_this_thread_goes_to_its_taker_and_nowhere_else(capsys: pyt
     assert capsys.readouterr().out == "taken\n" * 3 + "in another thread\n" + "taken\n"
 
 
-def test_what_another_handler_writes_or_a_library_logs_is_no_line() -> None:
+def test_a_warning_that_a_handler_writes_or_a_library_logs_is_not_a_line() -> None:
     lines: list[str] = []
-    with handled() as handler, passing_prints(lines.append):
+    with handled() as handler:
         handler.setLevel(logging.WARNING)
-        logging.warning("written already")
-        handler.setLevel(logging.CRITICAL)
+        with passing_prints(lines.append):
+            logging.warning("written already")
+    with handled(), passing_prints(lines.append):
         record = logging.LogRecord("urllib3", logging.WARNING, pytest.__file__, 1, "retries", None, None)
         assert is_worth_a_line(record), "on a training worker, whose libraries warn of what is trained there"
         record.levelno = logging.INFO
@@ -132,49 +132,17 @@ def test_an_error_takes_along_what_was_printed_before_it(capsys: pytest.CaptureF
     assert printed_before(ValueError()) == []
 
 
-class Terminal(io.StringIO):
-    """A terminal, and a clock that goes on with each write."""
-
-    write_s = 1.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 100.0
-        self.lines: list[str] = []
-        self.line = DrawnLine(lambda: self.now_s)
-
-    def write(self, text: str) -> int:
-        """Take in text."""
-        self.now_s += self.write_s
-        self.lines += self.line.add(text)
-        return len(text)
-
-
-def bar(terminal: Terminal, total: int, name: str, **more: Any) -> tqdm[int]:
-    return tqdm(range(total), file=terminal, mininterval=0, miniters=1, bar_format=f"{name} {{n_fmt}}", **more)
-
-
-def test_a_bar_is_a_line_in_five_seconds_and_its_last_state() -> None:
-    terminal = Terminal()
-    for number in bar(terminal, 12, "rows"):
-        if number == 6:
-            terminal.write("in between\n")
-    assert terminal.lines == ["rows 5", "in between", "rows 9", "rows 12"]
-    terminal.write_s = 0.0
-    list(bar(terminal, 3, "gone", leave=False))
-    for number in range(3):
-        terminal.write(f"{number}/3\r")
-    terminal.write("\nthe end\r\n")
-    assert terminal.lines[4:] == ["2/3", "the end"]
-
-
-def test_a_bar_within_a_bar_is_no_line_each_time_it_moves() -> None:
-    terminal = Terminal()
-    for _ in bar(terminal, 2, "epochs"):
-        list(bar(terminal, 30, "steps", leave=False))
-    steps = [line for line in terminal.lines if line.startswith("steps")]
-    assert {line for line in terminal.lines} - {*steps} == {"epochs 0", "epochs 1", "epochs 2"}
-    assert len(terminal.lines) < 50, "and 360 writes"
+def test_a_progress_bar_gives_its_last_state() -> None:
+    lines: list[str] = []
+    with passing_prints(lines.append):
+        list(tqdm(range(30), mininterval=0, bar_format="rows {n_fmt}"))
+        for _ in tqdm(range(2), mininterval=0, bar_format="epochs {n_fmt}"):
+            list(tqdm(range(30), mininterval=0, bar_format="steps {n_fmt}", leave=False))
+        for number in range(3):
+            sys.stdout.write(f"{number}/3\r")
+        print("\nthe end\r")
+    assert lines[0] == "rows 30" and lines[-3:] == ["epochs 2", "2/3", "the end"]
+    assert {*lines[1:-3]} <= {"epochs 0", "epochs 1"}, "an inner bar moves 30 times"
 
 
 def test_above_the_bar_of_a_terminal_a_line_of_user_code_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
