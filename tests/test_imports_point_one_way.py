@@ -110,7 +110,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *(f"training/{file}.py" for file in ("determinism", "model", "not_a_number", "open_feeds", "ranks", "recipe", "rng")),
         *(f"training/checkpoint/{file}.py" for file in ("exactness", "host_copy", "matching", "packed")),
         *("training/checkpoint/state_files.py", "training/checkpoint/weights.py"),
-        *(f"training/registry/{file}.py" for file in ("answer", "loaded_model", "prepared_rows")),
+        *(f"training/registry/{file}.py" for file in ("answer", "loaded_model")),
         *("tasks/evaluate.py", "flows/run/preflight.py", "flows/tune/flow.py", "flows/verbs/doctor/machine.py"),
     ),
 }

@@ -182,7 +182,7 @@ def _on_ray(
     loaded = LoadedModel(model.folder)  # here, where an error is one and not one for each worker
     if refused := unscorable(loaded, jobs):
         return iter(refused)
-    requires = {} if loaded.form is None else loaded.form.requires
+    requires = loaded.form.requires
     del loaded
     cluster = connect()
     import ray

@@ -23,7 +23,6 @@ from penstock.ingest.preprocess.problems import NEVER_DROPPED, Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from penstock.ingest.preprocess.transforms.decode_image import decode_images
-from penstock.ingest.preprocess.transforms.request import request_of, table_of
 from penstock.ingest.read.pieces import Piece, pieces_of
 from penstock.ingest.read.snapshot import BATCH_BYTES, SourceSnapshot, iterate_rows
 from penstock.ingest.read.splits import row_hashes, split_codes
@@ -108,21 +107,6 @@ class Chain:
             self._finish(rows)
         if self._data.invalid == "drop":
             raise_for([problem for problem in rows.problems if problem.reason in NEVER_DROPPED], label=self._data.label)
-        return rows
-
-    def prepare_few(self, table: pa.Table, origin: Origin) -> Rows:
-        """Prepare a few rows to the same columns, without a table between the transforms, which costs more than their work.
-
-        Raises:
-            DataError: one of them cannot be used, or a transform cannot be applied; `prepare` tells which.
-        """
-        request = request_of(table)
-        for entry in self._fitted:
-            with entry.step.naming_its_package(lambda: "the rows given"):
-                request = entry.step.transform.apply_request(request, entry.columns, self._data, self._functions)
-        rows = Rows(table_of(request), origin)
-        self._finish(rows)
-        raise_for(rows.problems, droppable=False)
         return rows
 
     def _finish(self, rows: Rows) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -74,8 +73,3 @@ class ColumnState(Section):
     """Quantile transform: the quantiles of the train split, rising."""
     more: dict[str, Category] | None = None
     """Whatever else a transform keeps, by names of its own."""
-
-    @functools.cached_property
-    def codes(self) -> dict[Category, int]:
-        """Category to code."""
-        return {category: code for code, category in reversed(list(enumerate(self.categories or ())))}

@@ -6,7 +6,6 @@ Stages, records, lease, checkpoints, tracker and registry are the real ones; row
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,7 +38,6 @@ from penstock.training.job import TrainJob, TrainOutcome
 from penstock.training.on_ray import trainer
 from penstock.training.on_ray.worker import run_rank
 from penstock.training.ranks import Group
-from penstock.training.registry import needed_code
 from tests.training.digits import ListClient
 
 __all__ = ["leave_out_servers", "run_here"]
@@ -62,14 +60,11 @@ def _train_here(
 
 
 def leave_out_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `run_here` need no server until the test ends, and find out once what is the same for all runs of this process."""
+    """Let `run_here` need no server until the test ends."""
     monkeypatch.setattr(closing, "prefect_answers", lambda _within_s: True)  # there is no flow run to report
     monkeypatch.setattr(trainer, "train", _train_here)
     monkeypatch.setattr(materialize, "materialize_dataset", partial(materialize.materialize_dataset, parallel=local_map))
     monkeypatch.setattr(preprocess, "fit_preprocess", partial(preprocess.fit_preprocess, parallel=local_map))
-    modules = functools.cache(lambda roots: needed_code_of(list(roots)))
-    needed_code_of = needed_code.needed_modules
-    monkeypatch.setattr(needed_code, "needed_modules", lambda roots: modules(tuple(roots)))
     monkeypatch.setattr(lease, "SETTLE_S", 0.0)  # for racers of other machines
 
 

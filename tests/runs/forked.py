@@ -243,19 +243,17 @@ def _load_metrics() -> None:
 
 
 def _find_out_what_is_the_same_for_all() -> None:
-    """What commands look up of the environment and keep: its packages, our own code, fonts."""
+    """Look up what commands keep of the environment: its packages and fonts."""
     from mlflow.utils.requirements_utils import _init_packages_to_modules_map
 
     from penstock.flows.run.environment import describe_environment
     from penstock.training.evaluation.figures import confusion_figure, figure_png
-    from penstock.training.registry.needed_code import needed_modules
     from penstock.training.tracking.registry import TRACKERS
 
     TRACKERS.get("mlflow").load()
     describe_environment()
     _init_packages_to_modules_map()
     figure_png(confusion_figure(np.eye(2, dtype=np.int64), "ab"))
-    needed_modules([f"penstock.training.{name}" for name in ("registry.serving", "frameworks.torch.loading")])
 
 
 _OF_WORKERS = (

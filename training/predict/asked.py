@@ -22,8 +22,7 @@ from penstock.stores import is_local
 from penstock.training.model import ModelSpec
 from penstock.training.predict.unit import FORMAT
 from penstock.training.registry.load import FetchedModel
-from penstock.training.registry.loaded_model import MODEL_FILE
-from penstock.training.registry.raw_rows import RawForm
+from penstock.training.registry.loaded_model import MODEL_FILE, form_of
 
 __all__ = ["Asked", "ask", "check_input", "input_options", "list_input", "state_of"]
 
@@ -82,16 +81,11 @@ def ask(
         base_dir: where relative paths start; by default the working directory.
 
     Raises:
-        DataError: the model takes prepared rows only.
+        DataError: the model has no description of raw rows.
         SpecError: there is no such format, or an option of it is wrong or missing.
     """
     spec = ModelSpec.model_validate_json((model.folder / MODEL_FILE).read_bytes())
-    if spec.raw is None:
-        raise DataError(
-            f"{model.uri} takes prepared rows only: it was registered without what prepares raw ones",
-            next_step="train and register it again with this version of penstock",
-        )
-    form = RawForm.model_validate(spec.raw)
+    form = form_of(spec)
     name = format or form.data.format
     is_kept = format_named(name).is_kept
     if not is_kept and is_local(source):

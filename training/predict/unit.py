@@ -108,7 +108,7 @@ def unscorable(model: LoadedModel, jobs: Sequence[ScoringJob]) -> list[ScoringOu
     So that a wrong input is told before a cluster is started for it.
     """
     reader = reader_of(jobs[0].data)
-    if model.inputs is None or reader.missing_is_null or reader.one_row_per_file or len(jobs) > _LOOKED_AT:
+    if reader.missing_is_null or reader.one_row_per_file or len(jobs) > _LOOKED_AT:
         return []
     found: list[ScoringOutcome] = []
     for job in jobs:
@@ -221,7 +221,6 @@ class _Source:
     """
 
     def __init__(self, model: LoadedModel, job: ScoringJob) -> None:
-        assert model.inputs is not None  # or `penstock.training.predict.score` had refused it
         self._wanted = {field.name: field.type for field in model.inputs}
         self._unneeded = set(model.unneeded)
         self._job, self._batch_rows = job, model.rows_at_once

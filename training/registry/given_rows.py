@@ -63,7 +63,7 @@ def given_rows(given: Any, schema: pa.Schema) -> GivenRows:
     if isinstance(given, pa.Table):
         return GivenRows({name: given.column(name) for name in given.column_names}, given.num_rows)
     if isinstance(given, pd.DataFrame):
-        return GivenRows(_frame_columns(given), len(given))
+        return GivenRows({str(name): given[name] for name in given.columns}, len(given))
     if isinstance(given, Mapping):
         columns = {str(name): values for name, values in given.items()}
         if _is_one_row(columns, schema):
@@ -89,18 +89,6 @@ def _refuse_twice(names: Sequence[str]) -> None:
         raise DataError(
             f"the rows given have two columns {twice!r}", next_step=f"give one column {twice!r}, the one that the source has"
         )
-
-
-def _frame_columns(frame: pd.DataFrame) -> dict[str, Any]:
-    if len(frame) > _FEW_ROWS:
-        return {str(name): frame[name] for name in frame.columns}
-    cells = frame.to_numpy(object).T
-    numbers = [isinstance(kind, np.dtype) and kind.kind in "iuf" for kind in frame.dtypes]
-    return {str(name): cells[at] if numbers[at] else frame[name] for at, name in enumerate(frame.columns)}
-
-
-_FEW_ROWS = 64
-"""Of so few rows a Series for each column costs more than all that is done with them."""
 
 
 def _is_one_row(columns: Mapping[str, Any], schema: pa.Schema) -> bool:

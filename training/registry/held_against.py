@@ -53,8 +53,6 @@ def compare_models(new: LoadedModel, holder: LoadedModel, metric: str, tables: I
     if kinds[0] not in ("classification", "regression"):
         raise DataError(f"only one class or one number a row can be compared, and they predict {_WORDS[kinds[0]]}")
     for model, whose in ((holder, "it was"), (new, "the new version was")):
-        if model.inputs is None:
-            raise DataError(f"{whose} registered without what prepares raw rows")
         if not model.can_predict:
             raise DataError(f"{whose} trained by a recipe without `predict`")
     targets, outputs, unanswered, first_trouble, cut = [], [], 0, None, False

@@ -32,10 +32,9 @@ from penstock.training.registry.answer import (
     prediction_columns,
 )
 from penstock.training.registry.given_rows import GivenRows, given_rows, raw_table
-from penstock.training.registry.prepared_rows import PreparedColumns
 from penstock.training.registry.raw_rows import PreparedRows, RawForm, RawRows
 
-__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows"]
+__all__ = ["MODEL_FILE", "LoadedModel", "ScoredRows", "form_of"]
 
 
 MODEL_FILE = "model.json"
@@ -74,10 +73,12 @@ class LoadedModel:
 
     Attributes:
         schema: what the model itself takes.
-        inputs: columns and types of raw rows; None for a model that was registered without them.
+        inputs: columns and types of raw rows.
         unneeded: those of `inputs` that need not be given.
+        form: how raw rows are prepared.
 
     Raises:
+        DataError: the model has no description of raw rows.
         UserCodeError: the user's code cannot be loaded.
         CheckpointError: the files do not fit the model.
         PreflightError, SpecError: a package that the model needs is not installed.
@@ -88,19 +89,15 @@ class LoadedModel:
         self.schema: FeedSchema = spec.feed_schema
         self._model = load_model(spec, Storage(str(folder)))
         self._batch_rows = spec.batch_rows
-        self._raw = None if spec.raw is None else RawRows(RawForm.model_validate(spec.raw), spec.feed_schema)
-        self.inputs: pa.Schema | None = None if self._raw is None else self._raw.schema
-        self.unneeded: tuple[str, ...] = () if self._raw is None else self._raw.form.unneeded
-
-    @property
-    def form(self) -> RawForm | None:
-        """How raw rows are prepared; None for a model that was registered without it."""
-        return None if self._raw is None else self._raw.form
+        self.form: RawForm = form_of(spec)
+        self._raw = RawRows(self.form, spec.feed_schema)
+        self.inputs: pa.Schema = self._raw.schema
+        self.unneeded: tuple[str, ...] = self.form.unneeded
 
     @property
     def rows_at_once(self) -> int:
         """How many raw rows are prepared together: a good number to give to `score`."""
-        return self._batch_rows if self._raw is None else self._raw.rows_at_once
+        return self._raw.rows_at_once
 
     @property
     def can_predict(self) -> bool:
@@ -116,10 +113,8 @@ class LoadedModel:
         """What the model should have answered to raw rows that hold their label: see `RawRows.labels`.
 
         Raises:
-            DataError: the model was registered without what prepares raw rows, or the rows do not fit.
+            DataError: the rows do not fit.
         """
-        if self._raw is None:
-            raise DataError("the model was registered without what prepares raw rows", next_step="register it again")
         return self._raw.labels(rows)
 
     def predict(
@@ -128,7 +123,6 @@ class LoadedModel:
         *,
         columns: Sequence[str] | None = None,
         on_error: Literal["raise", "report"] = "raise",
-        prepared: bool = False,
     ) -> pd.DataFrame:
         """Predict, row by row. What is answered to a row does not depend on the others.
 
@@ -140,7 +134,6 @@ class LoadedModel:
                 one row, or JSON text of the last three. Whatever stands in the label's column is not looked at.
             columns: which columns to answer with: those of the answer, and columns of `rows`. All of the answer's by default.
             on_error: `report` answers every row, with a column `error` that is None where all went well.
-            prepared: `rows` holds the features as the dataset's feed has them, a dict of arrays or a DataFrame.
 
         Returns:
             A row for each given row. For classes `prediction` (the class's name, or its index where classes have no names),
@@ -151,19 +144,13 @@ class LoadedModel:
         """
         if on_error not in ("raise", "report"):
             raise DataError(f"on_error is {on_error!r}", next_step="set it to raise or report")
-        if prepared or self._raw is None:
-            made = PreparedColumns(rows, self.schema)
-            scored = np.arange(made.num_rows)
-            table = answer_table(
-                self._answer(made.batch, made.num_rows), scored, made.num_rows, {}, report=on_error == "report"
-            )
-            names = [str(name) for name in (rows.columns if isinstance(rows, pd.DataFrame) else rows)]
-            return asked_for(table, columns, names, lambda name: list(rows[name]))
-        given = given_rows(rows, self._raw.schema)
-        features, scored, problems, _ = self._features(self._raw, given)
+        given = given_rows(rows, self.inputs)
+        features, scored, problems, _ = self._features(given)
         if problems and on_error == "raise":
             raise _refusal(problems, given.num_rows)
-        answered = self._answer(_batches_of(features, self.schema), len(scored))
+        arrays = self._arrays(features, self._batch_rows)
+        empty: dict[str, Any] = {name: [] for name in prediction_columns(self.schema)}
+        answered = empty if arrays is None else answer_columns(arrays, self.schema)
         table = answer_table(answered, scored, given.num_rows, problems, report=on_error == "report")
         return asked_for(table, columns, list(given.columns), lambda name: given.of(name, np.arange(given.num_rows)))
 
@@ -173,22 +160,16 @@ class LoadedModel:
         The model gets more rows at a time, by their bytes: predictions may round differently in the last bits.
 
         Raises:
-            DataError: a column is missing, the model cannot predict, or it was registered without what prepares raw rows.
+            DataError: a column is missing, or the model cannot predict.
         """
-        if self._raw is None:
-            raise DataError(
-                "the model takes prepared rows only: it was registered without what prepares raw ones",
-                next_step="train and register it again with this version of penstock",
-            )
-        given = given_rows(rows, self._raw.schema)
-        features, scored, problems, unseen = self._features(self._raw, given, counting=True)
-        arrays = self._arrays(_batches_of(features, self.schema), len(scored), self._many_rows(features))
+        features, scored, problems, unseen = self._features(given_rows(rows, self.inputs))
+        arrays = self._arrays(features, self._many_rows(features))
         return ScoredRows(pa.table({}) if arrays is None else arrow_answer(arrays, self.schema), scored, problems, unseen)
 
-    def _features(self, raw: RawRows, given: GivenRows, *, counting: bool = False) -> PreparedRows:
-        """Prepared features of the rows that can be used."""
-        table, problems = raw_table(given, raw.schema, self.unneeded)
-        ready = raw.prepare(table, counting=counting)
+    def _features(self, given: GivenRows) -> PreparedRows:
+        """Prepare the features of the rows that can be used."""
+        table, problems = raw_table(given, self.inputs, self.unneeded)
+        ready = self._raw.prepare(table)
         problems = {**ready.problems, **problems}
         if not problems:
             return ready
@@ -203,23 +184,24 @@ class LoadedModel:
         row_bytes = max(1, int(features.nbytes) // int(features.num_rows))
         return max(self._batch_rows, min(MOST_BATCH_ROWS, BATCH_BYTES // row_bytes))
 
-    def _answer(self, batches: Batches, num_rows: int) -> Mapping[str, Any]:
-        arrays = self._arrays(batches, num_rows, self._batch_rows)
-        if arrays is None:
-            return {name: [] for name in prediction_columns(self.schema)}
-        return answer_columns(arrays, self.schema)
-
-    def _arrays(self, batches: Batches, num_rows: int, batch_rows: int) -> dict[str, np.ndarray] | None:
-        """What the model says of each row; None of no rows."""
+    def _arrays(self, features: pa.Table, batch_rows: int) -> dict[str, np.ndarray] | None:
+        """Predict prepared rows in batches; None of no rows."""
         if not self._model.can_predict:
             raise DataError("the model cannot predict: its recipe has no `predict`", next_step="add one, and train")
-        parts = []
+        parts, batches, num_rows = [], _batches_of(features, self.schema), features.num_rows
         with torch.inference_mode():
             for begin in range(0, num_rows, batch_rows):
                 end = min(begin + batch_rows, num_rows)
                 on_device = {name: values.to(self._model.device) for name, values in batches(begin, end).items()}
                 parts.append(self._model.predict(on_device, end - begin).detach().cpu())
         return answer_arrays(torch.cat(parts), self.schema, self._model.predicts) if parts else None
+
+
+def form_of(spec: ModelSpec) -> RawForm:
+    """Read how a registered model prepares raw rows. Raises DataError where it says nothing of them."""
+    if spec.raw is None:
+        raise DataError("the model has no description of raw rows", next_step="train and register it again")
+    return RawForm.model_validate(spec.raw)
 
 
 def _batches_of(table: pa.Table, schema: FeedSchema) -> Batches:

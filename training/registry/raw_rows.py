@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +28,8 @@ from penstock.ingest.formats.registry import format_of, format_origin
 from penstock.ingest.formats.section import DataSection
 from penstock.ingest.preprocess.chain import Chain, rows_at_once
 from penstock.ingest.preprocess.fitted import FittedPreprocess
-from penstock.ingest.preprocess.problems import Origin, Reason, RowProblem
+from penstock.ingest.preprocess.problems import Origin, Reason, SetAside
+from penstock.ingest.preprocess.rows import Rows
 from penstock.ingest.preprocess.transforms.transform import ALL_COLUMNS
 from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.ingest.spec import DataSpec
@@ -36,10 +37,6 @@ from penstock.messages import shorten
 from penstock.usercode.capture import UserCode
 
 __all__ = ["PreparedRows", "RawForm", "RawRows", "raw_form"]
-
-
-FEW_ROWS = 64
-"""So many rows are prepared without a table between the transforms: on the tabular template one row takes 0.4 of the time."""
 
 
 class RawForm(Section):
@@ -155,8 +152,8 @@ class PreparedRows(NamedTuple):
     """int64: which of the given rows they are, ascending."""
     problems: dict[int, str]
     """By given row, of all others."""
-    unseen: Mapping[str, int] = {}
-    """Column -> its values that a transform took though the train split has no such category; where they are counted."""
+    unseen: Mapping[str, int]
+    """Column -> its values that a transform took though the train split has no such category."""
 
 
 class RawRows:
@@ -178,19 +175,20 @@ class RawRows:
         self.form, self.schema = form, form.arrow_schema
         self._features = schema.features
         transforms = [fitted.step for fitted in form.fitted.steps]
-        self._chain = Chain(form.data, transforms, form.fitted, form.code)
+        # Set aside, so that each row that cannot be used is listed with its reason.
+        data = form.data.model_copy(update={"invalid": "quarantine"})
+        self._chain = Chain(data, transforms, form.fitted, form.code)
         self._source_names = _source_names(form)
         self.rows_at_once = rows_at_once(form.data, self.schema, transforms)
         self._label = None
         if form.label is not None:
             self._label = _label_of(form.label_value, self.schema.field(form.label).type)
 
-    def prepare(self, table: pa.Table, *, counting: bool = False) -> PreparedRows:
+    def prepare(self, table: pa.Table) -> PreparedRows:
         """Prepare rows. Some that cannot be used change nothing about the others.
 
         Args:
             table: in the columns and types of `schema`; the label's column may hold anything.
-            counting: count the categories that the train split does not have, which takes longer where there are few rows.
 
         Raises:
             PenstockError: but no DataError: a package or code cannot be used at all.
@@ -201,15 +199,16 @@ class RawRows:
         tables: list[pa.Table] = []
         kept: list[np.ndarray] = []
         problems: dict[int, str] = {}
-        unseen = Counter[str]() if counting else None
+        unseen = Counter[str]()
         for first in range(0, table.num_rows, self.rows_at_once):
             some = table.slice(first, self.rows_at_once).combine_chunks()
-            for prepared, rows in self._some(some, first, problems, unseen):
-                tables.append(prepared)
-                kept.append(rows)
+            for features, rows in self._usable(some, first, problems):
+                tables.append(features)
+                kept.append(rows.origin.rows)
+                unseen.update({self._source_names.get(name, name): number for name, number in rows.unseen.items()})
         if not tables:
-            return PreparedRows(pa.table({}), np.empty(0, np.int64), problems)
-        return PreparedRows(pa.concat_tables(tables), np.concatenate(kept), problems, dict(unseen or {}))
+            return PreparedRows(pa.table({}), np.empty(0, np.int64), problems, {})
+        return PreparedRows(pa.concat_tables(tables), np.concatenate(kept), problems, dict(unseen))
 
     def labels(self, table: pa.Table) -> np.ndarray:
         """The label of each row, prepared: float64 [rows], NaN for a row that cannot be used.
@@ -240,41 +239,40 @@ class RawRows:
                 found[rows.origin.rows] = rows.table.column(str(self.form.data.label)).to_numpy()
         return found
 
-    def _some(
-        self, table: pa.Table, first: int, problems: dict[int, str], unseen: Counter[str] | None
-    ) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Prepare together what can be; a transform that stops at one row is given the halves."""
+    def _usable(self, table: pa.Table, first: int, problems: dict[int, str]) -> Iterator[tuple[pa.Table, Rows]]:
+        """Prepare the rows together; where a transform stops because of one of them, prepare the halves."""
         count = table.num_rows
-        origin = Origin.of_file("the rows given", first, count)
-        if count <= FEW_ROWS and unseen is None:
-            with contextlib.suppress(DataError):  # what is wrong with them is found out below
-                yield self._as_taken(self._chain.prepare_few(table, origin).table), origin.rows
-                return
         try:
-            rows = self._chain.prepare(table, origin)
-            prepared = self._as_taken(rows.table) if rows.table.num_rows else None
+            rows = self._chain.prepare(table, Origin.of_file("the rows given", first, count))
+            features = self._features_of(rows.table) if rows.table.num_rows else None
         except DataError as error:
             if count == 1:
                 problems[first] = f"row {first}: {error.message}"
                 return
             half = count // 2
-            yield from self._some(table.slice(0, half), first, problems, unseen)
-            yield from self._some(table.slice(half), first + half, problems, unseen)
+            yield from self._usable(table.slice(0, half), first, problems)
+            yield from self._usable(table.slice(half), first + half, problems)
             return
-        lost = np.setdiff1d(np.arange(first, first + count), rows.origin.rows, assume_unique=True)
-        if count == 1 and len(lost):
-            problems[first] = _problem(first, table, rows.problems, self._source_names)
-        else:
-            for row in lost.tolist():
-                for _ in self._some(table.slice(row - first, 1), row, problems, None):
-                    raise DataError(f"row {row} can be used alone, and not beside others", next_step=_DEPENDS)
-        if prepared is not None:
-            if unseen is not None:
-                unseen.update({self._source_names.get(name, name): number for name, number in rows.unseen.items()})
-            yield prepared, rows.origin.rows
+        found = {
+            row: self._problem(table.slice(row - first, 1), aside, example)
+            for aside in rows.set_aside
+            for row, example in zip(aside.origin.rows.tolist(), aside.examples, strict=True)
+        }
+        for row in np.setdiff1d(np.arange(first, first + count), rows.origin.rows, assume_unique=True).tolist():
+            problems[row] = f"row {row}: {found.get(row, 'a map_batches function leaves it out (`_keep` is False)')}"
+        if features is not None:
+            yield features, rows
 
-    def _as_taken(self, table: pa.Table) -> pa.Table:
-        """The features alone, in the model's order. Raises DataError where one is another column than the model takes."""
+    def _problem(self, row: pa.Table, aside: SetAside, value: str) -> str:
+        """Name column, value and rule; a value that the transforms do not name is the one that was given."""
+        column = self._source_names.get(aside.column, aside.column)
+        if not value:
+            held = row.column(column)[0].as_py() if column in row.column_names else None
+            value = shorten(held) if held is not None else "null" if aside.reason == "null" else "NaN or an infinity"
+        return f"column {column!r} holds {value}; {_RULES[aside.reason]}"
+
+    def _features_of(self, table: pa.Table) -> pa.Table:
+        """Select the features, in the model's order. Raises DataError where the model takes another column."""
         made = {info.name: info for info in columns_of(table.schema)}
         columns = {}
         for wanted in self._features:
@@ -289,9 +287,6 @@ class RawRows:
         return pa.table(columns)
 
 
-_DEPENDS = "let the map_batches function make of a row what it makes of it in any batch"
-
-
 def _plain(info: ColumnInfo) -> bool:
     return not info.shape and info.ragged is None and not info.encoded
 
@@ -300,8 +295,9 @@ _RULES: dict[Reason, str] = {
     "null": "the model needs a value there",
     "not finite": "the model needs a finite number there",
     "unknown category": "which is none of the categories of the train split",
-    "label out of range": "which is no class of the train split",
-    "broken image": "which is no image that can be decoded",
+    "label out of range": "which is not a class of the train split",
+    "broken image": "which is not an image that can be decoded",
+    "unreadable": "it does not become the type that the model takes",
 }
 
 
@@ -315,14 +311,3 @@ def _source_names(form: RawForm) -> dict[str, str]:
         for name, raw in called.items():
             meant.setdefault(name, set()).add(raw)
     return {name: next(iter(raws)) for name, raws in meant.items() if len(raws) == 1}
-
-
-def _problem(row: int, table: pa.Table, problems: Sequence[RowProblem], source_names: Mapping[str, str]) -> str:
-    if not problems:
-        return f"row {row}: a map_batches function leaves it out (`_keep` is False)"
-    problem = problems[0]
-    column, value = source_names.get(problem.column, problem.column), problem.example
-    if not value:
-        held = table.column(column)[0].as_py() if column in table.column_names else None
-        value = shorten(held) if held is not None else "null" if problem.reason == "null" else "NaN or an infinity"
-    return f"row {row}: column {column!r} holds {value}; {_RULES[problem.reason]}"

@@ -1,4 +1,4 @@
-"""How does a trained model become a version in MLflow's registry, once, with everything needed to load it elsewhere?
+"""How does a trained model become a version in MLflow's registry, once, with everything that loading it elsewhere needs?
 
 The model is a pyfunc "from code": source text, JSON and the framework's files. Each step looks first whether an earlier try
 has done it, so a kill between any two of them leads to one version, not two.
@@ -12,9 +12,9 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import mlflow.pyfunc
 import pandas as pd
@@ -23,17 +23,16 @@ import pyarrow.compute as pc
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, ModelSignature
+from mlflow.models import Model
 from mlflow.tracking import MlflowClient
 
 from penstock.ingest.columns.images import holds_images
+from penstock.own_code import PACKAGE_DIR
 from penstock.training.model import ModelSpec
 from penstock.training.registry.aliases import give_alias
-from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel
-from penstock.training.registry.needed_code import archive_needed_code
-from penstock.training.registry.raw_rows import RawForm
+from penstock.training.registry.loaded_model import MODEL_FILE, LoadedModel, form_of
 from penstock.training.registry.registry import Registered, TrainedVersion
-from penstock.training.registry.signature import model_signature, prepared_signature, untyped_signature
+from penstock.training.registry.signature import model_signature
 from penstock.training.tracking.mlflow_backend import patiently
 from penstock.training.tracking.mlflow_limits import fit_key
 from penstock.training.tracking.mlflow_pages import short_digest
@@ -41,23 +40,17 @@ from penstock.training.tracking.mlflow_tracker import MlflowTracker
 from penstock.training.tracking.mlflow_versions import KEY_TAG, find_version, model_behind
 from penstock.training.tracking.relocate_mlflow import TRAINING_VIEW
 
-__all__ = ["add_flavors", "register_model"]
+__all__ = ["register_model"]
 
 
 _ENTRY = """from mlflow.models import set_model
 
 from penstock.training.registry.serving import ServedModel
 
-set_model(ServedModel({arguments}))
+set_model(ServedModel())
 """
 
 _ENTRY_FILE = "penstock_model.py"
-
-_PREPARED = "prepared"
-"""Folder within a version: the same model, by the same files, for features as the dataset's feed has them."""
-
-_UNTYPED = "untyped"
-"""Folder within a version: the same model, by the same files, with a signature that lets every value pass to its own check."""
 
 _REQUIRED = (
     "blake3",
@@ -78,39 +71,6 @@ _EXAMPLE_BYTES = 1 << 20
 
 _READABLE_TAGS = ("penstock.run",)
 """What a version has as tags, too; digests are on the logged model and on the run."""
-
-
-_FRAMEWORKS = "penstock.training.frameworks"
-
-_FLAVORS: dict[str, tuple[str, dict[str, Any]]] = {
-    f"{_FRAMEWORKS}.xgboost.loading:load": (
-        "xgboost",
-        {"data": "artifacts/model.ubj", "model_class": "xgboost.core.Booster", "model_format": "ubj"},
-    ),
-    f"{_FRAMEWORKS}.lightgbm.loading:load": (
-        "lightgbm",
-        {"data": "artifacts/model.txt", "model_class": "lightgbm.basic.Booster"},
-    ),
-    f"{_FRAMEWORKS}.keras.loading:load": ("keras", {"data": "artifacts/model", "save_exported_model": False}),
-    f"{_FRAMEWORKS}.transformers.loading:load": ("transformers", {"model_binary": "artifacts"}),
-}
-"""Loader of the model -> name of the flavour, and what MLflow's loader of it reads."""
-
-_VERSIONS = {
-    "xgboost": "xgb_version",
-    "lightgbm": "lgb_version",
-    "keras": "keras_version",
-    "transformers": "transformers_version",
-}
-
-_TASKS = {
-    "ForImageClassification": "image-classification",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForAudioClassification": "audio-classification",
-    "ForVideoClassification": "video-classification",
-}
-"""What the names of transformers' classes end with -> their task, without which MLflow's loader takes none."""
 
 
 def register_model(tracker: MlflowTracker, trained: TrainedVersion) -> Registered:
@@ -225,20 +185,20 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="penstock-model-", dir=files[0].parent) as folder:
         work = Path(folder)
         entry, spec_file = work / _ENTRY_FILE, files[0].parent / MODEL_FILE
-        entry.write_text(_ENTRY.format(arguments=""))
+        entry.write_text(_ENTRY)
         spec_file.write_text(_portable(model).model_dump_json(indent=1))
         placeholders = [work / file.name for file in files]
         for placeholder in placeholders:
             placeholder.touch()
         rows = _plain_images(few_rows(trained.example)).to_pandas()
         answer, ours = _answer(spec_file.parent, trained.example), work / "penstock.zip"
-        archive_needed_code(trained.model, ours)
+        _archive_code(ours)
         mlflow.pyfunc.save_model(
             str(work / "model"),
             python_model=str(entry),
             artifacts={"spec": str(spec_file), **{file.name: str(file) for file in placeholders}},
             code_paths=[str(ours)],
-            signature=model_signature(RawForm.model_validate(model.raw), answer),
+            signature=model_signature(form_of(model), answer),
             input_example=rows,
             pip_requirements=_requirements(model),
             metadata={KEY_TAG: trained.key},
@@ -250,53 +210,27 @@ def _model_folder(trained: TrainedVersion) -> Iterator[Path]:
                 os.link(file, target)
             except OSError:
                 shutil.copyfile(file, target)
-        _add_entries(work / "model", f"code/{ours.name}", prepared_signature(model.feed_schema, answer))
-        add_flavors(model, work / "model")
+        described = Model.load(str(work / "model"))
+        # Python imports from the archive; and the paths that MLflow has noted are those of this temporary folder.
+        described.flavors["python_function"].update(code=f"code/{ours.name}", model_code_path=_ENTRY_FILE)
+        for kept in described.flavors["python_function"]["artifacts"].values():
+            del kept["uri"]
+        described.save(str(work / "model" / "MLmodel"))
         yield work / "model"
 
 
-def _add_entries(folder: Path, code: str, prepared: ModelSignature) -> None:
-    """Let MLflow import from the archive of code, and add the other entries, which share all files with the first."""
-    described = Model.load(str(folder))
-    ours = described.flavors["python_function"]
-    ours.update(code=code, model_code_path=_ENTRY_FILE)
-    ours["artifacts"] = {name: {"path": file["path"]} for name, file in ours["artifacts"].items()}
-    described.save(str(folder / "MLmodel"))
-    for name, arguments in ((_PREPARED, "prepared=True"), (_UNTYPED, "")):
-        (folder / name).mkdir()
-        (folder / name / _ENTRY_FILE).write_text(_ENTRY.format(arguments=arguments))
-    shared = {name: {"path": f"../{file['path']}"} for name, file in ours["artifacts"].items()}
-    environment = {manager: f"../{file}" for manager, file in ours["env"].items()}
-    described.flavors["python_function"] = {**ours, "code": f"../{code}", "artifacts": shared, "env": environment}
-    described.saved_input_example_info = None  # type: ignore[assignment]
-    for name, signature in ((_PREPARED, prepared), (_UNTYPED, untyped_signature(described.signature))):
-        described.signature = signature
-        described.save(str(folder / name / "MLmodel"))
+def _archive_code(archive: Path) -> None:
+    """Write the modules that a model may need, which are all below `tasks`, as one file that Python imports from.
 
-
-def add_flavors(model: ModelSpec, folder: Path) -> None:
-    """Name in the MLmodel what MLflow's own loader of a library reads, such as `mlflow.xgboost.load_model`."""
-    if model.loader not in _FLAVORS:
-        return
-    name, configuration = _FLAVORS[model.loader]
-    if name == "transformers":
-        named = _architecture(folder / "artifacts")
-        if named is None:
-            return
-        configuration = configuration | named
-    versions = {_VERSIONS[name]: next((version for own, version in model.requires.items() if own.startswith(name)), "")}
-    description = Model.load(str(folder))
-    description.add_flavor(name, **versions, **configuration)
-    description.save(str(folder / "MLmodel"))
-
-
-def _architecture(folder: Path) -> dict[str, Any] | None:
-    """Class and task of a model of transformers' own; None for a class of the user's, which MLflow's loader cannot find."""
-    import transformers
-
-    name = (json.loads((folder / "config.json").read_text()).get("architectures") or [""])[0]
-    task = next((task for end, task in _TASKS.items() if name.endswith(end)), None)
-    return {"pipeline_model_type": name, "task": task} if task is not None and hasattr(transformers, name) else None
+    Hundreds of small files would be hundreds of requests to an artifact store for each version that is registered or loaded.
+    """
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for folder, folders, names in os.walk(PACKAGE_DIR, followlinks=True):
+            folders[:] = sorted(set(folders) - {"__pycache__", "tasks", "flows"})
+            for file in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
+                # Without a time, so that equal code makes equal bytes.
+                member = zipfile.ZipInfo(f"penstock/{file.relative_to(PACKAGE_DIR).as_posix()}")
+                packed.writestr(member, file.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def few_rows(example: pa.Table) -> pa.Table:
@@ -322,8 +256,7 @@ def _answer(folder: Path, example: pa.Table) -> pd.DataFrame | None:
 def _requirements(model: ModelSpec) -> list[str]:
     """Exact versions of what is installed here, without build tags such as `+cpu`, which no index knows."""
     installed = {name: importlib.metadata.version(name) for name in _REQUIRED}
-    form = RawForm.model_validate(model.raw)
-    for name, version in {**model.code.versions, **model.requires, **form.requires}.items():
+    for name, version in {**model.code.versions, **model.requires, **form_of(model).requires}.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version(name)
             installed.setdefault(name, version)

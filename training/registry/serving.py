@@ -21,14 +21,7 @@ __all__ = ["ServedModel"]
 
 
 class ServedModel(PythonModel):  # type: ignore[misc]
-    """`penstock.training.registry.loaded_model.LoadedModel` behind MLflow's interface.
-
-    Args:
-        prepared: whether rows come as the dataset's feed has them, where `params` does not say so.
-    """
-
-    def __init__(self, *, prepared: bool = False) -> None:
-        self._prepared = prepared
+    """`penstock.training.registry.loaded_model.LoadedModel` behind MLflow's interface."""
 
     def load_context(self, context: PythonModelContext) -> None:
         """Rebuild the model from the artifact `spec`, `model.json`, and the files beside it. Raises as `LoadedModel`."""
@@ -37,17 +30,17 @@ class ServedModel(PythonModel):  # type: ignore[misc]
     def predict(
         self, context: PythonModelContext | None, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> Any:
-        """Predict, from raw rows if nothing else is said.
+        """Predict from raw rows.
 
         Args:
             context: not used.
             model_input: as `rows` of `LoadedModel.predict`; MLflow makes a DataFrame of whatever it is given.
-            params: `columns`, `on_error` and `prepared`, as of `LoadedModel.predict`.
+            params: `columns` and `on_error`, as of `LoadedModel.predict`.
 
         Raises:
             MlflowException: instead of what `LoadedModel.predict` raises: MLflow's server hides the text of any other error.
         """
-        options = {"prepared": self._prepared, **(params or {})}
+        options = dict(params or {})
         options["columns"] = list(options.get("columns") or []) or None
         try:
             return self.model.predict(model_input, **options)

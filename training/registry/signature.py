@@ -1,4 +1,4 @@
-"""What does MLflow say about a model's inputs and outputs? The source's columns with their types, and the answer's.
+"""Which signature does MLflow show for a model's inputs and outputs? The source's columns with their types, and the answer's.
 
 MLflow compares types strictly: it refuses a null in an integer column, and times with a zone. Columns of which that would be
 wrong are declared without a type; the model's own check of the rows says what does not fit.
@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from mlflow.models import ModelSignature
-from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema, TensorSpec
+from mlflow.types.schema import AnyType, Array, ColSpec, DataType, Object, ParamSchema, ParamSpec, Property, Schema
 
 from penstock.ingest.columns.images import holds_images
-from penstock.ingest.schema import ColumnInfo, FeedSchema
 from penstock.training.registry.raw_rows import RawForm
 
-__all__ = ["model_signature", "prepared_signature", "untyped_signature"]
+__all__ = ["model_signature"]
 
 
 def model_signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignature:
@@ -27,44 +26,15 @@ def model_signature(form: RawForm, answer: pd.DataFrame | None) -> ModelSignatur
     Args:
         answer: to the input example; None where the model cannot predict.
     """
-    inputs: list[ColSpec | TensorSpec] = []
+    inputs: list[Any] = []
     for field in form.arrow_schema:
         if field.name != form.label:
             kind = _any_type(field.type, null=field.name in form.nullable)
             inputs.append(ColSpec(kind, field.name, required=field.name not in form.unneeded))
-    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), _params())
-
-
-def untyped_signature(typed: ModelSignature) -> ModelSignature:
-    """The same columns without their types: values that do not fit reach the model, which names row, column, value and rule."""
-    inputs: list[ColSpec | TensorSpec] = [ColSpec(AnyType(), each.name, required=each.required) for each in typed.inputs]
-    return ModelSignature(Schema(inputs), typed.outputs, typed.params)
-
-
-def prepared_signature(schema: FeedSchema, answer: pd.DataFrame | None) -> ModelSignature:
-    """The signature of the same model where its features are given as the dataset's feed has them.
-
-    Args:
-        answer: as for `model_signature`.
-    """
-    inputs: list[ColSpec | TensorSpec] = []
-    for column in schema.features:
-        inputs.append(ColSpec(_feature(column), column.name))
-        if column.ragged:
-            inputs.append(ColSpec(DataType.long, f"{column.name}_length"))
-    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), _params())
-
-
-def _params() -> ParamSchema:
-    columns = ParamSpec("columns", DataType.string, [], shape=(-1,))
-    return ParamSchema([columns, ParamSpec("on_error", DataType.string, "raise")])
-
-
-def _feature(column: ColumnInfo) -> Any:
-    kind: Any = DataType.double if np.dtype(column.dtype).kind == "f" else DataType.long
-    for _ in range(1 if column.ragged else len(column.shape)):
-        kind = Array(kind)
-    return kind
+    params = ParamSchema(
+        [ParamSpec("columns", DataType.string, [], shape=(-1,)), ParamSpec("on_error", DataType.string, "raise")]
+    )
+    return ModelSignature(Schema(inputs), None if answer is None else _outputs(answer), params)
 
 
 def _any_type(kind: pa.DataType, *, null: bool) -> Any:

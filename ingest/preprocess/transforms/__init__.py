@@ -1,7 +1,7 @@
 """What may be done to the rows? One file for each transform: its options, what it asks of the data, how it is applied.
 
 Words: `Options` is what a pipeline file writes under the transform's name; a *question* is what it learns from the train split,
-and a `ColumnState` what it keeps of the answer; a *request* is the few rows that a served model is sent, as arrays.
+and a `ColumnState` what it keeps of the answer.
 Public: for transforms of other packages (docs/extend/transform.md) `Transform`, the types `Columns` and `Names` for its
 options, and `Question`, `ColumnFacts`, `ColumnState`, `Rows`, `Functions`. `registry.TRANSFORMS` holds all by name.
 """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import pyarrow as pa
 from pydantic import AfterValidator, Field
 
@@ -17,7 +16,6 @@ from penstock.ingest.columns.type_text import parse_type, value_text
 from penstock.ingest.columns.unreadable import cast_readable
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
 
@@ -61,32 +59,3 @@ class Cast(Transform[dict[str, str]]):
                     f"which does not become {kind} without loss",
                     next_step="cast it to another type, or repair the row",
                 ) from error
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        made = dict(request)
-        for name, text in self.options.items():
-            cast = _cast(request.get(name), _numpy_dtype(text))
-            if cast is None:
-                return super().apply_request(request, fitted, data, functions)
-            made[name] = cast
-        return made
-
-
-@functools.lru_cache(1024)
-def _numpy_dtype(text: str) -> np.dtype | None:
-    """Dtype of a type of whole or wide floating numbers, else None."""
-    kind = parse_type(text)
-    wide = pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    return np.dtype(kind.to_pandas_dtype()) if wide else None
-
-
-def _cast(values: Any, dtype: np.dtype | None) -> np.ndarray | None:
-    """Numbers in another dtype; None where a value may not fit it, or numpy and Arrow may differ."""
-    if dtype is None or not plain_numbers(values):
-        return None
-    if dtype.kind == "f" or values.dtype.kind == "b" or np.can_cast(values.dtype, dtype):
-        return values.astype(dtype)  # type: ignore[no-any-return]
-    if values.dtype.kind == "f" or isinstance(values, np.ma.MaskedArray) or not values.size:
-        return None
-    bounds = np.iinfo(dtype)
-    return values.astype(dtype) if int(values.min()) >= bounds.min and int(values.max()) <= bounds.max else None

@@ -14,7 +14,6 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.fixed_shape import is_number, numbers
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request, num_rows, schema_of
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml
@@ -85,23 +84,6 @@ class Concatenator(Transform[ConcatenatorOptions]):
             np.concatenate([part[start:stop] for part in parts], axis=1, out=joined[start:stop])
         rows.table = rows.table.drop_columns(names)
         rows.put(self.options.output, tensor_array(joined))
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        names, count = self.columns(schema_of(request), data.label), num_rows(request)
-        parts = []
-        for name in names:
-            part = request[name]
-            if not isinstance(part, np.ndarray) or isinstance(part, np.ma.MaskedArray) or part.dtype.kind not in "biuf":
-                return super().apply_request(request, fitted, data, functions)
-            if part.dtype.kind == "f" and not np.isfinite(part).all():
-                return super().apply_request(request, fitted, data, functions)
-            parts.append(part.reshape(count, -1))
-            if _first_lost(parts[-1], self.options.dtype) is not None:
-                return super().apply_request(request, fitted, data, functions)
-        joined = np.empty((count, sum(part.shape[1] for part in parts)), self.options.dtype)
-        np.concatenate(parts, axis=1, out=joined)
-        taken = set(names)
-        return {name: values for name, values in request.items() if name not in taken} | {self.options.output: joined}
 
 
 def _is_vector(kind: pa.DataType) -> bool:

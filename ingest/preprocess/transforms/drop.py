@@ -9,7 +9,6 @@ from pydantic import Field
 
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
 
@@ -31,8 +30,3 @@ class Drop(Transform[list[str]]):
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
         self.require(rows, self.options)
         rows.table = rows.table.drop_columns(self.options)
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        if not request.keys() >= set(self.options):
-            return super().apply_request(request, fitted, data, functions)
-        return {name: values for name, values in request.items() if name not in self.options}

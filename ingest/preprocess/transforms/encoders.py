@@ -16,7 +16,6 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.fixed_shape import is_text
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 from penstock.messages import shorten
@@ -122,37 +121,9 @@ class _Encoder(Transform[O]):
         rows.reject(unseen, "unknown category", name, lambda row: shorten(values[row].as_py()))
         rows.put(name, pc.drop_null(codes).cast(pa.int64()))
 
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        made = dict(request)
-        for state in fitted:
-            codes = _codes(request.get(state.column), state)
-            written = None if codes is None else self._written(codes, state)
-            if written is None:
-                return super().apply_request(request, fitted, data, functions)
-            made[state.column] = written
-        return made
-
     def _count(self, rows: Rows, name: str, unseen: np.ndarray) -> None:
         if unseen.any():
             rows.unseen[name] = rows.unseen.get(name, 0) + int(unseen.sum())
-
-    def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
-        """The column of a request that has these codes, -1 for values that were not learnt; None if there is a problem."""
-        return None if -1 in codes else np.array(codes, np.int64)
-
-
-_PYTHON_TYPES = {np.dtype(object): str, np.dtype(np.int64): int, np.dtype(np.bool_): bool}
-"""Dtype of a request's column to the type that its categories then have, if they are looked up as they are."""
-
-
-def _codes(values: np.ndarray | pa.Array | None, state: ColumnState) -> list[int] | None:
-    """Code of each value; None where one is null, or columns and categories are not of the same type."""
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or isinstance(values, np.ma.MaskedArray):
-        return None
-    kind, listed = _PYTHON_TYPES.get(values.dtype), values.tolist()
-    if None in listed or any(type(category) is not kind for category in state.codes):
-        return None
-    return [state.codes.get(value, -1) for value in listed]
 
 
 class OneHot(_Encoder[OneHotOptions]):
@@ -189,17 +160,6 @@ class OneHot(_Encoder[OneHotOptions]):
     def _width(self, state: ColumnState) -> int:
         return len(state.categories or ()) + (self.options.unknown == "code")
 
-    def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
-        if -1 in codes and self.options.unknown == "error":
-            return None
-        vectors = np.zeros((len(codes), self._width(state)), np.float32)
-        for row, code in enumerate(codes):
-            if code < 0 and self.options.unknown == "code":
-                vectors[row, -1] = 1
-            if code >= 0:
-                vectors[row, code] = 1
-        return vectors
-
 
 class Ordinal(_Encoder[OrdinalOptions]):
     """An int64 index per category, in sorted order; a category that the train split does not have is an error, or `unknown`."""
@@ -216,11 +176,6 @@ class Ordinal(_Encoder[OrdinalOptions]):
             codes = pc.fill_null(codes, len(state.categories or ()))
         rows.put(state.column, codes)
 
-    def _written(self, codes: list[int], state: ColumnState) -> np.ndarray | None:
-        if self.options.unknown == "code":
-            return np.array([len(state.categories or ()) if code < 0 else code for code in codes], np.int64)
-        return super()._written(codes, state)
-
 
 class LabelEncoder(_Encoder[LabelEncoderOptions]):
     """Class names to class indices."""
@@ -236,9 +191,3 @@ class LabelEncoder(_Encoder[LabelEncoderOptions]):
         if not column:
             raise DataError("preprocess: label_encoder needs a label", next_step="set data.label, or label_encoder.column")
         return [column]
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        """A request has no label, as a rule: it is what the model is asked for."""
-        if all(state.column not in request for state in fitted):
-            return dict(request)
-        return super().apply_request(request, fitted, data, functions)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import model_validator
@@ -16,7 +15,6 @@ from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.preprocess.learnt import Category, ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request, plain_numbers, schema_of
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml
@@ -67,7 +65,9 @@ class Imputer(Transform[ImputerOptions]):
         return ColumnState(column=column, fill=facts.mean if self.options.strategy == "mean" else facts.most_frequent)
 
     def apply(self, rows: Rows, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> None:
-        fills = self._fills(fitted, rows.table.schema, data)
+        fills: dict[str, Category | None] = {state.column: state.fill for state in fitted}
+        if not fitted:
+            fills = dict.fromkeys(self.columns(rows.table.schema, data.label), self.options.fill_value)
         self.require(rows, list(fills))
         for name, fill in fills.items():
             values = rows.column(name)
@@ -82,42 +82,6 @@ class Imputer(Transform[ImputerOptions]):
                     f"preprocess: imputer: {fill!r} is no value for column {name!r} of type {values.type}",
                     next_step=f"choose another fill_value, or cast the column before (cast: {{{in_yaml(name)}: float64}})",
                 ) from error
-
-    def _fills(self, fitted: Sequence[ColumnState], schema: pa.Schema, data: DataSpec) -> dict[str, Category | None]:
-        if fitted:
-            return {state.column: state.fill for state in fitted}
-        return dict.fromkeys(self.columns(schema, data.label), self.options.fill_value)
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        made = dict(request)
-        fills = self._fills(fitted, pa.schema([]) if fitted else schema_of(request), data)
-        for name, fill in fills.items():
-            filled = self._filled(request.get(name), fill)
-            if filled is None:
-                return super().apply_request(request, fitted, data, functions)
-            made[name] = filled
-        return made
-
-    def _filled(self, values: Any, fill: Category | None) -> np.ndarray | None:
-        """The column without gaps; None where it is not one of plain numbers or text, or the fill is no value of it."""
-        if isinstance(values, np.ndarray) and values.dtype.kind == "O" and isinstance(fill, str):
-            filled = values.copy()
-            filled[[value is None for value in values.tolist()]] = fill
-            return filled
-        if not plain_numbers(values):
-            return None
-        missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-        dtype = np.float64 if self.options.strategy == "mean" else values.dtype
-        plain = np.array(values.data if missing is not None else values, dtype)
-        if plain.dtype.kind == "f":
-            missing = np.isnan(plain) if missing is None else missing | np.isnan(plain)
-        try:
-            value = _scalar(fill, pa.from_numpy_dtype(plain.dtype)).as_py()
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            return None
-        if missing is not None:
-            plain[missing] = value
-        return plain
 
 
 def _scalar(fill: Category | None, kind: pa.DataType) -> pa.Scalar:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,7 +12,6 @@ from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import is_number, is_text
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
 from penstock.ingest.preprocess.transforms.transform import Functions, Names, Transform
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml
@@ -57,17 +55,3 @@ class NullMask(Transform[NullMaskOptions]):
             missing = pc.is_null(values, nan_is_null=True)
             rows.put(name, pc.if_else(missing, pa.scalar(0, pa.int64()).cast(values.type), values))
             rows.put(mask, missing.cast(pa.uint8()))
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        made = dict(request)
-        for name in self.options.columns:
-            values, mask = request.get(name), f"{name}_is_null"
-            if not plain_numbers(values) or mask in made or name == data.label:
-                return super().apply_request(request, fitted, data, functions)
-            plain = np.array(values.data if isinstance(values, np.ma.MaskedArray) else values)
-            missing = plain != plain
-            if isinstance(values, np.ma.MaskedArray):
-                missing |= np.ma.getmaskarray(values)
-            plain[missing] = 0
-            made[name], made[mask] = plain, missing.astype(np.uint8)
-        return made

@@ -10,7 +10,6 @@ from pydantic import Field
 from penstock.errors import DataError
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
 
@@ -44,9 +43,3 @@ class Rename(Transform[dict[str, str]]):
                 f"preprocess: rename gives two columns the name {twice[0]!r}", next_step="drop one, or choose another name"
             )
         rows.table = rows.table.rename_columns(renamed)
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        made = {self.options.get(name, name): values for name, values in request.items()}
-        if len(made) < len(request) or not self.options.keys() <= request.keys():
-            return super().apply_request(request, fitted, data, functions)
-        return made

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,6 @@ from penstock.ingest.columns.arrays import tensor_array
 from penstock.ingest.columns.fixed_shape import is_number, is_vector, numbers
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
 from penstock.ingest.preprocess.transforms.transform import ColumnNames, Functions, Transform
 from penstock.ingest.spec import DataSpec
 
@@ -98,7 +97,8 @@ class _Scaler(Transform[S], ABC):
             scaled = np.subtract(wide.to_numpy(zero_copy_only=False), np.float64(state.center or 0.0), dtype=np.float64)
             scaled /= state.scale
             missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
-            rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
+            with np.errstate(over="ignore"):  # the last check finds an infinity
+                rows.put(state.column, pa.array(scaled.astype(np.float32), mask=missing))
 
     def _apply_to_vectors(self, rows: Rows, state: ColumnState) -> None:
         rows.fix_shape(state.column)
@@ -112,20 +112,8 @@ class _Scaler(Transform[S], ABC):
             )
         scaled = values.astype(np.float64) - np.reshape(state.centers or (), values.shape[1:])
         scaled /= np.reshape(state.scales or (), values.shape[1:])
-        rows.put(state.column, tensor_array(scaled.astype(np.float32)))
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        if not all(state.centers is None and plain_numbers(request.get(state.column)) for state in fitted):
-            return super().apply_request(request, fitted, data, functions)
-        made = dict(request)
-        for state in fitted:
-            values: Any = request[state.column]
-            has_nulls = isinstance(values, np.ma.MaskedArray)
-            scaled = (values.data if has_nulls else values).astype(np.float64) - state.center
-            scaled /= state.scale
-            scaled = scaled.astype(np.float32)
-            made[state.column] = np.ma.MaskedArray(scaled, values.mask) if has_nulls else scaled
-        return made
+        with np.errstate(over="ignore"):
+            rows.put(state.column, tensor_array(scaled.astype(np.float32)))
 
 
 class StandardScaler(_Scaler[ScalerOptions]):

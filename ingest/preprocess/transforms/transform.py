@@ -17,9 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import is_number
 from penstock.ingest.preprocess.learnt import ColumnFacts, ColumnState, Question
-from penstock.ingest.preprocess.problems import Origin, raise_for
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request, num_rows, request_of, table_of
 from penstock.ingest.spec import DataSpec
 from penstock.messages import in_yaml
 
@@ -243,25 +241,6 @@ class Transform(Generic[O]):
             SpecError: its options do not go with `data`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `apply`")
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        """Apply it to the few rows of one request; the columns that come out are those of `apply`, to the bit.
-
-        This form makes a table and calls `apply`. A class may do without the table where the rows are as usual, and call this
-        form for the others, whose errors are then the same.
-
-        Args:
-            request: at least one row; it is not changed.
-
-        Raises:
-            DataError: as `apply`; and if a row cannot be used, since each of a request needs an answer.
-        """
-        rows = Rows(table_of(request), Origin.of_file("the request", 0, num_rows(request)))
-        self.apply(rows, fitted, data, functions)
-        raise_for(rows.problems, droppable=False, label=data.label)
-        if rows.filtered:
-            raise DataError(f"preprocess: {self.name} leaves out {rows.filtered} rows of the request", next_step="send others")
-        return request_of(rows.table)
 
 
 def _listed(schema: pa.Schema) -> str:

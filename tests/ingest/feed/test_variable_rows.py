@@ -23,10 +23,8 @@ from penstock.ingest.feed.cached import CachedFeed, open_cached_feed
 from penstock.ingest.feed.lists import batch_rows_of, from_padded, padded_of
 from penstock.ingest.manifest import DatasetManifest
 from penstock.ingest.materialize.shard_file import open_shard
-from penstock.ingest.schema import ColumnInfo
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import MaterializeSpec, ShuffleSpec
-from penstock.training.registry import prepared_rows
 from tests.ingest.preparing import Source, transform_table
 
 ROWS, BATCH = 300, 32
@@ -247,38 +245,6 @@ def test_every_type_of_entry_is_padded(tmp_path: Path, dtype: str) -> None:
     batch = next(open_cached_feed(source.storage, source.materialize(), "train", batch_rows=3, order=order).batches(0))
     assert batch.columns["x"].dtype == getattr(torch, dtype)
     assert batch.columns["x"].tolist() == [[1, 2], [7, 7], [3, 7]]
-
-
-def test_lists_can_be_given_as_a_model_is_asked() -> None:
-    tokens = ColumnInfo(name="tokens", dtype="int32", ragged="padded")
-    ask = prepared_rows._lists
-    found = ask(tokens, {"tokens": [[1, 2], [3, 0]], "tokens_length": [2, 1]})
-    assert found["tokens"].tolist() == [[1, 2], [3, 0]]
-    assert found["tokens"].dtype == torch.int32
-    assert ask(tokens, {"tokens": [], "tokens_length": []})["tokens"].shape == (0, 0)
-    for wrong, words in (
-        ({"tokens": [[1, 2], [3]], "tokens_length": [2, 1]}, r"'tokens' is no array \[rows, longest\]"),
-        ({"tokens": [[1, 2]], "tokens_length": [3]}, "from 0 to longest"),
-        ({"tokens": [[1, 2]], "tokens_length": [1, 1]}, "from 0 to longest"),
-        ({"tokens": [[1, 2]]}, "no column 'tokens_length'"),
-        ({"tokens": [[1.5, 2]], "tokens_length": [2]}, "'tokens' holds 1.5; the model takes int32"),
-        ({"tokens": [[1, 2**40]], "tokens_length": [2]}, "'tokens' holds 1099511627776; the model takes int32"),
-        ({"tokens": [["one", "two"]], "tokens_length": [2]}, "'tokens' is no array of int32"),
-    ):
-        with pytest.raises(DataError, match=words):
-            ask(tokens, wrong)
-    found = ask(tokens, {"tokens": [[1.0, float("nan")]], "tokens_length": [1]})
-    assert found["tokens"].tolist() == [[1, 0]], "what a frame with gaps looks like"
-
-
-def test_a_value_that_the_models_dtype_cannot_hold_is_refused() -> None:
-    ask = prepared_rows._tensor
-    age = ColumnInfo(name="age", dtype="uint8")
-    assert ask(age, {"age": [3.0, 255]}).tolist() == [3, 255]
-    assert ask(ColumnInfo(name="w", dtype="float32"), {"w": [0.1]}).dtype == torch.float32
-    for wrong in ([-1], [256], [0.5], [float("nan")], ["x"], [None]):
-        with pytest.raises(DataError, match="column 'age'"):
-            ask(age, {"age": wrong})
 
 
 def test_encoded_images_take_their_own_size_on_disk(prepared: tuple[Source, DatasetManifest]) -> None:

@@ -6,23 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlflow.transformers
 import numpy as np
 import pytest
 import torch
-from mlflow.models import Model
 
 from penstock.errors import SpecError, TrainingError
 from penstock.ingest.feed.batch import Batch
 from penstock.training.checkpoint.journal import read_journal
-from penstock.training.checkpoint.weights import weights_digest
 from penstock.training.evaluation.evaluate import evaluate
 from penstock.training.frameworks.transformers.framework import TRANSFORMERS, run_transformers_rank
 from penstock.training.job import TrainJob
 from penstock.training.model import ModelSpec, load_model
 from penstock.training.on_ray.worker import RankResult
 from penstock.training.ranks import Group
-from penstock.training.registry.register import add_flavors
 from penstock.training.spec import TrainSpec
 from penstock.usercode.capture import capture
 from tests.training.digits import ROWS, SCHEMA, ListClient, make_job
@@ -92,26 +88,3 @@ def test_params_are_sorted_by_name_and_what_nobody_reads_is_refused(tmp_path: Pa
     with pytest.raises(SpecError, match="does not fit transformers") as refused:
         TRANSFORMERS.check(job.code, job.spec)
     assert "params.learning_rate" in str(refused.value) and "params.max_grad_norm" in str(refused.value)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_mlflows_own_loader_gives_a_model_of_a_class_of_transformers_and_of_the_users_there_is_no_flavour(
-    tmp_path: Path, own: bool
-) -> None:
-    def flavors() -> set[str]:
-        add_flavors(spec, tmp_path)
-        return set(Model.load(str(tmp_path)).flavors)
-
-    job = hf_job(tmp_path, "run")
-    model = job.code.load()(hidden_size=32).build_model(SCHEMA)
-    if own:
-        model = type("MineForImageClassification", (type(model),), {})(model.config)
-    model.save_pretrained(tmp_path / "artifacts")
-    Model(flavors={"python_function": {"loader_module": "penstock"}}).save(str(tmp_path / "MLmodel"))
-    spec = ModelSpec(code=job.code, params={}, feed_schema=SCHEMA, loader=TRANSFORMERS.loader, requires={"transformers": "5.0"})
-    if own:
-        assert flavors() == {"python_function"}
-        return
-    assert flavors() == {"python_function", "transformers"}
-    found = mlflow.transformers.load_model(str(tmp_path), return_type="components")["model"]
-    assert type(found) is type(model) and weights_digest(found.state_dict()) == weights_digest(model.state_dict())

@@ -508,7 +508,7 @@ def test_the_model_gets_as_many_rows_at_once_as_fit_some_bytes_and_no_fewer_than
         loaded.score(people(1, 100))
         assert (max(given), sum(given)) == (largest, 100)
     given.clear()
-    row_bytes = loaded._features(loaded._raw, given_rows(people(1, 100), loaded.inputs))[0].nbytes // 100  # type: ignore[arg-type]
+    row_bytes = loaded._features(given_rows(people(1, 100), loaded.inputs))[0].nbytes // 100
     monkeypatch.setattr("penstock.training.registry.loaded_model.BATCH_BYTES", 40 * row_bytes)
     loaded.score(people(1, 100))
     assert given == [40, 40, 20]

@@ -14,12 +14,16 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given as given_by
+from hypothesis import settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from penstock.errors import DataError
 from penstock.ingest.feed.cached import open_cached_feed
 from penstock.ingest.manifest import DatasetManifest
-from penstock.ingest.preprocess.chain import split_rows
+from penstock.ingest.preprocess.chain import Chain, split_rows
+from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.shuffle.order import make_order
 from penstock.ingest.spec import ShuffleSpec
 from penstock.training.registry.given_rows import given_rows, raw_table
@@ -109,7 +113,7 @@ class Made:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        fitted = source.fit()
+        fitted = self.fitted = source.fit()
         self.manifest: DatasetManifest = source.materialize(fitted=fitted)
         snapshot = source.snapshot()
         parts: dict[str, list[pa.Table]] = {"train": [], "test": []}
@@ -153,6 +157,31 @@ def test_held_out_rows_come_out_as_they_were_materialized_together_and_alone(mad
         assert values.dtype == stored.columns[name].dtype and torch.equal(values, stored.columns[name]), name
     alone = [made.raw.prepare(table.slice(row, 1)).table for row in range(table.num_rows)]
     assert contents(pa.concat_tables(alone)) == contents(ready.table)
+
+
+_REAL = st.none() | st.floats() | st.sampled_from([0.0, -0.0, 1e300])
+_ROW = st.fixed_dictionaries(
+    {
+        "id": st.none() | st.text(max_size=3),
+        "age": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "height": st.none() | st.floats(width=32),
+        "town": st.sampled_from([None, "Ulm", "Bonn", "", "only 2", "elsewhere"]),
+        "weight": _REAL,
+        "kind": st.sampled_from(["no", "yes"]),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given_by(rows=st.lists(_ROW, min_size=1, max_size=5))
+def test_serving_prepares_any_row_as_training_does(people: Made, rows: list[dict[str, Any]]) -> None:
+    source, table = people.source, pa.Table.from_pylist(rows, schema=people.raw.schema)
+    trained = Chain(source.data, source.steps, people.fitted, source.code).prepare(table, Origin.of_file("f", 0, len(rows)))
+    served = people.raw.prepare(table)
+    assert served.rows.tolist() == trained.origin.rows.tolist()
+    assert sorted([*served.problems, *served.rows.tolist()]) == list(range(len(rows)))
+    if len(served.rows):
+        assert contents(served.table) == contents(trained.table.select(served.table.column_names))
 
 
 def test_rows_may_be_given_in_any_form(made: Made) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,6 @@ from penstock.errors import DataError
 from penstock.ingest.columns.fixed_shape import is_number
 from penstock.ingest.preprocess.learnt import ColumnState
 from penstock.ingest.preprocess.rows import Rows
-from penstock.ingest.preprocess.transforms.request import Request, plain_numbers
 from penstock.ingest.preprocess.transforms.transform import Functions, Transform
 from penstock.ingest.spec import DataSpec
 
@@ -44,17 +43,6 @@ class EachNumber(Transform[O]):
             missing = wide.is_null().to_numpy(zero_copy_only=False) if wide.null_count else None
             made = self._made(wide.to_numpy(zero_copy_only=False), state)
             rows.put(state.column, pa.array(made, mask=missing))
-
-    def apply_request(self, request: Request, fitted: Sequence[ColumnState], data: DataSpec, functions: Functions) -> Request:
-        if not all(plain_numbers(request.get(state.column)) for state in fitted):
-            return super().apply_request(request, fitted, data, functions)
-        made = dict(request)
-        for state in fitted:
-            values: Any = request[state.column]
-            has_nulls = isinstance(values, np.ma.MaskedArray)
-            numbers = self._made((values.data if has_nulls else values).astype(np.float64), state)
-            made[state.column] = np.ma.MaskedArray(numbers, values.mask) if has_nulls else numbers
-        return made
 
     def _made(self, values: np.ndarray, state: ColumnState) -> np.ndarray:
         """float32; what is not finite stays as it is."""

@@ -13,8 +13,6 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.errors import DataError
-from penstock.ingest.preprocess.chain import Chain
-from penstock.ingest.preprocess.problems import Origin
 from penstock.ingest.preprocess.transform_spec import TransformSpec
 from tests import ROOT
 from tests.ingest.preparing import Source, transform_table
@@ -44,9 +42,6 @@ def test_what_train_does_not_have_is_counted_and_has_the_code_that_the_file_says
     assert source.column(manifest, "c", "test").tolist() == expected
     rare = step.get("one_hot", {}).get("max_categories")
     assert manifest.extra["unseen_categories"] == {"c": 3 if rare else 1}
-    chain = Chain(source.data, source.steps, source.fit(), {})
-    request = chain.prepare_few(TEST, Origin.of_file("f", 0, TEST.num_rows)).table
-    assert request.column("c").to_pylist() == chain.apply(TEST, "f", 0).column("c").to_pylist()
 
 
 def test_an_unknown_category_may_be_null_and_filled_afterwards(tmp_path: Path) -> None:
