@@ -22,7 +22,6 @@ from penstock.redact import holds_secret, redact
 from penstock.store_settings import StoreSpec, use_stores
 from penstock.stores import is_local
 from penstock.tasks.spec import NAMED, STATE_FOLDER, PipelineSpec, cross_check
-from penstock.tasks.tune.spec import TuneSpec
 
 __all__ = ["LoadedSpec", "as_override", "load_spec", "option_values", "schema_json", "state_named_in", "with_values"]
 
@@ -129,8 +128,8 @@ def _validated(data: dict[str, Any], known: Sequence[Problem]) -> tuple[Pipeline
             *(each for each in described if not any(f"{at}.".startswith(f"{each[0]}.") for at, _ in booleans)),
         ]
     problems = [*booleans, *cross_check(spec), *_secrets(spec.model_dump(mode="json", by_alias=True))]
-    if spec.tune is not None and not problems and not known:
-        problems += _space_problems(data, spec.tune)
+    if not problems and not known:
+        problems += _space_problems(data, spec)
     return spec, problems
 
 
@@ -210,16 +209,16 @@ def with_values(loaded: LoadedSpec, values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _space_problems(data: dict[str, Any], tune: TuneSpec) -> Iterator[tuple[str, str]]:
+def _space_problems(data: dict[str, Any], spec: PipelineSpec) -> Iterator[tuple[str, str]]:
     """Put every listed value and every end of a range into the file, one at a time, and see whether it still holds."""
-    for key, dimension in tune.space.items():
+    for key, dimension in spec.tune.space.items() if spec.tune is not None else ():
         for value in dimension.extremes:
             trial = copy.deepcopy(data)
             found = [message for _, message in _apply(trial, as_override(key, value), {})]
             found += [message for path, message in _booleans(trial, PipelineSpec, ()) if path == key]
             try:
-                spec = None if found else PipelineSpec.model_validate(trial)
-                found += [f"{path}: {message}" for path, message in (cross_check(spec) if spec is not None else ())]
+                changed = None if found else PipelineSpec.model_validate(trial)
+                found += [f"{path}: {message}" for path, message in (cross_check(changed) if changed is not None else ())]
             except ValidationError as error:
                 described = [_describe(item, trial) for item in error.errors(include_url=False)]
                 found += [message if path == key else f"{path}: {message}" for path, message in described]

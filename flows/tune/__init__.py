@@ -1,5 +1,5 @@
 """How is a sweep made? A flow performs trials of one pipeline side by side in one Ray cluster, and runs the best to its end.
 
-Public: `flow`, `driver` (which trial runs next), `trial`, `space` (the spec of a trial), `slots` (how many at once),
-`folds`, `board`, `summary` (what has come of it so far).
+Public: `flow`, `driver` (which trial runs next), `trial`, `sweep` (their records), `space` (the spec of a trial), `folds`,
+`summary` (what has come of it so far).
 """

@@ -1,223 +1,141 @@
-"""Which trial runs next, which ends early, and when is the sweep over? One loop that takes messages from the trials' threads.
-
-The record of a trial is written before it begins, with every report before the scheduler's decision is acted on, and at its
-end: a process that dies on any line leaves what the next command needs to go on.
-"""
+"""Which trials run next, how many at once, and when is the sweep over?"""
 
 from __future__ import annotations
 
+import contextlib
 import queue
-import threading
 import time
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prefect import State, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed, Failed
 from prefect.utilities.annotations import quote
 
-from penstock.flows.tune.board import Board
+from penstock.flows.run.cpus import held_by_workers, workers_refused
 from penstock.flows.tune.summary import short
-from penstock.flows.tune.trial import Hears, Sweep, close_stopped, perform_trial
+from penstock.flows.tune.sweep import Sweep
+from penstock.flows.tune.trial import close_stopped, perform_trial
 from penstock.machine.stopping import StopRequest
-from penstock.tasks.tune.early_stop import EarlyStop
-from penstock.tasks.tune.population import generation_before
-from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
-from penstock.tasks.tune.search import propose
+from penstock.messages import counted
+from penstock.tasks.spec import PipelineSpec
+from penstock.tasks.tune.record import Trial
 from penstock.tasks.tune.spec import TuneSpec
+from penstock.training.on_ray.resources import gpus_of_auto, room_for
 
-__all__ = ["Driver"]
+__all__ = ["perform_trials", "trials_at_once"]
 
 _LOOK_EVERY_S = 0.3
-_HEARD_WITHIN_S = 30.0
 
+_SIZES = ("workers", "cpus_per_worker", "gpus")
 
-class _Reported(NamedTuple):
-    number: int
-    step: int
-    value: float
-
-
-class _Ended(NamedTuple):
-    number: int
-    end: Trial | BaseException
-
-
-class _Asked(NamedTuple):
-    """A trial waits until all reports before this message are heard."""
-
-    heard: threading.Event
-
-
-@dataclass
-class _Work:
-    """One trial for a Prefect task."""
-
-    sweep: Sweep
-    trial: Trial
-    stopping: StopRequest
-    inbox: queue.SimpleQueue[_Reported | _Ended | _Asked]
+_Ends = queue.SimpleQueue[tuple[int, BaseException | None]]
+"""Numbers of trials that have ended, and the error of one that ends the sweep."""
 
 
 @task(name="trial", task_run_name="trial {number}", cache_policy=NO_CACHE, persist_result=False)
-def _trial_task(work: _Work, number: int) -> State[Any]:
+def _trial_task(sweep: Sweep, number: int, ends: _Ends) -> State[Any]:
     try:
-        end = perform_trial(work.sweep, work.trial, work.stopping)
+        trial = perform_trial(sweep, sweep.trials[number - 1], sweep.live[number])
     except BaseException as error:
-        work.inbox.put(_Ended(number, error))
+        ends.put((number, error))
         raise
-    work.inbox.put(_Ended(number, end))
-    shown = f"{work.sweep.tune.metric} {end.value}" if end.value is not None else end.note
-    if end.state == "running":
+    ends.put((number, None))
+    if trial.state == "running":
         return Cancelled(message="stopped; it continues with the next command")
-    if end.state == "failed":
-        return Failed(message=end.error)
-    return Completed(name="Stopped early" if end.state == "stopped" else "Completed", message=shown)
+    if trial.state == "failed":
+        return Failed(message=trial.error)
+    return Completed(name="Stopped early" if trial.state == "stopped" else "Completed", message=sweep.describe(trial))
 
 
-class Driver:
-    """Performs the trials of a sweep, some at once."""
+def perform_trials(sweep: Sweep, concurrent: int) -> None:
+    """Perform the trials that are left, so many at once, in the driver's main thread.
 
-    def __init__(self, sweep: Sweep, board: Board) -> None:
-        self._sweep, self._board = sweep, board
-        self._tune: TuneSpec = sweep.tune
-        self._inbox: queue.SimpleQueue[_Reported | _Ended | _Asked] = queue.SimpleQueue()
-        self._live: dict[int, StopRequest] = {}
-        self._error: BaseException | None = None
-        self.trials = load_trials(sweep.ctx.storage, sweep.ctx.run.run)
-        self._early = EarlyStop(sweep.tune, self.trials)
-        self._orders = max((report.order for trial in self.trials for report in trial.reports), default=0)
-        sweep.hears = Hears(lambda *report: self._inbox.put(_Reported(*report)), board.progress, board.line)
-        sweep.why_stopped = self._why_stopped
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a trial is left to train."""
-        return any(trial.state == "running" for trial in self.trials) or propose(self._tune, self.trials) is not None
-
-    def run(self, concurrent: int) -> None:
-        """Perform what is left of the sweep, so many trials at once, in the driver's main thread.
-
-        Raises:
-            Interrupted: it was asked to stop; trials that were training have saved.
-            PenstockError: what is no fault of a trial.
-        """
-        stopping, begun_s = self._sweep.ctx.stopping, time.monotonic()
-        waiting = self._cut()
-        for trial in self.trials:
-            if trial.state != "running":
-                self._board.event(f"trial {trial.number} is {trial.state} already: {self._result(trial)}")
-        stopping.graceful = True
-        try:
-            while True:
-                in_time = self._tune.time_s is None or time.monotonic() - begun_s < self._tune.time_s
-                while len(self._live) < concurrent and not self._ends and (waiting or in_time):
-                    verb, following = ("continues", waiting.pop(0)) if waiting else ("begins", self._next())
-                    if following is None:
-                        break
-                    self._begin(following, verb)
-                if not self._live:
+    Raises:
+        Interrupted: a stop was requested; trials that were training have saved.
+        PenstockError: an error that no trial's values cause.
+    """
+    stopping, begun_s, ends = sweep.ctx.stopping, time.monotonic(), _Ends()
+    failure: BaseException | None = None
+    for trial in [trial for trial in sweep.trials if trial.state == "running" and trial.note]:
+        close_stopped(sweep, trial)
+    waiting = [trial for trial in sweep.trials if trial.state == "running"]
+    for trial in sweep.trials:
+        if trial.state != "running":
+            sweep.line(trial.number, f" is {trial.state} already: {sweep.describe(trial)}")
+    stopping.graceful = True
+    try:
+        while True:
+            in_time = sweep.tune.time_s is None or time.monotonic() - begun_s < sweep.tune.time_s
+            while len(sweep.live) < concurrent and failure is None and not stopping.stop.is_set() and (waiting or in_time):
+                verb, following = ("continues", waiting.pop(0)) if waiting else ("begins", sweep.begin())
+                if following is None:
                     break
-                self._take()
-        finally:
-            stopping.graceful = False
-        if self._error is not None:
-            raise self._error
-        stopping.check()
+                _submit(sweep, following, verb, ends)
+            if not sweep.live:
+                break
+            with contextlib.suppress(queue.Empty):
+                number, error = ends.get(timeout=_LOOK_EVERY_S)
+                del sweep.live[number]
+                failure = failure or error
+                if error is None:
+                    trial = sweep.trials[number - 1]
+                    sweep.line(number, f" {trial.state}: {sweep.describe(trial)}")
+            if failure is not None or stopping.stop.is_set():
+                for each in sweep.live.values():
+                    each.stop.set()
+            if stopping.lost is not None:
+                raise stopping.lost
+    finally:
+        stopping.graceful = False
+    if failure is not None:
+        raise failure
+    stopping.check()
 
-    @property
-    def _ends(self) -> bool:
-        return self._error is not None or self._sweep.ctx.stopping.stop.is_set()
 
-    def _cut(self) -> list[Trial]:
-        """Trials that a kill or a stop has cut; one that was to end early has ended."""
-        for trial in self.trials:
-            if trial.state == "running" and trial.number in self._early.stopped:
-                self._keep(close_stopped(self._sweep, self._stopped(trial)))
-        return [trial for trial in self.trials if trial.state == "running"]
+def _submit(sweep: Sweep, trial: Trial, verb: str, ends: _Ends) -> None:
+    sweep.live[trial.number] = StopRequest()
+    sweep.live[trial.number].graceful = True
+    sweep.line(trial.number, f" {verb}: {', '.join(f'{key}={short(value)}' for key, value in trial.values.items())}")
+    _trial_task.submit(quote(sweep), trial.number, quote(ends))  # type: ignore[call-overload]  # Prefect passes on what is quoted
 
-    def _next(self) -> Trial | None:
-        if any(trial.state == "running" for trial in generation_before(self._tune, self.trials)):
-            return None
-        values = propose(self._tune, self.trials)
-        if values is None:
-            return None
-        number = len(self.trials) + 1
-        return Trial(number=number, values=values, run=f"{self._sweep.ctx.run.run}-{number:03d}")
 
-    def _begin(self, trial: Trial, verb: str) -> None:
-        self._keep(trial)
-        self._live[trial.number] = StopRequest()
-        self._live[trial.number].graceful = True
-        values = ", ".join(f"{key}={short(value)}" for key, value in trial.values.items())
-        self._board.event(f"trial {trial.number} {verb}: {values}")
-        work = _Work(self._sweep, trial, self._live[trial.number], self._inbox)
-        _trial_task.submit(quote(work), trial.number)  # type: ignore[call-overload]  # what Prefect hands on is the work itself
-        self._board.update(self.trials, set(self._live))
+def trials_at_once(
+    spec: PipelineSpec, tune: TuneSpec, nodes: Sequence[Mapping[str, float]], most: Mapping[str, float] | None = None
+) -> tuple[int, list[str]]:
+    """Return how many trials run at once on these nodes, so that none waits for CPUs that another holds, and lines about it.
 
-    def _take(self) -> None:
-        """Wait a moment for a message, and do what it asks for."""
-        try:
-            message = self._inbox.get(timeout=_LOOK_EVERY_S)
-        except queue.Empty:
-            message = None
-        if isinstance(message, _Reported):
-            self._hear(message)
-        elif isinstance(message, _Ended):
-            self._end(message)
-        elif isinstance(message, _Asked):
-            message.heard.set()
-        if self._ends:
-            for stopping in self._live.values():
-                stopping.stop.set()
-        if self._sweep.ctx.stopping.lost is not None:
-            raise self._sweep.ctx.stopping.lost
+    The largest trial of the space decides. The lines are about `gpus: auto`, and a number below the one that the file asks for.
 
-    def _hear(self, told: _Reported) -> None:
-        if told.number in self._early.stopped:
-            return  # on its way while the trial was being stopped: how far it came is chance
-        self._orders += 1
-        report = Report(order=self._orders, step=told.step, value=told.value)
-        trial = self._trial(told.number)
-        self._keep(trial.model_copy(update={"reports": [*trial.reports, report]}))
-        if self._early.hear(told.number, report):
-            self._live[told.number].stop.set()
+    Args:
+        most: what the nodes together can grow to, if that is known; trials do not wait for it.
 
-    def _end(self, ended: _Ended) -> None:
-        del self._live[ended.number]
-        if not isinstance(ended.end, Trial):
-            self._error = self._error or ended.end
-            return
-        trial = ended.end.model_copy(update={"reports": self._trial(ended.number).reports})
-        if ended.number in self._early.stopped:
-            trial = self._stopped(trial)
-        self._keep(trial)
-        self._board.update(self.trials, set(self._live))
-        self._board.event(f"trial {trial.number} {trial.state}: {self._result(trial)}")
-
-    def _stopped(self, trial: Trial) -> Trial:
-        """A trial that ended early, with what it had reported when that was decided."""
-        best = {"min": min, "max": max}[self._tune.mode](report.value for report in trial.reports)
-        ended = {"state": "stopped", "value": best, "step": trial.reports[-1].step, "note": self._early.why(trial)}
-        return trial.model_copy(update={**ended, "weights_digest": None, "metrics": {}})
-
-    def _keep(self, trial: Trial) -> None:
-        """Write the record, and remember it."""
-        save_trial(self._sweep.ctx.storage, self._sweep.ctx.run.run, trial)
-        self.trials[trial.number - 1 : trial.number] = [trial]
-
-    def _trial(self, number: int) -> Trial:
-        return self.trials[number - 1]
-
-    def _why_stopped(self, number: int) -> str | None:
-        """In the trial's thread. What it has reported is heard first; a driver that has gone hears nothing more."""
-        asked = _Asked(threading.Event())
-        self._inbox.put(asked)
-        asked.heard.wait(_HEARD_WITHIN_S)
-        return self._early.why(self._trial(number)) if number in self._early.stopped else None
-
-    def _result(self, trial: Trial) -> str:
-        if trial.state in ("failed", "stopped"):
-            return trial.error or trial.note
-        return f"{self._tune.metric} {trial.value:.4g} at step {trial.step:,}" if trial.value is not None else "to be continued"
+    Raises:
+        PreflightError: not even one fits.
+    """
+    space = {key.removeprefix("train."): dimension.extremes for key, dimension in tune.space.items()}
+    numbers = {name: [each for each in space.get(name, ()) if isinstance(each, int | float)] for name in _SIZES}
+    train = spec.train.model_copy(update={name: max(found) for name, found in numbers.items() if found})
+    largest = spec.model_copy(update={"train": train})
+    refusal = workers_refused(largest, nodes, most)
+    if refusal is not None:
+        raise refusal
+    lines: list[str] = []
+    gpus = float(train.gpus) if train.gpus != "auto" else 0.0
+    if train.gpus == "auto":
+        gpus, why, _ = gpus_of_auto(train.workers, train.cpus_per_worker, nodes, most)
+        lines.append(why)
+    need = {"CPU": train.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    fit = max(1, room_for(need, nodes) // train.workers)
+    if spec.materialize.cache == "none":  # the tasks of its streams need CPUs beside those of the workers
+        fit = 1
+    wanted = min(tune.concurrent or fit, tune.limit)
+    if wanted <= fit:
+        return wanted, lines
+    there, taken = sum(node.get("CPU", 0.0) for node in nodes), wanted * held_by_workers(largest)
+    each = f"{counted(train.workers, 'worker')} of " + " and ".join(f"{n:g} {name}" for name, n in need.items())
+    lowered = (
+        f"{counted(fit, 'trial')} at once instead of {wanted}: a trial has {each}, {wanted} take {taken:g} CPUs of {there:g}"
+    )
+    return fit, [*lines, lowered]

@@ -28,13 +28,11 @@ from penstock.flows.run.request import RunRequest
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
 from penstock.flows.spec_file import LoadedSpec, load_spec, with_values
-from penstock.flows.tune.board import Board
-from penstock.flows.tune.driver import Driver
+from penstock.flows.tune.driver import perform_trials, trials_at_once
 from penstock.flows.tune.folds import finish_folds, with_folds
-from penstock.flows.tune.slots import trials_at_once
 from penstock.flows.tune.space import check_space, tune_spec
-from penstock.flows.tune.summary import best_of, short, told_of_trials
-from penstock.flows.tune.trial import Hears, Sweep
+from penstock.flows.tune.summary import best_of, describe_trials, short
+from penstock.flows.tune.sweep import Sweep
 from penstock.lease import hold_lease
 from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
 from penstock.messages import counted
@@ -158,15 +156,12 @@ def _trials(ctx: RunContext, loaded: LoadedSpec, section: TuneSpec, need_ray: Ra
         ctx.stopping.check()
         if stage.name in BEFORE_TRAINING:
             stage_task(stage)(quote(ctx), return_state=True).result(raise_on_failure=True, _sync=True)  # type: ignore[call-overload]
-    board = Board(section, ctx.reporter.say)
-    sweep = Sweep(loaded, section, ctx, Hears(lambda *_: None, lambda *_: None, ctx.warn), lambda _number: None)
+    sweep = Sweep(loaded, section, ctx)
     sweep.prepared[ctx.keys["shuffle"].key] = ctx
-    driver = Driver(sweep, board)
-    if driver.has_work:
+    if sweep.has_work:
         need_ray()
-        with board.shown():
-            driver.run(_concurrent(sweep, need_ray))
-    return driver.trials
+        perform_trials(sweep, _concurrent(sweep, need_ray))
+    return sweep.trials
 
 
 def _keep_best(
@@ -180,7 +175,7 @@ def _keep_best(
     ctx.tracker.log_text(file.name, file.read_text(encoding="utf-8"))
     ctx.tracker.log_metrics({section.metric: best.value or 0.0}, 0)
     ctx.tracker.set_tags({"penstock.best": best.run or ""})
-    summary = told_of_trials(section.metric, trials, best)
+    summary = describe_trials(section.metric, trials, best)
     ctx.reporter.say(f"{summary}; {file.name} holds its spec")
     ray_stack.close()
     registered = _run_best(ctx, file, best)

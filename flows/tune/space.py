@@ -10,8 +10,7 @@ from penstock.flows.run.preflight import check_recipe
 from penstock.flows.spec_file import LoadedSpec, as_override, load_spec
 from penstock.messages import counted
 from penstock.tasks.project import Project
-from penstock.tasks.tune.population import START
-from penstock.tasks.tune.search import check_searcher
+from penstock.tasks.tune.search import check_library
 from penstock.tasks.tune.spec import TuneSpec
 
 __all__ = ["check_space", "load_trial", "tune_spec"]
@@ -36,21 +35,17 @@ def check_space(loaded: LoadedSpec) -> None:
     """Let the recipe take one value of each key: whether `train.params.hiden` exists, its constructor alone knows.
 
     Raises:
-        SpecError: a key that the recipe does not take, or `pbt` with what takes no weights; every one is named.
-        PreflightError: the searcher's package is not installed.
+        SpecError: a key that the recipe does not take; all of them are named.
+        PreflightError: Optuna is needed and not installed.
     """
     section, problems = tune_spec(loaded), list[str]()
-    origin = loaded.origins["tune.searcher"]
-    check_searcher(section, f"{origin}={section.searcher}" if origin.startswith("--set") else origin)
-    tried = {f"tune.space.{key}": {key: dimension.extremes[0]} for key, dimension in section.space.items()}
-    if section.scheduler == "pbt":
-        tried["tune.scheduler: pbt"] = {START: "run:another"}
-    for where, values in tried.items():
+    check_library(section, loaded.origins)
+    for key, dimension in section.space.items():
         try:
-            trial = load_trial(loaded, values)
+            trial = load_trial(loaded, {key: dimension.extremes[0]})
             check_recipe(Project(trial.spec, trial.base_dir, trial.origins))
         except SpecError as error:
-            problems.append(f"{where}: {'; '.join(error.problems) or error.message}")
+            problems.append(f"tune.space.{key}: {'; '.join(error.problems) or error.message}")
     if problems:
         raise SpecError(
             f"{loaded.file.name}: {counted(len(problems), 'value')} of the section tune cannot be used",

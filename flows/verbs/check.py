@@ -20,7 +20,6 @@ from penstock.flows.run.try_batch import try_one_batch
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import ray_cluster
 from penstock.flows.spec_file import LoadedSpec, load_spec
-from penstock.flows.tune.space import check_space
 from penstock.ingest.feed.batch import FeedShare
 from penstock.ingest.read.snapshot import SourceSnapshot, read_source
 from penstock.machine.prints import passing_prints
@@ -67,6 +66,8 @@ def _check_the_rest(
     stage_keys(project, Ledger(project.storage).stage_output)  # loads the model registry, too
     say(f"recipe     ok   {loaded.spec.train.recipe or loaded.spec.train.framework}")
     if loaded.spec.tune is not None:
+        from penstock.flows.tune.space import check_space
+
         check_space(loaded)
         say(f"tune       ok   up to {counted(loaded.spec.tune.limit, 'trial')} over {', '.join(loaded.spec.tune.space)}")
     warnings += [

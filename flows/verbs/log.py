@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.flows.tune.summary import described_sweep, described_trial, sweeps_in
+from penstock.flows.verbs.status import sweeps_among
 from penstock.flows.verbs.which_run import RunNames, better_is, main_metric
 from penstock.tasks.records.ledger import Attempt, Ledger, Run, told_model
 
@@ -26,15 +26,15 @@ def collect_log(file: Path | None, last: int | None = None) -> dict[str, Any]:
     names = RunNames(file)
     found = [(run, attempt) for run in names.runs for attempt in names.ledger.attempts(run.run)]
     found.sort(key=lambda pair: (pair[1].started, pair[1].number))
-    sweeps = sweeps_in(names.ledger, names.runs)
+    sweeps = sweeps_among(names.ledger, names.runs)
     newest = {run.run: attempt.number for run, attempt in found}
     entries: list[dict[str, Any]] = []
     best: dict[str, float] = {}
     for run, attempt in found:
         entries.append(_entry(names.ledger, run, attempt, best.get(run.pipeline)))
-        sweep = next((each for each in sweeps if each.run.run == run.run and attempt.number == newest[run.run]), None)
-        entries[-1] |= {"sweep": described_sweep(sweep) if sweep is not None else None}
-        trial = described_trial(run, sweeps)
+        about = sweeps.get(run.run, {})
+        entries[-1] |= {"sweep": about.get("sweep") if attempt.number == newest[run.run] else None}
+        trial = about.get("trial")
         if trial is not None and attempt.status == "partial":
             entries[-1]["outcome"] = f"trial {trial['number']} {trial['state']}"
         if entries[-1]["value"] is not None:
@@ -56,8 +56,8 @@ def show_log(result: dict[str, Any], console: Console) -> None:
         console.print("  ".join(filter(None, words)), markup=False, soft_wrap=True)
         shown = entry["changed"][:_CHANGES_SHOWN]
         more = len(entry["changed"]) - len(shown)
-        told = [entry["sweep"]["told"]] if entry["sweep"] else []
-        for line in [*told, *shown, *([f"and {more} more: penstock explain {entry['run']}"] if more else []), *entry["why"]]:
+        about = [entry["sweep"]["summary"]] if entry["sweep"] else []
+        for line in [*about, *shown, *([f"and {more} more: penstock explain {entry['run']}"] if more else []), *entry["why"]]:
             console.print(f"    {line}", markup=False, soft_wrap=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from rich.console import Console
 from penstock.errors import CheckpointError, LeaseHeldError, PenstockError, PreflightError, ServiceError, SpecError
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import load_spec, state_named_in
-from penstock.flows.tune.summary import SweepTrials, described_sweep, described_trial, sweeps_in
 from penstock.lease import LeaseHolder, current_holder, hold_lease
 from penstock.messages import counted
 from penstock.redact import redact_text
@@ -66,9 +65,19 @@ def collect_status(file: Path | None, overrides: Sequence[str] = ()) -> dict[str
     leases = {lease_of(run) for run in (*suspects, *(run for run in runs if run.status == "running"))}
     holders = {lease: current_holder(storage, lease) for lease in leases}
     repaired, told = _repair(ledger, state_dir, [run for run in suspects if holders[lease_of(run)] is None])
-    sweeps = sweeps_in(ledger, (ledger.load_run(run.run) or run for run in runs if run.sweep == run.run))
-    shown = [_describe(ledger, run, holders.get(lease_of(run)), sweeps) for run in runs]
+    sweeps = sweeps_among(ledger, (ledger.load_run(run.run) or run for run in runs if run.sweep == run.run))
+    shown = [_describe(ledger, run, holders.get(lease_of(run))) | sweeps.get(run.run, {}) for run in runs]
     return {"status": "done", "storage": redact_text(storage.root), "runs": shown, "repaired": repaired, "told": told}
+
+
+def sweeps_among(ledger: Ledger, runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
+    """Describe sweeps and trials, by run. Sweeps are optional: their code is loaded where there are any."""
+    sweeps = [run for run in runs if run.sweep == run.run]
+    if not sweeps:
+        return {}
+    from penstock.flows.tune.summary import describe_sweeps
+
+    return describe_sweeps(ledger, sweeps)
 
 
 def show_status(result: dict[str, Any], console: Console) -> None:
@@ -85,8 +94,8 @@ def show_status(result: dict[str, Any], console: Console) -> None:
             run["cleaned"] or "",
         ]
         console.print("  ".join([run["run"], *filter(None, words)]), markup=False, soft_wrap=True)
-        told = [run["sweep"]["told"]] if run["sweep"] else [run["trial"]["note"]] if run["trial"] else []
-        for line in [*filter(None, told), *_why(run)]:
+        about = run["sweep"]["summary"] if run["sweep"] else run["trial"]["note"] if run["trial"] else ""
+        for line in [*filter(None, [about]), *_why(run)]:
             console.print(f"    {line}", markup=False, soft_wrap=True)
     for run_id in result["repaired"]:
         console.print(f"repaired: {run_id} was marked as running although its process is gone", markup=False, soft_wrap=True)
@@ -117,7 +126,7 @@ def _count(status: str, attempts: Sequence[dict[str, Any]]) -> str:
     return counted(len(attempts), "attempt")
 
 
-def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None, sweeps: Sequence[SweepTrials] = ()) -> dict[str, Any]:
+def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None) -> dict[str, Any]:
     run = ledger.load_run(run.run) or run
     try:
         committed = CheckpointStore(ledger.run_storage(run.run)).committed()
@@ -139,8 +148,8 @@ def _describe(ledger: Ledger, run: Run, holder: LeaseHolder | None, sweeps: Sequ
         "model_deleted": run.versions_deleted,
         "cleaned": str(run.cleaned) if run.cleaned is not None else None,
         "metrics": run.result.get("metrics", {}),
-        "sweep": next((described_sweep(sweep) for sweep in sweeps if sweep.run.run == run.run), None),
-        "trial": described_trial(run, sweeps),
+        "sweep": None,
+        "trial": None,
         "why": attempts[-1].why_failed(run.cleaned) if run.status == "failed" and attempts else [],
         "attempts": [
             attempt.model_dump(mode="json", include={"number", "status", "started", "ended", "exactness", "error"})

@@ -40,8 +40,6 @@ class SweepRecord(Section):
 class Report(Section):
     """A value of the metric as it arrived while a trial trained."""
 
-    order: int
-    """Counts the reports of all trials: after a kill the scheduler gets them again in this order."""
     step: int
     value: float
 
@@ -66,7 +64,7 @@ class Trial(Section):
     reports: list[Report] = Field(default_factory=list)
     error: str | None = None
     note: str = ""
-    """Why it was ended early."""
+    """Why it ends early. It is on record with the report that decided it, before the trial is stopped."""
 
 
 def current_sweep(storage: Storage, pipeline: str) -> SweepRecord | None:

@@ -66,23 +66,19 @@ class TuneSpec(Section):
     mode: Annotated[Literal["min", "max"], OnResume.FREE] = "min"
     """Whether lower or higher is better. One of penstock's own metrics beside the wrong one is an error."""
     trials: Annotated[PositiveInt | None, OnResume.FREE] = None
-    """How many trials; 10 if not given, for `searcher: grid` all, for `scheduler: pbt` three generations. Raise it, and the
-    sweep goes on."""
+    """How many trials; 10 if not given, for `searcher: grid` all. Raise it, and the sweep goes on."""
     time_s: Annotated[PositiveFloat | None, OnResume.FREE] = None
     """Seconds of one `penstock tune` command after which no further trial begins; those that run come to their end."""
-    searcher: Annotated[Literal["random", "grid", "optuna"], OnResume.FREE] = "random"
-    """Which values are tried next: drawn at random, all combinations, or what Optuna's TPE makes of the finished trials
-    (`pip install 'penstock[optuna]'`)."""
-    scheduler: Annotated[Literal["none", "asha", "median", "pbt"], OnResume.FREE] = "none"
-    """Which trials are ended early, by Ray Tune's rules: none, those outside the best of their rung (`asha`), or those whose
-    best value is worse than the median of the others' means (`median`). `pbt`, population based training, ends none: each
-    generation of trials begins with the weights of the one before it, the worst quarter with those of the best."""
+    searcher: Annotated[Literal["random", "grid", "tpe"], OnResume.FREE] = "random"
+    """Which values are tried next: drawn at random, all combinations, or those that Optuna's TPE sampler proposes after the
+    finished trials. Needs `pip install 'penstock[tune]'`, except for `grid`."""
+    scheduler: Annotated[Literal["none", "asha", "median"], OnResume.FREE] = "none"
+    """Which trials end early: none, those outside the best of their rung (`asha`, Optuna's SuccessiveHalvingPruner), or those
+    whose best value is worse than the median of the trials that are done (`median`, its MedianPruner)."""
     grace: Annotated[PositiveInt, OnResume.FREE] = 1
     """Validations that every trial gets before it may be ended early; the first rung of `asha`."""
     reduction: Annotated[int, OnResume.FREE, Field(ge=2)] = 3
     """`asha`: one in so many goes on from a rung, and the next rung is at so many times the validations."""
-    population: Annotated[int, OnResume.FREE, Field(ge=2)] = 4
-    """`pbt`: trials in a generation, each of them of `train.epochs`."""
     concurrent: Annotated[PositiveInt | None, OnResume.FREE] = None
     """Trials at once; as many as the CPUs and GPUs hold if not given. Lowered, with a line, where they do not fit."""
     seed: Annotated[int, OnResume.FREE, Field(ge=0)] = 0
@@ -103,7 +99,7 @@ class TuneSpec(Section):
     @classmethod
     def _is_of_validation(cls, metric: str) -> str:
         if not metric.startswith("val/"):
-            raise ValueError("it is no validation metric; its name starts with val/")
+            raise ValueError("it is not a validation metric; its name starts with val/")
         return metric
 
     @model_validator(mode="after")
@@ -115,32 +111,10 @@ class TuneSpec(Section):
                 raise ValueError(f"`grid` for {key} needs searcher: grid; use `choice`")
         return self
 
-    @model_validator(mode="after")
-    def _has_a_population(self) -> TuneSpec:
-        if self.scheduler != "pbt":
-            return self
-        if self.searcher != "random":
-            raise ValueError(
-                f"scheduler: pbt draws its first generation at random; searcher: {self.searcher} has no part in it"
-            )
-        for key in self.space:
-            if not key.startswith("train.") or key == "train.start_from":
-                raise ValueError(f"scheduler: pbt hands weights on, so that it changes values of `train` alone; {key} is none")
-        if self.trials is not None and self.trials < self.population:
-            raise ValueError(
-                f"trials: {self.trials} are less than one generation (population: {self.population}); give "
-                f"{2 * self.population} or more, or a smaller population"
-            )
-        listed = [dimension.options for dimension in self.space.values()]
-        cells = math.prod(len(options) for options in listed if options is not None)
-        if None not in listed and cells < self.population:
-            raise ValueError(f"population: {self.population} is more than the {cells} combinations of the space")
-        return self
-
     @property
     def limit(self) -> int:
         """How many trials there are at most."""
         cells = math.prod(len(dimension.options or ()) for dimension in self.space.values())
         if self.searcher == "grid":
             return min(cells, self.trials or cells)
-        return self.trials or (3 * self.population if self.scheduler == "pbt" else 10)
+        return self.trials or 10

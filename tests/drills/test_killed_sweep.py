@@ -35,14 +35,6 @@ tune:
   reduction: 2
 """
 
-GENERATIONS = """
-tune:
-  space: {train.learning_rate: {log_range: [1e-5, 1e-1]}}
-  scheduler: pbt
-  population: 3
-  trials: 6
-"""
-
 SLOW = {"DRILL_PAUSE_S": "0.1"}
 """For attempts that are killed: a step takes its time."""
 HELD = {"DRILL_HELD_AT": "20"}
@@ -128,21 +120,3 @@ def test_a_killed_sweep_ends_the_same_trials_early(tmp_path: Path) -> None:
         assert [each.get("penstock.trial.state") for each in tags] == expected
     stopped = next(trial for trial in survived["trials"] if trial["state"] == "stopped")
     assert stopped["note"].startswith("stopped early by asha after ")
-
-
-def test_a_killed_population_hands_on_the_same_weights(tmp_path: Path) -> None:
-    calm_file, file = (project(tmp_path / name / "project", GENERATIONS) for name in ("calm", "killed"))
-    calm = Command("tune", str(calm_file), "--json").finish()
-    killed(file, "checkpoints of the second generation", trained(file.parent, 4, 5))
-    survived = Command("tune", str(file), "--json").finish()
-    for said in (calm, survived):
-        runs = {f"run:{trial['run']}": trial["number"] for trial in said["trials"]}
-        for trial in said["trials"]:
-            given = trial["values"].pop("train.start_from", None)
-            trial["values"]["begins with the weights of"] = runs.get(given)
-    assert facts(survived) == facts(calm)
-    parents = [trial["values"]["begins with the weights of"] for trial in survived["trials"]]
-    worst = max(survived["trials"][:3], key=lambda trial: trial["value"])["number"]
-    best = min(survived["trials"][:3], key=lambda trial: trial["value"])["number"]
-    assert parents == [None] * 3 + [best if number == worst else number for number in (1, 2, 3)]
-    assert {stage["outcome"] for stage in survived["stages"] if stage["name"] == "train"} == {"reused"}

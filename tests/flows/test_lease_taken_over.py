@@ -22,7 +22,7 @@ from penstock.flows.spec_file import load_spec
 from penstock.flows.tune import driver as tune_driver
 from penstock.flows.tune import flow as tune_flow
 from penstock.flows.tune import trial as tune_trial
-from penstock.flows.tune.board import Board
+from penstock.flows.tune.sweep import Sweep
 from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
 from penstock.tasks.tune.record import Trial
@@ -110,18 +110,20 @@ def test_a_sweep(file: Path, monkeypatch: pytest.MonkeyPatch, made_of_it: Callab
 def test_a_sweep_whose_trials_are_under_way(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, stopping = load_spec(file), StopRequest()
 
-    def submit(work: Any, number: int) -> None:
+    def submit(_sweep: Any, number: int, ends: Any) -> None:
         stopping.give_up(LOST)
-        work.unquote().inbox.put(tune_driver._Ended(number, ServiceError("the library failed")))
+        ends.unquote().put((number, ServiceError("the library failed")))
 
     monkeypatch.setattr(tune_driver, "_trial_task", SimpleNamespace(submit=submit))
     ctx = SimpleNamespace(
-        storage=Storage(str(file.parent / "state")), run=SimpleNamespace(run="sweep"), stopping=stopping, warn=print
+        storage=Storage(str(file.parent / "state")),
+        run=SimpleNamespace(run="sweep"),
+        stopping=stopping,
+        reporter=SimpleNamespace(say=print),
     )
     assert loaded.spec.tune is not None
-    sweep: Any = SimpleNamespace(tune=loaded.spec.tune, ctx=ctx)
     with pytest.raises(LeaseHeldError) as ended:
-        tune_driver.Driver(sweep, Board(loaded.spec.tune, print)).run(1)
+        tune_driver.perform_trials(Sweep(loaded, loaded.spec.tune, cast("Any", ctx)), 1)
     assert ended.value is LOST
 
 
@@ -130,7 +132,7 @@ def test_a_trial(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     tracker, stopping = Tracker(), StopRequest()
     stopping.give_up(LOST)
     statuses = written(monkeypatch, tune_trial)
-    sweep = cast("tune_trial.Sweep", SimpleNamespace(why_stopped=lambda _number: None))
+    sweep = cast("Sweep", SimpleNamespace(ctx=SimpleNamespace(stopping=stopping)))
     with pytest.raises(LeaseHeldError) as ended:
         tune_trial._ended_otherwise(sweep, Trial(number=1, values={}), opened(stopping, tracker), error)
     assert ended.value is LOST and tracker.closed == [None] and not statuses

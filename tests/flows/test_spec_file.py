@@ -130,8 +130,8 @@ def test_what_a_set_option_breaks_in_a_section_of_the_file_is_not_blamed_on_the_
     space = "tune: {space: {train.learning_rate: {range: [0.1, 1]}}}\n"
     (found,) = problems_of(write(tmp_path, GOOD + space), "tune.searcher=grid", "train.epochs=3")
     assert found.startswith("--set tune.searcher=grid: tune: searcher: grid goes through lists")
-    assert problems_of(write(tmp_path, GOOD), "tune.searcher=optuna") == [
-        "--set tune.searcher=optuna: tune.space: missing; this key is needed"
+    assert problems_of(write(tmp_path, GOOD), "tune.searcher=tpe") == [
+        "--set tune.searcher=tpe: tune.space: missing; this key is needed"
     ]
     found = problems_of(write(tmp_path, GOOD), "stores={a: {secret_key: canary}}", "stores.a.secret_key=canary")
     assert found and not any("canary" in problem for problem in found)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import PreflightError
 from penstock.flows.spec_file import load_spec
-from penstock.flows.tune.slots import trials_at_once
+from penstock.flows.tune.driver import trials_at_once
 from tests.drills.project import make_project
 
 ON_CPUS = "on CPUs: there is no GPU now (train.gpus: auto)"

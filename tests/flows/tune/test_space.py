@@ -11,7 +11,6 @@ from penstock.errors import PreflightError, SpecError
 from penstock.flows.spec_file import as_override, load_spec
 from penstock.flows.tune.folds import with_folds
 from penstock.flows.tune.space import check_space, load_trial
-from penstock.flows.verbs.init import create_project
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
@@ -32,10 +31,6 @@ def with_space(folder: Path, space: str) -> Path:
         ("train.batch_rows: {range: [2, 33]}", "tune.space.train.batch_rows: train.batch_rows: 33 does not divide over 2"),
         ("preprocess.7.drop: {choice: [1]}", "preprocess.7 is not an index of a list of 2"),
         ("shuffle.seed: {choice: [x]}", "tune.space.shuffle.seed: 'x': input should be a valid integer"),
-        (
-            "shuffle.seed: {choice: [1, 2, 3, 4]}\n  scheduler: pbt",
-            "scheduler: pbt hands weights on, so that it changes values of `train` alone; shuffle.seed is none",
-        ),
     ],
 )
 def test_a_key_or_value_that_the_file_does_not_take_is_named(tmp_path: Path, space: str, says: str) -> None:
@@ -50,7 +45,7 @@ def test_a_parameter_that_the_recipe_does_not_take_is_named(tmp_path: Path) -> N
     with pytest.raises(SpecError) as refused:
         check_space(loaded)
     assert refused.value.problems[0].startswith("tune.space.train.params.pause: ")
-    check_space(load_spec(with_space(tmp_path / "right", "train.params.pause_s: {range: [0, 0.5]}\n  scheduler: pbt")))
+    check_space(load_spec(with_space(tmp_path / "right", "train.params.pause_s: {range: [0, 0.5]}")))
 
 
 def test_what_a_set_option_asks_of_a_sweep_is_blamed_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,22 +53,20 @@ def test_what_a_set_option_asks_of_a_sweep_is_blamed_on_it(tmp_path: Path, monke
     with pytest.raises(SpecError) as refused:
         check_space(load_spec(file, ["tune.space={train.params.pause: {choice: [1]}}"]))
     assert refused.value.next_step.startswith("correct the --set options, or edit pipeline.yaml; then: penstock check ")
+
+
+def test_sweep_without_optuna_is_refused_except_a_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = with_space(tmp_path, "shuffle.seed: {choice: [1, 2]}")
     monkeypatch.setitem(sys.modules, "optuna", None)  # as where it is not installed
-    with pytest.raises(PreflightError, match=r"^--set tune\.searcher=optuna: tune\.searcher: optuna cannot be used"):
-        check_space(load_spec(file, ["tune.searcher=optuna"]))
-    file.write_text(f"{file.read_text()}  searcher: optuna\n")
-    with pytest.raises(PreflightError, match=r"^pipeline\.yaml:\d+: tune\.searcher: optuna cannot be used"):
+    with pytest.raises(PreflightError, match=r"^--set tune\.searcher=tpe: tune\.searcher: tpe needs Optuna") as refused:
+        check_space(load_spec(file, ["tune.searcher=tpe"]))
+    assert refused.value.next_step == "pip install 'penstock[tune]'"
+    with pytest.raises(PreflightError, match=r"^default: tune\.searcher: random needs Optuna"):
         check_space(load_spec(file))
-
-
-def test_a_framework_that_takes_no_weights_has_no_population(tmp_path: Path) -> None:
-    create_project(tmp_path / "trees", "boosted")
-    file = tmp_path / "trees" / "pipeline.yaml"
-    file.write_text(f"{file.read_text()}tune: {{space: {{train.params.eta: {{range: [0.1, 0.5]}}}}, scheduler: pbt}}\n")
-    with pytest.raises(SpecError) as refused:
-        check_space(load_spec(file))
-    (problem,) = refused.value.problems
-    assert problem.startswith("tune.scheduler: pbt: train.start_from: ") and "does not read it" in problem
+    grid = ["tune.space={shuffle.seed: {grid: [1, 2]}}", "tune.searcher=grid"]
+    check_space(load_spec(file, grid))
+    with pytest.raises(PreflightError, match=r"^--set tune\.scheduler=asha: tune\.scheduler: asha needs Optuna"):
+        check_space(load_spec(file, [*grid, "tune.scheduler=asha"]))
 
 
 @pytest.mark.parametrize("value", [1e-05, 3, "1e-3", True, None, {"a": [1, "x: y"]}, "no", "ä"])

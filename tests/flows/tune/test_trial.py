@@ -14,7 +14,8 @@ from mlflow.tracking import MlflowClient
 from penstock.flows.run.reporter import PlainReporter
 from penstock.flows.spec_file import load_spec
 from penstock.flows.tune.space import load_trial
-from penstock.flows.tune.trial import Hears, Sweep, _TrialReporter, _with_rows, close_stopped
+from penstock.flows.tune.sweep import Sweep
+from penstock.flows.tune.trial import _TrialReporter, _with_rows, close_stopped
 from penstock.ingest.ray_tasks import local_map
 from penstock.machine.stopping import StopRequest
 from penstock.storage import Storage
@@ -23,7 +24,8 @@ from penstock.tasks.context import RunContext
 from penstock.tasks.project import Project
 from penstock.tasks.records.keys import stage_keys
 from penstock.tasks.records.ledger import Ledger
-from penstock.tasks.tune.record import Trial
+from penstock.tasks.tune.record import Report, Trial, load_trials, save_trial
+from penstock.tasks.tune.spec import TuneSpec
 from tests.drills.project import make_project
 
 
@@ -39,11 +41,21 @@ def test_a_killed_trial_that_was_to_end_early_has_ended_early_on_every_record(
     ledger.save_run(run)
     ledger.new_attempt(run.run)
 
-    context: Any = SimpleNamespace(ledger=ledger, state_dir=tmp_path / "state", run=SimpleNamespace(run="sweep"))
-    trial = Trial(number=2, values={"train.learning_rate": 0.1}, run=run.run, state="stopped", note="stopped early by asha")
-    closed = close_stopped(cast("Sweep", SimpleNamespace(ctx=context)), trial)
+    cut = Trial(number=1, values={"train.learning_rate": 0.1}, run=run.run, note="stopped early by asha")
+    reports = [Report(step=5, value=0.5), Report(step=10, value=0.75)]
+    save_trial(ledger.storage, "sweep", cut.model_copy(update={"reports": reports}))
+    context: Any = SimpleNamespace(
+        ledger=ledger,
+        storage=ledger.storage,
+        state_dir=tmp_path / "state",
+        run=SimpleNamespace(run="sweep"),
+        stopping=StopRequest(),
+    )
+    section = TuneSpec.model_validate({"space": {"train.learning_rate": {"range": [0.0, 1.0]}}})
+    close_stopped(Sweep(cast("Any", None), section, context), cut)
 
-    assert (closed.state, closed.tracked_run) == ("stopped", tracked)
+    (closed,) = load_trials(ledger.storage, "sweep")
+    assert (closed.state, closed.tracked_run, closed.value, closed.step) == ("stopped", tracked, 0.5, 10)
     left = ledger.load_run(run.run)
     assert left is not None and left.status == "partial"
     assert [attempt.status for attempt in ledger.attempts(run.run)] == ["killed"]
@@ -102,7 +114,8 @@ def test_rows_are_prepared_once_for_all_trials_that_have_them(tmp_path: Path, mo
 
 def test_what_a_trial_prints_while_it_trains_is_told_under_its_number() -> None:
     told: list[str] = []
-    reporter = _TrialReporter(3, Hears(lambda *_: None, lambda *_: None, told.append), {"on CPUs"})
+    sweep: Any = SimpleNamespace(said={"on CPUs"}, line=lambda number, text: told.append(f"trial {number}{text}"))
+    reporter = _TrialReporter(sweep, 3)
     reporter.say("train: rank 1: hello")
     reporter.say("train: on CPUs")
     reporter.say("drill: run r, attempt 1")

@@ -28,16 +28,14 @@ SPACE = {
 }
 
 
-def test_a_grid_holds_every_combination_once_the_last_key_changing_fastest() -> None:
+def test_grid_changes_the_last_key_fastest() -> None:
     spec = TuneSpec.model_validate({"space": {"a": {"grid": [1, 2]}, "b": {"grid": ["x", "y", "z"]}}, "searcher": "grid"})
     assert [tuple(each.values()) for each in proposals(spec)] == [(1, "x"), (1, "y"), (1, "z"), (2, "x"), (2, "y"), (2, "z")]
     assert len(proposals(spec.model_copy(update={"trials": 4}))) == 4
 
 
-@pytest.mark.parametrize("searcher", ["random", "optuna"])
-def test_values_lie_in_the_space_differ_and_come_again_the_same(searcher: str) -> None:
-    if searcher == "optuna":
-        pytest.importorskip("optuna")
+@pytest.mark.parametrize("searcher", ["random", "tpe"])
+def test_proposals_fit_the_space_differ_and_repeat(searcher: str) -> None:
     spec = TuneSpec.model_validate({"space": SPACE, "searcher": searcher, "trials": 20, "seed": 3})
     drawn = proposals(spec, 0.5)
     assert drawn == proposals(spec, 0.5)
@@ -50,19 +48,18 @@ def test_values_lie_in_the_space_differ_and_come_again_the_same(searcher: str) -
     assert proposals(spec.model_copy(update={"seed": 4}), 0.5) != drawn
 
 
-def test_more_trials_begin_with_the_ones_that_were_there() -> None:
+def test_raised_limit_begins_with_the_same_trials() -> None:
     spec = TuneSpec.model_validate({"space": SPACE, "trials": 4})
     assert proposals(spec.model_copy(update={"trials": 7}))[:4] == proposals(spec)
 
 
-def test_a_space_that_has_no_more_values_ends_the_sweep() -> None:
+def test_exhausted_space_ends_the_sweep() -> None:
     spec = TuneSpec.model_validate({"space": {"a": {"choice": [1, 2, 3]}}, "trials": 10})
     assert sorted(each["a"] for each in proposals(spec)) == [1, 2, 3]
 
 
-def test_optuna_comes_nearer_to_the_best() -> None:
-    pytest.importorskip("optuna")
-    spec = TuneSpec.model_validate({"space": {"a": {"range": [0, 1.0]}}, "searcher": "optuna", "trials": 40})
+def test_tpe_proposes_nearer_to_the_best() -> None:
+    spec = TuneSpec.model_validate({"space": {"a": {"range": [0, 1.0]}}, "searcher": "tpe", "trials": 40})
     trials: list[Trial] = []
     while (values := propose(spec, trials)) is not None:
         trials.append(Trial(number=len(trials) + 1, values=values, value=abs(values["a"] - 0.3)))
@@ -81,16 +78,10 @@ def test_optuna_comes_nearer_to_the_best() -> None:
         ({"space": {"a": {"choice": [1]}}, "searcher": "grid"}, "goes through lists"),
         ({"space": {"name": {"choice": ["x"]}}}, "name cannot be tuned"),
         ({"space": {"train.params": {"choice": [{}]}, "train.params.x": {"choice": [1]}}}, "are both in the space"),
-        ({"space": {"a": {"choice": [1]}}, "metric": "test/loss"}, "no validation metric"),
-        ({"space": {"train.x": {"choice": [1, 2, 3]}}, "scheduler": "pbt"}, "population: 4 is more than the 3 combinations"),
-        (
-            {"space": {"train.x": {"range": [1, 9]}}, "scheduler": "pbt", "trials": 3},
-            r"trials: 3 are less than one generation \(population: 4\); give 8 or more",
-        ),
-        ({"space": {"train.start_from": {"choice": [1]}}, "scheduler": "pbt"}, "changes values of `train` alone"),
-        ({"space": {"train.x": {"range": [1, 9]}}, "scheduler": "pbt", "searcher": "optuna"}, "draws its first generation"),
+        ({"space": {"a": {"choice": [1]}}, "metric": "test/loss"}, "not a validation metric"),
+        ({"space": {"a": {"range": [1, 9]}}, "scheduler": "pbt"}, "Input should be 'none', 'asha' or 'median'"),
     ],
 )
-def test_a_section_that_means_nothing_is_refused(section: dict[str, Any], says: str) -> None:
+def test_contradictory_section_is_refused(section: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         TuneSpec.model_validate(section)
