@@ -21,7 +21,7 @@ from penstock import __version__
 from penstock.errors import PenstockError, PreflightError, SpecError
 from penstock.flows.answer import ANSWERED, ERR, OUT, answer, say, tell
 from penstock.flows.looking_back import compare, explain, log, report, rows, status
-from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set, can_be_written
+from penstock.flows.options import HERE, Columns, File, FileOption, Format, Gpus, Json, Options, Set
 from penstock.flows.run.command_line import run_command
 from penstock.machine.garbage import collect_rarely
 from penstock.messages import counted
@@ -82,24 +82,14 @@ def check(file: File = HERE, overrides: Set = None, as_json: Json = False) -> No
 
 
 @app.command()
-def probe(
-    file: File = HERE,
-    overrides: Set = None,
-    budget_s: Annotated[
-        float, typer.Option("--budget-s", help="Seconds for trying other values; 0 only reads as configured.")
-    ] = 120.0,
-    plot: Annotated[Path | None, typer.Option(callback=can_be_written, help="Also draw it, as this .png file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure how fast rows reach the workers, where the time goes, and which values of the file make it faster."""
+def probe(file: File = HERE, overrides: Set = None, as_json: Json = False) -> None:
+    """Measure how fast rows reach the workers and where the time goes; names values of the file to try with --set."""
 
     def work() -> dict[str, Any]:
         _read_spec(file, overrides)
-        from penstock.flows.verbs.probe.probe import probe_pipeline, show_probe
+        from penstock.flows.verbs.probe.probe import probe_pipeline
 
-        result = probe_pipeline(file, overrides or [], budget_s, plot, say)
-        show_probe(result, OUT)
-        return result
+        return probe_pipeline(file, overrides or [], say)
 
     answer(work, as_json)
 

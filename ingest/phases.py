@@ -1,9 +1,7 @@
-"""Where does time go while rows are prepared and read? Places of the code are named, and a clock adds them up if one runs.
+"""Where does the time go while rows are prepared and read? Named places of the code, and a clock that adds up their seconds.
 
-No clock runs in training: a name costs half a microsecond then, and the places are entered once a shard, a table or a group
-of batches. `penstock probe` runs one in each process that reads.
-
-Work of other threads counts only while the reader waits for it: what is fetched ahead in time costs nothing.
+`penstock probe` runs a clock in each process that reads. Training runs none: a place then costs half a microsecond, and is
+entered once a shard, a table or a group of batches. Work of other threads counts only while the reader waits for it.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ __all__ = [
     "PHASES",
     "Phase",
     "PhaseClock",
+    "count_fetched",
     "counting",
-    "fetched",
-    "fetching",
     "from_metadata",
     "phase",
     "running_clock",
@@ -31,10 +28,9 @@ __all__ = [
 
 
 Phase = Literal["fetch", "read", "decode", "transform", "gather", "augment", "copy", "tasks"]
-"""`fetch`: bytes come from a remote store or another node; `read`: files and shards are opened and parsed; `decode`: images
+"""`fetch`: shards come from a remote store or another node; `read`: files and shards are opened and parsed; `decode`: images
 become pixels; `transform`: transforms; `gather`: rows are copied into a batch; `augment`: the recipe's own change of a
-batch; `copy`: the batch goes to the GPU; `tasks`: a stream's rows are waited for while no task of it is seen to work (Ray
-starts processes, and hands tables over)."""
+batch; `copy`: the batch goes to the GPU; `tasks`: the reader waits for a stream while none of its tasks works."""
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
@@ -42,81 +38,43 @@ T = TypeVar("T")
 
 
 class PhaseClock:
-    """Seconds by phase, of one process. Of phases within each other each second counts for the innermost."""
+    """Seconds by phase in one process. Of nested phases the innermost gets the time."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.elsewhere = dict.fromkeys(PHASES, 0.0)
-        """What the tasks of a stream say of themselves."""
+        self.in_tasks = dict.fromkeys(PHASES, 0.0)
+        """Seconds that the tasks of a stream report."""
         self.fetched_bytes = 0
-        """Of shards that came from a remote store."""
+        """Bytes of shards from a remote store."""
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         self._lock = threading.Lock()
-        self._fetching, self._since_s, self._fetched_s = 0, 0.0, 0.0
         self._open = threading.local()
 
     def take(self) -> dict[Phase, float]:
-        """The seconds so far; from now on they count from 0."""
+        """Return the seconds so far and start again from 0. Waits for tasks are given to the phases the tasks were in."""
         with self._lock:
-            found, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
-        return found
-
-    def hear(self, seconds: Mapping[Phase, float]) -> None:
-        """Take in what a task spent on the rows it made."""
-        for name, spent_s in seconds.items():
-            self.elsewhere[name] += spent_s
-
-    def result(self) -> dict[Phase, float]:
-        """Seconds of the reader by phase: its waits for tasks are laid to what the tasks did, as far as they did something."""
-        found, busy_s = dict(self.seconds), sum(self.elsewhere.values())
-        explained_s = min(found["tasks"], busy_s)
+            seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+            in_tasks, self.in_tasks = self.in_tasks, dict.fromkeys(PHASES, 0.0)
+        busy_s = sum(in_tasks.values())
+        explained_s = min(seconds["tasks"], busy_s)
         if busy_s:
-            found["tasks"] -= explained_s
-            for name, spent_s in self.elsewhere.items():
-                found[name] += explained_s * spent_s / busy_s
-        return found
-
-    def restart(self) -> dict[Phase, float]:
-        """The result so far; from now on it counts from 0."""
-        found = self.result()
-        self.take()
-        self.elsewhere = dict.fromkeys(PHASES, 0.0)
-        return found
+            seconds["tasks"] -= explained_s
+            for name, spent_s in in_tasks.items():
+                seconds[name] += explained_s * spent_s / busy_s
+        return seconds
 
     def enter(self, name: Phase) -> None:
         """Begin a phase in this thread."""
-        self._stack().append([name, time.perf_counter(), 0.0, self._fetch_s()])
+        self._stack().append([name, time.perf_counter(), 0.0])
 
     def leave(self) -> None:
-        """End the phase that was begun last in this thread."""
+        """End the phase that this thread began last."""
         stack = self._stack()
-        name, began_s, inner_s, fetched_s = stack.pop()
+        name, began_s, inner_s = stack.pop()
         spent_s = time.perf_counter() - began_s
         if stack:
             stack[-1][2] += spent_s
         with self._lock:
-            own_s = spent_s - inner_s
-            if name == "read":
-                behind_s = min(own_s, self._fetch_s() - fetched_s)
-                self.seconds["fetch"] += behind_s
-                own_s -= behind_s
-            self.seconds[name] += own_s
-
-    def fetches(self, change: int) -> None:
-        """Count a transfer that begins (1) or ends (-1), in any thread."""
-        with self._lock:
-            now_s = time.perf_counter()
-            if self._fetching:
-                self._fetched_s += now_s - self._since_s
-            self._fetching, self._since_s = self._fetching + change, now_s
-
-    def fetched(self, num_bytes: int) -> None:
-        """Count bytes of shards, in any thread."""
-        with self._lock:
-            self.fetched_bytes += num_bytes
-
-    def _fetch_s(self) -> float:
-        """Seconds in which at least one transfer was going on."""
-        return self._fetched_s + (time.perf_counter() - self._since_s if self._fetching else 0.0)
+            self._seconds[name] += spent_s - inner_s
 
     def _stack(self) -> list[list[Any]]:
         if not hasattr(self._open, "stack"):
@@ -139,12 +97,12 @@ def counting() -> Iterator[PhaseClock]:
 
 
 def running_clock() -> PhaseClock | None:
-    """The clock that runs in this process."""
+    """Return the clock that runs in this process."""
     return _running
 
 
 class phase:
-    """Name what the block does: `with phase("gather"):`."""
+    """Count the block's seconds under a name: `with phase("gather"):`."""
 
     __slots__ = ("_clock", "_name")
 
@@ -161,7 +119,7 @@ class phase:
 
 
 def timed(name: Phase, items: Iterator[T]) -> Iterator[T]:
-    """The same items, with the making of each under that name."""
+    """Yield the same items; the time to make each counts under that name."""
     while True:
         with phase(name):
             item = next(items, _END)
@@ -173,34 +131,20 @@ def timed(name: Phase, items: Iterator[T]) -> Iterator[T]:
 _END = object()
 
 
-@contextlib.contextmanager
-def fetching() -> Iterator[None]:
-    """Bytes of a source file come over the network in the block, in whichever thread."""
-    clock = _running
-    if clock is None:
-        yield
-        return
-    clock.fetches(1)
-    try:
-        yield
-    finally:
-        clock.fetches(-1)
-
-
-def fetched(num_bytes: int) -> None:
-    """Count what came from a remote store into the node's cache."""
+def count_fetched(num_bytes: int) -> None:
+    """Count bytes that came from a remote store into the node's cache, in any thread."""
     if _running is not None:
-        _running.fetched(num_bytes)
+        _running.fetched_bytes += num_bytes
 
 
 _KEY = b"penstock.seconds"
 
 
 def to_metadata(seconds: Mapping[Phase, float]) -> dict[bytes, bytes]:
-    """What a task's table says of its own making, as metadata of its schema."""
+    """Return a task's seconds as metadata of the schema of a table that it made."""
     return {_KEY: json.dumps(seconds).encode()}
 
 
 def from_metadata(metadata: Mapping[bytes, bytes] | None) -> dict[Phase, float]:
-    """What `to_metadata` has said; nothing where it has not."""
+    """Return the seconds that `to_metadata` wrote; empty where it did not."""
     return json.loads(metadata[_KEY]) if metadata and _KEY in metadata else {}  # type: ignore[no-any-return]

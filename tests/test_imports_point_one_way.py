@@ -112,6 +112,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         *("training/checkpoint/state_files.py", "training/checkpoint/weights.py"),
         *(f"training/registry/{file}.py" for file in ("answer", "loaded_model")),
         *("tasks/evaluate.py", "flows/run/preflight.py", "flows/tune/flow.py", "flows/verbs/doctor/machine.py"),
+        "flows/verbs/probe/",
     ),
 }
 """Library -> the files (or folders, with a slash) that may import it.

@@ -25,7 +25,7 @@ from typing import IO
 from penstock.digest import file_digest
 from penstock.errors import PenstockError, PreflightError, ServiceError, ShardError
 from penstock.ingest.manifest import UNIT_RECORD, ShardInfo, unit_path
-from penstock.ingest.phases import fetched
+from penstock.ingest.phases import count_fetched
 from penstock.machine.cache_dir import cache_folder, configured_budget, kept_free
 from penstock.storage import NO_ROOM, Storage
 
@@ -133,7 +133,7 @@ class NodeCache:
             held = LocalShard(target, lock)
             try:
                 storage.get_file(shard.path, part)
-                fetched(shard.size_bytes)
+                count_fetched(shard.size_bytes)
                 _check_size(part, shard, uri)
                 if file_digest(part) != shard.digest:
                     raise ShardError(f"shard {uri} has another content than its manifest's digest {shard.digest}")

@@ -90,7 +90,8 @@ def _prepared(
             with phase("tasks"), raising_the_original():
                 table: pa.Table = ray.get(reference)
             if clock is not None:
-                clock.hear(from_metadata(table.schema.metadata))
+                for name, spent_s in from_metadata(table.schema.metadata).items():
+                    clock.in_tasks[name] += spent_s
             yield table
 
 

@@ -12,8 +12,7 @@ import os
 import posixpath
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +20,6 @@ import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
 from penstock.errors import DataError, PenstockError, ServiceError
-from penstock.ingest.phases import fetching, running_clock
 from penstock.storage import filesystem_of
 from penstock.store_settings import settings_of
 from penstock.stores import DENIED, endpoint_of, is_local, is_s3, store_problem
@@ -63,24 +61,21 @@ _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN
 def open_input(uri: str) -> pa.NativeFile:
     """Open for random access."""
     fs, path = _arrow_filesystem(uri)
-    return _counted(uri, fs.open_input_file(path))
+    return fs.open_input_file(path)
 
 
 def open_stream(uri: str) -> pa.NativeFile:
     """Open for reading from start to end; `.gz`, `.bz2`, `.zst` and `.lz4` files are decompressed."""
     fs, path = _arrow_filesystem(uri)
     codec = COMPRESSED.get(posixpath.splitext(uri.lower())[1])
-    if running_clock() is None or is_local(uri):
-        return fs.open_input_stream(path, compression=codec, buffer_size=_STREAM_BYTES)
-    stream = _counted(uri, fs.open_input_stream(path, compression=None, buffer_size=_STREAM_BYTES))
-    return pa.CompressedInputStream(stream, codec) if codec else stream
+    return fs.open_input_stream(path, compression=codec, buffer_size=_STREAM_BYTES)
 
 
 class _Remote(io.RawIOBase):
-    """A remote file, each read of which is within a block: of the clock of `penstock probe`, or of what may fail."""
+    """A remote file; a read that fails raises an error that names the store, as in `asking`."""
 
-    def __init__(self, file: Any, around: Callable[[], AbstractContextManager[None]]) -> None:
-        self._file, self._around = file, around
+    def __init__(self, file: Any, uri: str) -> None:
+        self._file, self._uri = file, uri
 
     def readable(self) -> bool:
         return True
@@ -95,16 +90,12 @@ class _Remote(io.RawIOBase):
         return int(self._file.tell())
 
     def read(self, size: int = -1) -> bytes:
-        with self._around():
+        with asking(self._uri):
             return bytes(self._file.read() if size < 0 else self._file.read(size))
 
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def _counted(uri: str, file: pa.NativeFile) -> pa.NativeFile:
-    return file if running_clock() is None or is_local(uri) else pa.PythonFile(_Remote(file, fetching), mode="r")
 
 
 def open_span(uri: str, begin: int, end: int) -> pa.NativeFile:
@@ -208,7 +199,7 @@ class _Handler(arrow_fs.FSSpecHandler):  # type: ignore[misc]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         with asking(self._uri):  # not also for whether there is a file: that takes any failure for a no
-            return pa.PythonFile(_Remote(self.fs.open(path, mode="rb"), functools.partial(asking, self._uri)), mode="r")
+            return pa.PythonFile(_Remote(self.fs.open(path, mode="rb"), self._uri), mode="r")
 
     open_input_stream = open_input_file
 

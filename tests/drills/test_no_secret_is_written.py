@@ -156,7 +156,7 @@ def test_no_secret_is_written_by_runs_that_fail_and_one_that_succeeds(tmp_path: 
             page = ("report", answer["run"], "--output", str(tmp_path / "page.html"), "--file")
             run("reporting", 0, verb=page, **tracked)
             run("checking", 0, verb=("check",), **tracked)
-            run("probing", 0, ("--budget-s", "0"), ("probe",), **tracked)
+            run("probing", 0, (), ("probe",), **tracked)
             run("tuning", 0, verb=("tune",), **tracked)
             run("cleaning", 0, ("--keep-runs", "1"), ("clean",), **tracked)
         assert answer["model_uri"] and (tmp_path / "scores").is_dir()

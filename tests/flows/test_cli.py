@@ -41,7 +41,6 @@ def test_a_wrong_command_line_is_answered_with_json_too(words: tuple[str, ...]) 
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        (("probe", ".", "--plot", "away/p.png"), "'away/p.png' is in no folder that is there; first: mkdir -p away"),
         (("report", "--output", "."), "'.' is a folder; name a file in it"),
         (("compare", "previous", "--html", "a b/c.html"), "first: mkdir -p 'a b'"),
         (("log", "--last", "-1"), "greater than or equal to 1"),
@@ -210,7 +209,7 @@ def test_where_to_look_is_said_at_the_end_and_never_cut(
 ) -> None:
     def done(*arguments: Any, **_options: Any) -> dict[str, Any]:
         if verb == "deploy":
-            arguments[4](f"page: {page}")
+            arguments[3](f"page: {page}")
         return {"status": "done", "url": url, "list_url": url and LIST}
 
     monkeypatch.setattr(does, done)

@@ -1,207 +1,152 @@
-"""What does `penstock probe` do? It reads as configured, then with other values while there is time, and says the fastest."""
+"""What does `penstock probe` do? It prepares the rows, lets the workers read them, and prints where the time goes."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import psutil
-import ray
-import yaml
-from rich.console import Console
-
-from penstock.errors import PenstockError, SpecError
 from penstock.flows.run.open_attempt import RayOnDemand
-from penstock.flows.run.preflight import check_recipe, check_storage, machine_cpus
+from penstock.flows.run.preflight import check_machine, check_recipe, check_resources, check_storage
 from penstock.flows.run.reporter import make_reporter
 from penstock.flows.servers.probes import ray_address
 from penstock.flows.servers.services import telemetry_off
-from penstock.flows.spec_file import load_spec
-from penstock.flows.verbs.probe.knobs import ADVICE, EFFECTS, Knob, Surroundings, knobs
-from penstock.flows.verbs.probe.measure import Reading, Reads
+from penstock.flows.spec_file import LoadedSpec, load_spec
+from penstock.flows.verbs.probe.hints import ADVICE, hints
+from penstock.flows.verbs.probe.reading import read_rank, readings_of, summarize
 from penstock.flows.verbs.run import interrupts_once_stopped
-from penstock.machine.stopping import StopRequest, stop_behind, stopping_on_signals
-from penstock.redact import redact_text
+from penstock.lease import current_holder, hold_lease
+from penstock.machine.process import ProcessIdentity
+from penstock.machine.stopping import StopRequest, stopping_on_signals
+from penstock.storage import Storage
+from penstock.tasks.all_stages import ALL_STAGES
+from penstock.tasks.context import Reporter, RunContext
 from penstock.tasks.project import Project
+from penstock.tasks.records.keys import stage_keys
+from penstock.tasks.records.ledger import Attempt, Ledger, utc_now
 from penstock.tasks.spec import PipelineSpec
+from penstock.tasks.stage import perform
+from penstock.tasks.stages import BEFORE_TRAINING
+from penstock.tasks.train import make_job
+from penstock.training.on_ray.trainer import train
+from penstock.training.tracking.tracker import Tracker
 
-__all__ = ["probe_pipeline", "show_probe"]
-
-
-FASTER = 1.05
-"""A change is kept where reading gets faster by more than what repeats differ by."""
-
-READ_S = (2.0, 10.0)
-"""The workers read at most so long each time, and at least so long if the budget is small."""
+__all__ = ["probe_pipeline", "scratch_folder"]
 
 
-def probe_pipeline(
-    file: Path, overrides: list[str], budget_s: float, plot: Path | None, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Measure how the pipeline is read; returns what `penstock probe --json` prints.
+def probe_pipeline(file: Path, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure how the pipeline is read; returns the JSON object of `penstock probe --json`.
 
-    Rows that are not prepared yet are prepared, as a run would, and are there for the next run.
+    Rows that are not prepared yet are prepared, and are there for the next run. No run begins.
 
     Args:
-        budget_s: seconds for trying other values, after it was read as configured; what has begun comes to its end.
-        plot: where to write a PNG.
         say: takes lines for a person.
 
     Raises:
         PenstockError: the pipeline cannot be read as it is configured.
     """
-    if budget_s < 0 or (plot is not None and plot.suffix != ".png"):
-        raise SpecError(f"--plot {plot} is no .png file" if budget_s >= 0 else f"--budget-s {budget_s:g} is below 0")
     began_s = time.monotonic()
     telemetry_off()
     loaded = load_spec(file, overrides)
     project = Project(loaded.spec, loaded.base_dir, loaded.origins)
     check_storage(project.storage)
     check_recipe(project)
+    check_resources(project)
+    if ray_address() is None:
+        check_machine(loaded.spec)
     reporter, stopping = make_reporter(), StopRequest()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupts_once_stopped(stopping))
         stack.enter_context(stopping_on_signals(stopping))
         need_ray = RayOnDemand(loaded, project, reporter, stopping, stack)
-        limit_s = min(READ_S[1], max(READ_S[0], budget_s / 10))
-        reads = Reads(loaded, reporter, stopping, need_ray, limit_s)
-        configured = reads.read({})
-        for line in _lines(configured, loaded.spec):
-            say(line)
-        around = _surroundings(project, configured, on_cluster=ray_address() is not None)
-        search = _Search(reads, configured, around, say)
-        search.go(time.monotonic() + budget_s)
-    result = search.result()
-    if plot is not None:
-        from penstock.flows.verbs.probe.plot import draw  # matplotlib takes a second to load
-
-        labels = [(_label(each["values"]), each["rows_per_s"]) for each in search.tried if "rows_per_s" in each]
-        draw(plot, f"{loaded.spec.name}: how its rows are read", configured, labels)
-    return {**result, "plot": str(plot) if plot is not None else None, "seconds": time.monotonic() - began_s}
+        ctx = _context(loaded, project, reporter, stopping, need_ray)
+        for stage in ALL_STAGES:
+            if stage.name in BEFORE_TRAINING:
+                stopping.check()
+                perform(stage, ctx)
+        reading = _read(ctx)
+    prepare_s = sum(outcome.seconds for outcome in ctx.outcomes.values())
+    result = {"status": "done", "prepare_s": prepare_s, **reading, "advice": ADVICE[reading["place"]]}
+    result |= {"hints": hints(loaded, reading["place"]), "seconds": time.monotonic() - began_s}
+    for line in _lines(result, loaded.spec):
+        say(line)
+    return result
 
 
-class _Search:
-    """Takes one knob after the other, and keeps what makes reading faster."""
+class _NullTracker:
+    """Ignores whatever a tracker is called for."""
 
-    def __init__(self, reads: Reads, configured: Reading, around: Surroundings, say: Callable[[str], None]) -> None:
-        self._reads, self._around, self._say = reads, around, say
-        self.configured, self.best = configured, configured
-        self.effects: list[str] = []
-        self.tried: list[dict[str, Any]] = []
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_arguments, **_options: None
 
-    def go(self, until_s: float) -> None:
-        """Try what there is until that moment of the monotonic clock."""
-        seen: list[dict[str, Any]] = []
-        while time.monotonic() < until_s:
-            spec = self._reads.spec(self.best.values)
-            following = next((knob for knob in knobs(spec, self.best.place, self._around) if knob.values not in seen), None)
-            if following is None:
-                return
-            seen.append(following.values)
-            self._try(following)
 
-    def _try(self, knob: Knob) -> None:
-        values = {**self.best.values, **knob.values}
-        tried: dict[str, Any] = {"values": values, "changes": EFFECTS[knob.effect]}
+def _context(
+    loaded: LoadedSpec, project: Project, reporter: Reporter, stopping: StopRequest, need_ray: RayOnDemand
+) -> RunContext:
+    """Return the context that stages work with, of a run that is not recorded."""
+    ledger = Ledger(project.storage)
+    return RunContext(
+        project=project,
+        keys=stage_keys(project, ledger.stage_output),
+        ledger=ledger,
+        run=ledger.new_run(loaded.spec.name, loaded.spec.model_dump(mode="json", by_alias=True)),
+        attempt=Attempt(number=1, process=ProcessIdentity.current(), started=utc_now()),
+        tracker=cast(Tracker, _NullTracker()),
+        reporter=reporter,
+        state_dir=loaded.state_dir,
+        need_ray=need_ray,
+        stopping=stopping,
+    )
+
+
+def _read(ctx: RunContext) -> dict[str, Any]:
+    own_cluster = ctx.need_ray()
+    split_bytes = sum(shard.size_bytes for shard in ctx.manifest.shards_of("train"))
+    with scratch_folder(ctx.storage) as scratch:
+        job = replace(make_job(ctx), run_storage=scratch)
+        ctx.stopping.graceful = True
         try:
-            reading = self._reads.read(values)
-        except PenstockError as error:
-            if stop_behind(error) is not None:
-                raise
-            tried["refused"] = redact_text(error.message)
-            self._say(f"  {_label(values)}: not possible: {tried['refused']}")
-        else:
-            factor = reading.rows_per_s / self.configured.rows_per_s
-            tried |= {
-                "rows_per_s": reading.rows_per_s,
-                "factor": factor,
-                "prepare_s": reading.prepare_s,
-                "place": reading.place,
-            }
-            self._say(f"  {_label(values)}: {reading.rows_per_s:,.0f} rows/s, {factor:.2f} times; {tried['changes']}")
-            # Steps of another size are another training: what they would bring is printed, and not taken.
-            if knob.effect != "training" and reading.rows_per_s > FASTER * self.best.rows_per_s:
-                self.best = reading
-                self.effects.append(tried["changes"])
-        self.tried.append(tried)
-
-    def result(self) -> dict[str, Any]:
-        """The JSON object, but for the plot."""
-        fastest = {
-            "values": self.best.values,
-            "spec": spec_lines(self.best.values),
-            "rows_per_s": self.best.rows_per_s,
-            "factor": self.best.rows_per_s / self.configured.rows_per_s,
-            "changes": list(dict.fromkeys(self.effects)),
-        }
-        figures = self.configured.model_dump(mode="json", exclude={"values"})
-        return {
-            "status": "done",
-            **figures,
-            "advice": ADVICE[self.configured.place],
-            "tried": self.tried,
-            "fastest": fastest,
-        }
+            train(job, stop=ctx.stopping.stop, listener=lambda _events: None, own_cluster=own_cluster, work=read_rank)
+            ctx.stopping.check()
+            return summarize(readings_of(scratch), split_bytes)
+        finally:
+            ctx.stopping.graceful = False
 
 
-def spec_lines(values: dict[str, Any]) -> str:
-    """Lines of a pipeline file that hold these values; empty for none."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        section, name = key.split(".")
-        nested.setdefault(section, {})[name] = value
-    return "\n".join(
-        f"{section}: {yaml.safe_dump(inner, default_flow_style=True, sort_keys=False).strip()}"
-        for section, inner in nested.items()
-    )
+@contextmanager
+def scratch_folder(storage: Storage) -> Iterator[Storage]:
+    """Make a folder for the ranks' readings, and delete it with those of probes that were killed."""
+    for name in storage.list("probes"):
+        if current_holder(storage, f"probes/{name}/lease") is None:
+            storage.delete(f"probes/{name}")
+    own = f"probes/{uuid.uuid4().hex[:12]}"
+    try:
+        with hold_lease(storage, f"{own}/lease"):
+            yield storage.child(own)
+    finally:
+        storage.delete(own)
 
 
-def _surroundings(project: Project, reading: Reading, *, on_cluster: bool) -> Surroundings:
-    resources = ray.cluster_resources()
-    rows_bytes = reading.split_bytes or 3 * sum(file.size_bytes for file in project.files)
-    return Surroundings(
-        cpus=resources.get("CPU", 1.0) if on_cluster else machine_cpus(),
-        object_store_bytes=resources.get("object_store_memory", 0.0),
-        remote=not project.storage.is_local,
-        rows_bytes=rows_bytes,
-        beyond_memory=rows_bytes > psutil.virtual_memory().available // 2,
-    )
-
-
-def _label(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in values.items())
-
-
-def _lines(reading: Reading, spec: PipelineSpec) -> list[str]:
-    first_goes, time_goes = (
-        ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
-        for shares in (reading.first_time, reading.time)
-    )
-    p50_ms, p95_ms, longest_ms = (each * 1e3 for each in (reading.p50_s, reading.p95_s, reading.longest_s))
+def _lines(result: dict[str, Any], spec: PipelineSpec) -> list[str]:
+    time_goes = ", ".join(f"{name} {share:.0%}" for name, share in result["time"].items() if share >= 0.005)
+    p50_ms, p95_ms, longest_ms = (result[name] * 1e3 for name in ("p50_s", "p95_s", "longest_s"))
     return [
-        f"as configured (cache {spec.materialize.cache}, shuffle {spec.shuffle.mode}, {spec.train.workers} workers), "
-        f"{reading.epochs:.2f} epochs",
-        f"  first batch  {reading.first_batch_s:.3f} s: {first_goes}",
+        f"cache {spec.materialize.cache}, shuffle {spec.shuffle.mode}, {spec.train.workers} workers, "
+        f"{result['epochs']:.2f} epochs read",
+        f"  first batch  {result['first_batch_s']:.3f} s",
         f"  then waits   P50 {p50_ms:.2f} ms, P95 {p95_ms:.2f} ms, longest {longest_ms:.1f} ms",
-        f"  rate         {reading.rows_per_s:,.0f} rows/s, {reading.worker_mib_per_s:,.1f} MiB/s each worker",
+        f"  rate         {result['rows_per_s']:,.0f} rows/s, {result['worker_mib_per_s']:,.1f} MiB/s each worker",
         f"  time goes    {time_goes}",
-        f"  {reading.place}: {ADVICE[reading.place]}",
+        f"  {result['place']}: {result['advice']}",
+        *(f"  try          {_options(hint['set'])}: {hint['changes']}" for hint in result["hints"]),
     ]
 
 
-def show_probe(result: dict[str, Any], console: Console) -> None:
-    """Print what was fastest, for a person."""
-    fastest = result["fastest"]
-    if not fastest["values"]:
-        said = "nothing that was tried is faster" if result["tried"] else "there was no time to try anything: raise --budget-s"
-        console.print(said, markup=False, soft_wrap=True)
-    else:
-        console.print(f"fastest, {fastest['factor']:.2f} times as fast as configured:", markup=False)
-        console.print(fastest["spec"], markup=False, soft_wrap=True)
-        for line in fastest["changes"]:
-            console.print(f"  ({line})", markup=False, soft_wrap=True)
-    if result["plot"]:
-        console.print(f"plot: {result['plot']}", markup=False, soft_wrap=True)
+def _options(texts: list[str]) -> str:
+    return shlex.join(word for text in texts for word in ("--set", text))
