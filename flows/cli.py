@@ -273,8 +273,9 @@ def clean(
 
 @app.command()
 def deploy(
-    cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday", UTC.')],
+    cron: Annotated[str, typer.Option(help='When to run, as "minute hour day month weekday".')],
     file: File = HERE,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")] = "UTC",
     pool: Annotated[str, typer.Option(help="Prefect work pool that runs it; made, of type process, if absent.")] = "penstock",
     overrides: Set = None,
     predict: Annotated[
@@ -293,8 +294,8 @@ def deploy(
     notify: Annotated[
         str | None,
         typer.Option(
-            help="Send a message when a run fails or none begins for a day: URL of a webhook, or a mail address; "
-            "`none` ends it.",
+            help="Send a message when a run fails or none begins for a day: URL of a webhook, or of Apprise for mail and "
+            "other services; `none` ends it.",
             show_default="as it was",
         ),
     ] = None,
@@ -307,12 +308,13 @@ def deploy(
     """Make a Prefect deployment of the pipeline, or of predictions by its model, on a schedule."""
 
     def work() -> dict[str, Any]:
-        from penstock.flows.verbs.deploy.deploy import Messages, deploy_pipeline, deploy_predictions
+        from penstock.flows.verbs.deploy.deploy import Plan, deploy_pipeline, deploy_predictions
 
+        plan = Plan(cron, timezone, pool, notify, silence_h)
         if not predict:
             if source or output or model or columns or format or options or gpus:
                 raise SpecError("--input, --output, --model, --column, --format, --option and --gpus go with --predict")
-            return deploy_pipeline(file, cron, pool, overrides or [], say, Messages(notify, silence_h))
+            return deploy_pipeline(file, plan, overrides or [], say)
         if source is None or output is None or overrides:
             raise SpecError("--predict needs --input and --output, and takes no --set")
         from penstock.flows.verbs.model.predict import predict_request
@@ -327,7 +329,7 @@ def deploy(
             gpus=gpus,
             file=file,
         )
-        return deploy_predictions(file, cron, pool, model, request, say, Messages(notify, silence_h))
+        return deploy_predictions(file, plan, model, request, say)
 
     answer(work, as_json)
 

@@ -71,4 +71,4 @@ class Mailbox(_Threaded):
                     self.wfile.write(b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 ok\r\n")
 
         self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        self.url = f"smtp://127.0.0.1:{self.server.server_address[1]}"
+        self.url = f"mailto://127.0.0.1:{self.server.server_address[1]}"

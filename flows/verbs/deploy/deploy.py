@@ -1,6 +1,6 @@
 """How does a pipeline get onto a schedule? As a Prefect deployment of our flow for a process work pool.
 
-What is deployed is a name, a schedule and the path of the pipeline file; a worker imports the installed penstock and reads the
+A deployment holds a name, a schedule and the path of the pipeline file; a worker imports the installed penstock and reads the
 file when a run begins. Nothing secret is stored in Prefect: credentials belong in the environment of the worker.
 """
 
@@ -21,7 +21,6 @@ from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.server.schemas.schedules import CronSchedule as PlannedCron
@@ -36,9 +35,9 @@ from penstock.errors import ServiceError, SpecError
 from penstock.flows.predict.request import PredictRequest
 from penstock.flows.servers.services import prefect_api
 from penstock.flows.spec_file import LoadedSpec, load_spec
-from penstock.flows.verbs.deploy.notify import NOBODY, Notify, forget_messages, notify_of, put_messages, sends_messages
+from penstock.flows.verbs.deploy.notify import NOBODY, forget_messages, notify_of, put_messages, sends_messages
 
-__all__ = ["ENTRYPOINT", "PREDICT_ENTRYPOINT", "Messages", "deploy_pipeline", "deploy_predictions"]
+__all__ = ["ENTRYPOINT", "PREDICT_ENTRYPOINT", "Plan", "deploy_pipeline", "deploy_predictions"]
 
 
 ENTRYPOINT = "penstock.flows.pipeline.pipeline"
@@ -59,22 +58,19 @@ _PASSED_ON = (
 """Addresses that say where a run works. They are stored with the deployment, in plain text, if they are set here."""
 
 
-class Messages(NamedTuple):
-    """What a person asks for, as the command line takes it."""
+class Plan(NamedTuple):
+    """When and where a deployment runs, and who gets messages: the options that both kinds of deployment take."""
 
-    to: str | None = None
-    """A webhook, a mail address, or `none` to remove what was there; None leaves all as it is."""
+    cron: str
+    """Five fields."""
+    timezone: str = "UTC"
+    """Of the fields, as Europe/Berlin."""
+    pool: str = "penstock"
+    """Work pool of type process; it is created if absent."""
+    notify: str | None = None
+    """Address of messages, or `none` to remove what was there; None leaves all as it is."""
     silence_h: float | None = None
     """Hours without a run after which a message comes, instead of a day."""
-
-
-AS_THEY_ARE = Messages()
-
-
-class _Environment(NamedTuple):
-    stored: dict[str, str]
-    left_out: tuple[str, ...]
-    """`NAME: why`, for what was set and is not stored."""
 
 
 class _Work(NamedTuple):
@@ -88,21 +84,17 @@ class _Work(NamedTuple):
     """The field of the request whose change means other work under the same name."""
 
 
-def deploy_pipeline(
-    file: Path, cron: str, pool: str, overrides: list[str], say: Callable[[str], None], messages: Messages = AS_THEY_ARE
-) -> dict[str, Any]:
+def deploy_pipeline(file: Path, plan: Plan, overrides: list[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Create the deployment `penstock/<pipeline name>`, or update it if it exists.
 
     Args:
         file: the pipeline file; workers must find it under the same absolute path.
-        cron: five fields, UTC.
-        pool: work pool of type process; it is created if absent.
+        plan: schedule, work pool and messages.
         overrides: `a.b=value` texts that every run of the deployment applies.
         say: takes lines for a person.
-        messages: who gets a message when a run fails or none begins.
 
     Returns:
-        What `penstock deploy --json` prints.
+        The JSON object of `penstock deploy --json`.
 
     Raises:
         SpecError: the pipeline file, an override or the schedule is wrong; nothing was deployed.
@@ -118,22 +110,17 @@ def deploy_pipeline(
         request = RunRequest(file=str(loaded.file), overrides=list(loaded.overrides))
         return _Work(pipeline, ENTRYPOINT, request, f"The pipeline `{loaded.spec.name}` of `{loaded.file}`", "file")
 
-    return _deploy(loaded, work, cron, pool, say, messages)
+    return _deploy(loaded, work, plan, say)
 
 
 def deploy_predictions(
-    file: Path,
-    cron: str,
-    pool: str,
-    model: str | None,
-    make: Callable[[str], PredictRequest],
-    say: Callable[[str], None],
-    messages: Messages = AS_THEY_ARE,
+    file: Path, plan: Plan, model: str | None, make: Callable[[str], PredictRequest], say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Create the deployment `penstock-predict/<pipeline name>`, or update it. Result as that of `deploy_pipeline`.
 
     Args:
         file: the pipeline file whose model scores; its project holds the MLflow store if no server is named.
+        plan: as in `deploy_pipeline`.
         model: another address than that of the pipeline's registered model at its alias.
         make: the request for a model's address.
 
@@ -147,8 +134,8 @@ def deploy_predictions(
         register = loaded.spec.register_
         if register.alias is None:
             raise SpecError(
-                f"{loaded.file}: its section register names no alias, so which version scores is not said",
-                next_step=f"set register.alias, or say which: --model models:/{register.name or loaded.spec.name}@ALIAS",
+                f"{loaded.file}: its section register names no alias, so the version that scores is not known",
+                next_step=f"set register.alias, or name the model: --model models:/{register.name or loaded.spec.name}@ALIAS",
             )
         model = f"models:/{register.name or loaded.spec.name}@{register.alias}"
     request = make(model)
@@ -163,59 +150,56 @@ def deploy_predictions(
 
         return _Work(predict, PREDICT_ENTRYPOINT, request, f"`{model}` scores `{request.input}`", "output")
 
-    return _deploy(loaded, work, cron, pool, say, messages)
+    return _deploy(loaded, work, plan, say)
 
 
-def _deploy(
-    loaded: LoadedSpec,
-    work: Callable[[], _Work],
-    cron: str,
-    pool: str,
-    say: Callable[[str], None],
-    messages: Messages,
-) -> dict[str, Any]:
-    _check_cron(cron)
-    notify = None if messages.to in (None, NOBODY) else notify_of(str(messages.to), cron, messages.silence_h)
-    if messages.silence_h is not None and notify is None:
+def _deploy(loaded: LoadedSpec, make_work: Callable[[], _Work], plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+    _check_schedule(plan)
+    notify = None if plan.notify in (None, NOBODY) else notify_of(str(plan.notify), plan.cron, plan.silence_h)
+    if plan.silence_h is not None and notify is None:
         raise SpecError(
-            f"--silence-h {messages.silence_h:g} goes with --notify, which says who gets the message",
-            next_step="add --notify with the address of a webhook or a mail address, or leave --silence-h out",
+            f"--silence-h {plan.silence_h:g} goes with --notify, which names the receiver of the message",
+            next_step="add --notify with the address of a webhook, or leave --silence-h out",
         )
-    _check_pool_name(pool)
+    _check_pool_name(plan.pool)
     _require_server(loaded)
-    environment = _environment_to_store(os.environ)
+    stored, left_out = _environment_to_store(os.environ)
     with prefect_api(loaded.state_dir):
-        result = _put(loaded.spec.name, work(), cron, pool, environment, say)
-        result["notify"] = _notify(result, str(loaded.file), notify, say, remove=messages.to == NOBODY)
-    for left_out in environment.left_out:
-        say(f"not stored in Prefect, set it where the worker starts: {left_out}")
-    say(f"{result['deployment']} runs at {cron!r} UTC: {result['url']}")
-    say(f"a worker performs it: prefect worker start --pool {pool} --type process")
-    return result
-
-
-def _notify(
-    result: Mapping[str, Any], file: str, notify: Notify | None, say: Callable[[str], None], *, remove: bool
-) -> dict[str, Any] | None:
-    """Bring the automations up to date; without `--notify` they stay as they are, and a line says how they go."""
-    name = result["deployment"]
-    with _refused_by_prefect("the messages"), get_client(sync_client=True) as client:
-        if notify is not None:
-            put = put_messages(client, name, UUID(result["id"]), file, notify)
-            say(f"a run that fails sends a message to {put['to']}")
-            if notify.silence_s is None:
-                say("its schedule is not one of every day: --silence-h HOURS sends a message when no run begins for so long")
-            else:
-                say(f"so does a time of {notify.silence_s / 3600:g} hours in which no run begins")
-            return put
-        if remove and forget_messages(client, name):
-            say("it sends no messages any more")
-        elif not remove and sends_messages(client, name):
-            say(
-                f"its messages stay as they are; to end them: "
-                f"penstock deploy {file} --cron {result['cron']!r} --notify {NOBODY}"
-            )
-    return None
+        work = make_work()
+        full_name = f"{work.flow.name}/{loaded.spec.name}"
+        with _refused_by_prefect("the deployment"), get_client(sync_client=True) as client:
+            deployment_id = _put(client, full_name, work, plan, stored, say)
+        url = url_for("deployment", deployment_id)
+        messages = None
+        with _refused_by_prefect("the messages"), get_client(sync_client=True) as client:
+            if notify is not None:
+                messages = put_messages(client, full_name, deployment_id, str(loaded.file), notify)
+                say(f"a run that fails sends a message to {notify.shown}")
+                if notify.silence_s is None:
+                    say("silence sends none, since the schedule is not one of every day; --silence-h HOURS adds it")
+                else:
+                    say(f"{notify.silence_s / 3600:g} hours in which no run begins send one, too")
+            elif plan.notify == NOBODY and forget_messages(client, full_name):
+                say("it sends no messages any more")
+            elif plan.notify is None and sends_messages(client, full_name):
+                again = f"penstock deploy {loaded.file} --cron {plan.cron!r} --notify {NOBODY}"
+                say(f"its messages stay as they are; to end them: {again}")
+    for reason in left_out:
+        say(f"not stored in Prefect, set it where the worker starts: {reason}")
+    say(f"{full_name} runs at {plan.cron!r} {plan.timezone}: {url}")
+    say(f"a worker performs it: prefect worker start --pool {plan.pool} --type process")
+    return {
+        "status": "done",
+        "deployment": full_name,
+        "id": str(deployment_id),
+        "work_pool": plan.pool,
+        "cron": plan.cron,
+        "timezone": plan.timezone,
+        "url": url,
+        "environment": stored,
+        "left_out": left_out,
+        "notify": messages,
+    }
 
 
 @contextlib.contextmanager
@@ -240,37 +224,41 @@ def _require_server(loaded: LoadedSpec) -> None:
         )
 
 
-def _check_cron(cron: str) -> None:
-    rule = 'five fields "minute hour day month weekday", such as "0 3 * * *" for every day at 03:00 UTC'
+def _check_schedule(plan: Plan) -> None:
+    cron, timezone = plan.cron, plan.timezone
+    rule = 'five fields "minute hour day month weekday", such as "0 3 * * *" for every day at 03:00'
     # Prefect also takes a sixth field, for seconds: one field too many would then mean sixty times as many runs.
     if len(cron.split()) != 5:
         raise SpecError(f"--cron {cron!r} has {len(cron.split())} fields; a schedule is {rule}")
     try:
-        CronSchedule(cron=cron, timezone="UTC")
+        CronSchedule(cron="0 3 * * *", timezone=timezone)
+    except ValidationError as error:
+        raise SpecError(f"--timezone {timezone!r} is not a time zone, such as Europe/Berlin or UTC") from error
+    try:
+        CronSchedule(cron=cron, timezone=timezone)
     except ValidationError as error:
         reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise SpecError(f"--cron {cron!r} is not a schedule ({reason}); it is {rule}") from error
     try:
-        asyncio.run(PlannedCron(cron=cron, timezone="UTC").get_dates(n=1))
+        asyncio.run(PlannedCron(cron=cron, timezone=timezone).get_dates(n=1))
     except ValueError as error:
-        raise SpecError(
-            f"--cron {cron!r} never comes: no month that it names has such a day; a schedule is {rule}",
-            next_step="correct the day or the month, and run the same command again",
-        ) from error
+        raise SpecError(f"--cron {cron!r} never comes: no month that it names has such a day; a schedule is {rule}") from error
 
 
 def _check_pool_name(pool: str) -> None:
-    """Refuse what Prefect does not take as the name of a work pool, before it is asked."""
     if not pool.strip() or set(pool) & set(BANNED_CHARACTERS) or pool.lower().startswith("prefect"):
         raise SpecError(
-            f"--pool {pool!r} is no name for a work pool: it is not empty, does not begin with 'prefect', and has none of "
+            f"--pool {pool!r} is not a valid pool name: not empty, not beginning with 'prefect', and without "
             f"{' '.join(BANNED_CHARACTERS)}",
             next_step="leave --pool out to use the pool 'penstock', or give another name",
         )
 
 
-def _environment_to_store(environ: Mapping[str, str]) -> _Environment:
-    """Choose what a deployment may remember: addresses without credentials that mean the same in every folder."""
+def _environment_to_store(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the addresses that a deployment may remember, which hold no credentials and mean the same in every folder.
+
+    The second value has a line `NAME reason` for each that is set and not stored.
+    """
     stored: dict[str, str] = {}
     left_out: list[str] = []
     for name in _PASSED_ON:
@@ -285,7 +273,7 @@ def _environment_to_store(environ: Mapping[str, str]) -> _Environment:
             left_out.append(f"{name}={value} is relative to this folder")
         else:
             stored[name] = value
-    return _Environment(stored, tuple(left_out))
+    return stored, left_out
 
 
 def _is_relative(name: str, value: str) -> bool:
@@ -295,43 +283,33 @@ def _is_relative(name: str, value: str) -> bool:
     return name == "PENSTOCK_CACHE_DIR" and not value.startswith(("/", "~"))
 
 
-def _put(name: str, work: _Work, cron: str, pool: str, environment: _Environment, say: Callable[[str], None]) -> dict[str, Any]:
-    full_name, request = f"{work.flow.name}/{name}", work.request.model_dump(mode="json")
-    schedule = DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"), active=True, slug="cron")
-    with _refused_by_prefect("the deployment"), get_client(sync_client=True) as client:
-        _require_process_pool(client, pool, say)
-        before = _deployed(client, full_name)
-        if before is not None:
-            _say_what_ends(before, full_name, work.named_by, request[work.named_by], say)
-        deployment_id = client.create_deployment(
-            flow_id=client.create_flow(work.flow),
-            name=name,
-            version=__version__,
-            description=f"{work.about}, made by `penstock deploy`.",
-            entrypoint=work.entrypoint,
-            parameters={"request": request},
-            parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
-            enforce_parameter_schema=True,
-            # A second run at the same training would be refused by the lease; here it waits for its turn instead.
-            concurrency_limit=1,
-            concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
-            schedules=[schedule],
-            paused=False,
-            work_pool_name=pool,
-            # With output streamed to it, a worker that dies takes its runs along at their next line of log.
-            job_variables={"stream_output": False, "env": environment.stored},
-            tags=["penstock", name],
-        )
-    return {
-        "status": "done",
-        "deployment": full_name,
-        "id": str(deployment_id),
-        "work_pool": pool,
-        "cron": cron,
-        "url": url_for("deployment", deployment_id),
-        "environment": environment.stored,
-        "left_out": list(environment.left_out),
-    }
+def _put(
+    client: SyncPrefectClient, full_name: str, work: _Work, plan: Plan, environment: dict[str, str], say: Callable[[str], None]
+) -> UUID:
+    name, request = full_name.partition("/")[2], work.request.model_dump(mode="json")
+    _require_process_pool(client, plan.pool, say)
+    _warn_of_changes(client, full_name, work.named_by, request[work.named_by], say)
+    return client.create_deployment(
+        flow_id=client.create_flow(work.flow),
+        name=name,
+        version=__version__,
+        description=f"{work.about}, made by `penstock deploy`.",
+        entrypoint=work.entrypoint,
+        parameters={"request": request},
+        parameter_openapi_schema=parameter_schema(work.flow).model_dump_for_openapi(),
+        enforce_parameter_schema=True,
+        # A second run at the same training would be refused by the lease; here it waits for its turn instead.
+        concurrency_limit=1,
+        concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
+        schedules=[
+            DeploymentScheduleCreate(schedule=CronSchedule(cron=plan.cron, timezone=plan.timezone), active=True, slug="cron")
+        ],
+        paused=False,
+        work_pool_name=plan.pool,
+        # With output streamed to it, a worker that dies takes its runs along at their next line of log.
+        job_variables={"stream_output": False, "env": environment},
+        tags=["penstock", name],
+    )
 
 
 def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
@@ -351,15 +329,12 @@ def _require_process_pool(client: SyncPrefectClient, pool: str, say: Callable[[s
         say(f"warning: the work pool is paused, so nothing runs until: prefect work-pool resume {shlex.quote(pool)}")
 
 
-def _deployed(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
+def _warn_of_changes(client: SyncPrefectClient, full_name: str, field: str, value: str, say: Callable[[str], None]) -> None:
+    """Warn of other work that had this name, and of a pause that ends."""
     try:
-        return client.read_deployment_by_name(full_name)
+        before = client.read_deployment_by_name(full_name)
     except ObjectNotFound:
-        return None
-
-
-def _say_what_ends(before: DeploymentResponse, full_name: str, field: str, value: str, say: Callable[[str], None]) -> None:
-    """What somebody may have meant to last: other work under this name, and a pause."""
+        return
     worked_on = before.parameters.get("request", {}).get(field)
     if worked_on != value:
         say(f"warning: the {field} of {full_name} was {worked_on} until now; a deployment is named after the pipeline's `name`")
