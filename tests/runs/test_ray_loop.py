@@ -31,9 +31,13 @@ def make(folder: Path) -> Path:
 def test_the_template_tells_digits_apart_also_after_two_kills(tmp_path: Path) -> None:
     settings = ["train.workers=1", "train.params={width: 8, lr: 0.004, epochs: 20, batch_size: 32}"]
     calm, ended = calm_and_killed(tmp_path, make, settings)
-    assert (calm["status"], calm["exactness"], ended["attempt"], ended["status"]) == ("done", "bit-exact", 2, "done")
-    # Killed the moment a checkpoint is committed, a run may not have come to the step behind it, with which one compares.
-    assert ended["exactness"] == "bit-exact" or ended["exactness"].endswith("left nothing to compare with")
+    assert (calm["status"], calm["exactness"], ended["attempt"], ended["status"]) == (
+        "done",
+        "same-order: what train_func restores of a checkpoint is its own affair",
+        2,
+        "done",
+    )
+    assert ended["exactness"].startswith(calm["exactness"])
     assert ended["weights_digest"] == calm["weights_digest"] and ended["metrics"] == calm["metrics"]
     assert ended["metrics"]["test/accuracy"] >= 0.85
     check_raw_rows(tmp_path / "killed" / "pipeline.yaml", ended)

@@ -109,28 +109,8 @@ def predict(model, batch):
     return model(batch["image"])
 
 
-def forgetful(config):
-    """Restores of its checkpoint what `config["restores"]` names."""
-    model = nn.Linear(64, 10)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters(), lr=0.1)]
-    checkpoint = ray.train.get_checkpoint() if config["restores"] else None
-    if checkpoint and "model" in config["restores"]:
-        with checkpoint.as_directory() as folder:
-            state = torch.load(os.path.join(folder, "state.pt"))
-        model.load_state_dict(state["model"])
-        if "optimizer" in config["restores"]:
-            optimizers[1].load_state_dict(state["optimizer"])
-    for batch in ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=111):
-        nn.functional.cross_entropy(model(batch["image"].flatten(1)), batch["label"]).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        report(model, optimizers[1], 0, {}, 0)
-        if config.get("dies"):
-            raise RuntimeError("killed in the middle of an epoch")
-
-
 def careful(config):
-    """Keeps state of many kinds, and restores of it all but what `config["forgets"]` names."""
+    """Keeps state of many kinds, and restores all of it."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
@@ -141,16 +121,9 @@ def careful(config):
     if checkpoint:
         state = torch.load(os.path.join(checkpoint.path, "state.pt"), weights_only=True)
         for name, each in {"model": model, "optimizer": optimizer, "schedule": schedule}.items():
-            if name != config["forgets"]:
-                each.load_state_dict(state[name])
-        first_epoch = state["first_epoch"]
-        if config["forgets"] != "noise":
-            noise.set_state(state["noise"])
-        if config["forgets"] != "batches":
-            batches = state["batches"]
-        if config["forgets"] == "its place":
-            next(iter(shard.iter_torch_batches(batch_size=111)))
-            batches += 1
+            each.load_state_dict(state[name])
+        first_epoch, batches = state["first_epoch"], state["batches"]
+        noise.set_state(state["noise"])
 
     def save(epoch):
         with tempfile.TemporaryDirectory() as folder:
@@ -165,23 +138,18 @@ def careful(config):
             loss = nn.functional.cross_entropy(model(image), batch["label"]) / (1 + batches)
             optimizer.zero_grad()
             loss.backward()
-            if config["forgets"] == "the step":
-                save(epoch)
             optimizer.step()
-            if config["forgets"] == "chance":
+            if config.get("chance"):
                 torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
             batches += 1
             if batches == int(os.environ.get("DIES_AFTER", "0")):
                 raise RuntimeError("killed behind a step")
-            if config["forgets"] == "order":
-                save(epoch)
             schedule.step()
-            if config["forgets"] not in ("the step", "order"):
-                save(epoch)
+            save(epoch)
 
 
 def own_rows(config):
-    """Rows of its own in an order that torch's generator draws; restores all, but its random numbers if it forgets them."""
+    """Rows of its own in an order that torch's generator draws; restores all."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader([(torch.tensor([float(x)]), torch.tensor([3.0 * x + 1.0])) for x in range(32)], 8, shuffle=True)
@@ -193,8 +161,7 @@ def own_rows(config):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first_epoch = state["epoch"]
-        if config["forgets"] != "random":
-            torch.set_rng_state(state["random"])
+        torch.set_rng_state(state["random"])
     for epoch in range(first_epoch, 3):
         for x, y in loader:
             loss = nn.functional.mse_loss(model(x), y)

@@ -28,7 +28,6 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.determinism import make_deterministic
 from penstock.training.events import Resumed
 from penstock.training.frameworks.ray_train.folder import folder_digest
-from penstock.training.frameworks.ray_train.restoring.witness import NOT_YET, Witness
 from penstock.training.frameworks.ray_train.session import Session, StopAtCheckpoint, at_last_batch
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier, MailboxClient
@@ -75,8 +74,8 @@ def run_session(
     Args:
         loop: trains; its errors are those of the user's code.
         digest, apart: as of `Session`.
-        restores_all: the loop puts back all that a checkpoint holds, its place too, so that what goes on from one may be
-            bit-exact.
+        restores_all: the loop restores everything a checkpoint holds, its place in the rows included, so that a continued run
+            may be bit-exact. A user's function never is: what it restores cannot be verified.
 
     Raises:
         TrainingError: the loop fails, or ends without a checkpoint.
@@ -84,7 +83,6 @@ def run_session(
     make_deterministic(job.spec.cpus_per_worker)
     stop = group.from_first(stop)
     take_over_mlflow(job.code)
-    function = job.code.load()
     store = job_checkpoints(job)
     avoid = None if restores_all else partial(_inside_a_pass, job)
     checkpoint, warnings = agree_on_checkpoint(store, Writer(job.attempt, restart), group, avoid)
@@ -94,6 +92,10 @@ def run_session(
         check_identity(checkpoint.manifest, job.identity, checkpoint.name)
         state = checkpoint.state
         exactness = judge(checkpoint.manifest, group.world_size, job.settings, environment)
+    if not restores_all:
+        exactness = with_reason(
+            exactness, f"what {job.code.target.rpartition(':')[2]} restores of a checkpoint is its own affair"
+        )
     facts = CheckpointFacts.at(
         state,
         world_size=group.world_size,
@@ -117,19 +119,14 @@ def run_session(
                 closing(CheckpointWriter(store, JournalWriter(job.run_storage, store.writer), courier.post))
             )
             if checkpoint is not None:
-                told = exactness if restores_all else with_reason(exactness, NOT_YET)
-                courier.post(Resumed(step=state.step, checkpoint=checkpoint.name, exactness=told, warnings=tuple(warnings)))
+                courier.post(
+                    Resumed(step=state.step, checkpoint=checkpoint.name, exactness=exactness, warnings=tuple(warnings))
+                )
         own = closes.enter_context(collecting(OwnValues(group, "train")))
-        witness: Witness | None = None
-        if not restores_all:
-            manifest = checkpoint.manifest if checkpoint is not None else None
-            witness = Witness(job, group, function, str(Writer(job.attempt, restart)), manifest)
-            closes.enter_context(closing(witness))
         arguments = (job, group, facts, checkpoint, own, courier, writer, digest, apart)
-        session = closes.enter_context(closing(Session(*arguments, knows_epochs=restores_all, witness=witness)))
+        session = closes.enter_context(closing(Session(*arguments, knows_epochs=restores_all)))
         _answer_with(session, closes)
-        if not restores_all:
-            closes.enter_context(reporting_nondeterminism(session.chance))
+        closes.enter_context(reporting_nondeterminism(session.nondeterministic_op))
         seed_rng(job.seed)  # weights begin alike on every rank, as in a recipe
         finished = _to_its_end(job, loop, session)
         written = writer.wait() if writer is not None else None

@@ -31,8 +31,6 @@ from penstock.training.checkpoint.writer import CheckpointWriter
 from penstock.training.events import Point, Saving, TrainProgress, now_ms
 from penstock.training.frameworks.ray_train.data_config import whole_datasets
 from penstock.training.frameworks.ray_train.folder import FOLDER_FILE, files_in, folder_digest, packed_folder, unpack_folder
-from penstock.training.frameworks.ray_train.restoring.restored import Restored
-from penstock.training.frameworks.ray_train.restoring.witness import Witness
 from penstock.training.frameworks.ray_train.shard import Shard
 from penstock.training.job import TrainJob
 from penstock.training.loop.event_sender import Courier
@@ -68,7 +66,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         apart: files of a reported folder that a checkpoint holds as files of their own, so that a registry can keep them alone.
         knows_epochs: the loop itself knows at a report whether its epoch is over, as a framework's trainer does: after the last
             batch it is. A user's is over when the loop has left its pass over the rows, and not a report sooner.
-        witness: of what a user's loop stands with; a framework's restores all.
     """
 
     def __init__(
@@ -83,16 +80,13 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         digest: Callable[[Mapping[str, bytes]], str] = folder_digest,
         apart: Collection[str] = (),
         knows_epochs: bool = False,
-        witness: Witness | None = None,
     ) -> None:
         self._job, self._group, self._facts, self._own = job, group, facts, own
         self._whole = _whole(job)
         self._courier, self._writer, self._digest, self._apart = courier, writer, digest, apart
-        self._knows_epochs, self._witness = knows_epochs, witness
-        self._chance: dict[str, None] = {}
-        """Operations of the loop that are not deterministic."""
-        self._everyones_missing: list[str] = []
-        """What the ranks had not restored at the report before."""
+        self._knows_epochs = knows_epochs
+        self._nondeterministic: dict[str, None] = {}
+        """Nondeterministic operations that the loop used."""
         self.state = TrainState(facts.step, facts.epoch, facts.position)
         """Where the newest checkpoint stands."""
         self.first_pass_is_empty = at_last_batch(job, facts.position)
@@ -106,8 +100,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._shards: dict[str, Shard] = {}
         self._temporary = tempfile.TemporaryDirectory(prefix="penstock-loop-")
         self._newest: ray.train.Checkpoint | None = None
-        self._restored: Restored | None = None
-        """Looks on what a user's loop restores of `checkpoint`; a framework's restores all."""
         self._generators: torch.Tensor | None = None
         self._before: tuple[int, int, int, int, float, torch.Tensor | None] | None = None
         """What a look at the batch taken last has to put back; None once something was reported since."""
@@ -116,11 +108,7 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
             unpack_folder(checkpoint.storage.read_bytes(FOLDER_FILE), folder)
             for name in set(apart) & checkpoint.manifest.files.keys():
                 (folder / name).write_bytes(checkpoint.storage.read_bytes(name))
-            if knows_epochs:
-                self._newest = ray.train.Checkpoint.from_directory(str(folder))
-            else:
-                self._restored = Restored(folder)
-                self._newest = self._restored.checkpoint
+            self._newest = ray.train.Checkpoint.from_directory(str(folder))
             there = safetensors.torch.load(checkpoint.storage.read_bytes(GENERATORS))
             self._step = int(there["batches"])
             if checkpoint.manifest.world_size == group.world_size:
@@ -128,36 +116,21 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
 
     def close(self) -> None:
         """Remove what was unpacked."""
-        if self._restored is not None:
-            self._restored.close()
         self._temporary.cleanup()
 
     @property
     def exactness(self) -> str:
-        """What can be claimed so far, with what the loop has not restored."""
-        chance = [f"{operation} is not deterministic" for operation in self._chance]
-        missing = dict.fromkeys([*self._everyones_missing, *self._missing(), *chance])
-        return functools.reduce(with_reason, missing, self._facts.exactness)
+        """What can be claimed so far, with the nondeterministic operations of the loop."""
+        nondeterministic_op = (f"{operation} is not deterministic" for operation in self._nondeterministic)
+        return functools.reduce(with_reason, nondeterministic_op, self._facts.exactness)
 
-    def chance(self, operation: str) -> None:
-        """An operation has run that is not deterministic: it counts where gradients are wanted or computed."""
+    def nondeterministic_op(self, operation: str) -> None:
+        """A nondeterministic operation was used; it counts where gradients are recorded or computed."""
         if torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            self._chance[operation] = None
-
-    def _missing(self) -> list[str]:
-        """What this rank's loop has not restored."""
-        if self._restored is None or self._witness is None:
-            return []
-        missing = self._restored.missing()
-        if not self._restored.checkpoint.opened:
-            return missing
-        reasons = self._witness.reasons()
-        return reasons if self._witness.has_compared else [*reasons, *missing]
+            self._nondeterministic[operation] = None
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
         """The newest that was reported; at a start the newest valid one of the run."""
-        if self._restored is not None:
-            self._restored.asked = True
         return self._newest
 
     def get_all_reported_checkpoints(self, *given: Any, **options: Any) -> Any:
@@ -259,8 +232,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._save(files, values)
         if checkpoint is not None:
             self._newest = checkpoint
-        if self._witness is not None:
-            self._witness.reported(self.state.step)
         if stop and (self._knows_epochs or not at_last):  # what stands behind the last batch is no place to continue from
             raise StopAtCheckpoint
 
@@ -298,8 +269,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         if looked and self._before is not None:
             self._step, self._position, self._rows, self._rows_since, self._wait_s, self._generators = self._before
             self._batch_since_s = self._before = None
-            if self._witness is not None:
-                self._witness.only_looked()
             return False
         self._epoch, self._position = epoch + 1, 0
         return True
@@ -316,8 +285,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         self._rows += batch.global_rows
         self._rows_since += batch.global_rows
         self._wait_s += wait_s
-        if self._witness is not None:
-            self._witness.batch()
         self._batch_since_s = time.perf_counter()
         self._post_progress()
 
@@ -344,9 +311,6 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
         return (together or {}) if there else None
 
     def _save(self, files: Mapping[str, bytes], values: Mapping[str, float]) -> None:
-        if self._restored is not None:
-            everyone = self._group.everyones({str(number): reason for number, reason in enumerate(self._missing())})
-            self._everyones_missing = [reason for rank in everyone for reason in rank.values()]
         generators = self._group.gather(capture_rng(self._group.device))
         if self._writer is None or self._courier is None:
             self._group.together(lambda: None)
