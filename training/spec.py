@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -127,6 +128,10 @@ class TrainSpec(Section):
         if any(isinstance(each, dict) and len(each) != 1 for each in callbacks):
             raise ValueError("an entry is a name, or one name with its options: `- early_stopping: {patience: 3}`")
         return callbacks
+
+    def set_by_user(self, fields: Iterable[str]) -> list[str]:
+        """Those of `fields` that the user has set; a default that is written out counts."""
+        return [name for name in fields if name in self.model_fields_set]
 
     @property
     def named_callbacks(self) -> list[tuple[str, dict[str, Any]]]:

@@ -50,14 +50,9 @@ def refuse_unread(spec: TrainSpec, instead: Mapping[str, str]) -> None:
         instead: field that is not read -> what does it instead.
 
     Raises:
-        SpecError: all that are set.
+        SpecError: names all that the user has set.
     """
-    fields = TrainSpec.model_fields
-    problems = [
-        f"train.{name} is not read; {advice}"
-        for name, advice in instead.items()
-        if getattr(spec, name) != fields[name].get_default(call_default_factory=True)
-    ]
+    problems = [f"train.{name} is not read; {instead[name]}" for name in spec.set_by_user(instead)]
     if problems:
         raise SpecError(
             f"train does not fit {spec.framework}",

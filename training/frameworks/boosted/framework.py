@@ -70,11 +70,11 @@ class BoostedFramework:
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Refuse parameters that the pipeline file has another word for, and import an own objective."""
         problems = [f"params.{name}: {why}" for name, why in _DECIDED.items() if name in spec.params]
-        unread = [name for name in _OF_OTHERS if name in spec.model_fields_set]
+        unread = spec.set_by_user(_OF_OTHERS)
         problems += [f"{name}: {self._library.name} does not read it; its own settings are in params" for name in unread]
         if ".py:" in str(spec.params.get("objective", "")):
             problems.append("params.objective: an objective of your own is named by train.recipe")
-        if "epochs" not in spec.model_fields_set and spec.max_steps is None:
+        if not spec.set_by_user(["epochs"]) and spec.max_steps is None:
             problems.append("epochs is not there: it says how many rounds, such as 200")
         if PATIENCE in spec.params and spec.checkpoint.best is None:
             problems.append(f"params.{PATIENCE} needs checkpoint.best, which says by what: {{metric: val/loss, mode: min}}")

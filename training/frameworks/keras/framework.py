@@ -71,8 +71,8 @@ class KerasFramework:
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import the function; refuse settings that only penstock's own loop reads, and more than one worker."""
-        _ = self.libraries
         refuse_unread(spec, _THE_MODELS)
+        _ = self.libraries
         if spec.workers > 1:
             raise SpecError(
                 f"train.workers: {spec.workers} with train.framework: keras, which trains in one worker: "

@@ -64,8 +64,8 @@ class LightningFramework:
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Construct the module; refuse settings that only penstock's own loop reads."""
-        _ = self.libraries
         refuse_unread(spec, _THE_MODULES)
+        _ = self.libraries
         return LightningModel(make_module(code, spec.params), code.target)
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:

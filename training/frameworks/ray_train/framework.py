@@ -49,11 +49,7 @@ class RayTrainFramework:
                 "not a function",
                 next_step="a class with build_model and loss is a recipe: train.recipe",
             )
-        asked = [
-            name
-            for name in _THE_LOOPS
-            if getattr(spec, name) != TrainSpec.model_fields[name].get_default(call_default_factory=True)
-        ]
+        asked = spec.set_by_user(_THE_LOOPS)
         if asked:
             raise SpecError(
                 f"train.loop: {code.target} has its own loop, which reads no "

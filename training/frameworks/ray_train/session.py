@@ -121,8 +121,8 @@ class Session(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray ships no ty
     @property
     def exactness(self) -> str:
         """What can be claimed so far, with the nondeterministic operations of the loop."""
-        nondeterministic_op = (f"{operation} is not deterministic" for operation in self._nondeterministic)
-        return functools.reduce(with_reason, nondeterministic_op, self._facts.exactness)
+        reasons = (f"{operation} is not deterministic" for operation in self._nondeterministic)
+        return functools.reduce(with_reason, reasons, self._facts.exactness)
 
     def nondeterministic_op(self, operation: str) -> None:
         """A nondeterministic operation was used; it counts where gradients are recorded or computed."""

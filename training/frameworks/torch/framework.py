@@ -37,7 +37,7 @@ class TorchFramework:
         """Import and construct the recipe; refuse a learning rate that nothing would read."""
         recipe = load_recipe(code, spec.params)
         recipe.refuse_with_training_step(spec)
-        if "learning_rate" in spec.model_fields_set:
+        if spec.set_by_user(["learning_rate"]):
             recipe.refuse_learning_rate(spec.learning_rate)
         return recipe
 

@@ -56,8 +56,8 @@ class TransformersFramework:
 
     def check(self, code: UserCode, spec: TrainSpec) -> Predicts:
         """Import the user's code and sort `train.params`; refuse settings that only penstock's own loop reads."""
-        _ = self.libraries
         refuse_unread(spec, _THE_TRAINERS)
+        _ = self.libraries
         return TransformersModel(UsersModel(code, spec.params), None, None, code.target)
 
     def try_batch(self, code: UserCode, spec: TrainSpec, schema: FeedSchema, batch: Batch, seed: int) -> TriedBatch:
